@@ -48,7 +48,7 @@ PROGRAMMERS = (
 )
 RETURNING = ("diagnosis.py", "refusals.py")
 """Modules whose functions return messages."""
-ENDINGS = ("Error", "Failed", "Refused", "Failure")
+ENDINGS = ("Error", "Failed", "Refused", "Failure", "BadReference", "InvalidItem", "Crashed")
 LEAST_LETTERS = 8
 """A template with fewer letters says nothing of itself: it passes on the words of another message."""
 
@@ -57,6 +57,7 @@ INTERNAL = {
     "quartet_common/tensors.py": "in the sentence of who reads the tensor: '… cannot be read (…)'",
     "quartet_common/weights.py": "in the sentence of the rollout: 'manifest: …'",
     "quartet_reward/code/": "said inside the sandbox, between judge and program; part of a verdict's reason",
+    "quartet_reward/math/worker.py": "in the sentence of the service: 'reference.answer: …'",
     "quartet_reward/workers/protocol.py": "between the reward service and its own worker processes",
     "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
     "quartet_client/models.py": "a broken tensor in an answer",

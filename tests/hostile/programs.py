@@ -7,7 +7,7 @@ them all in every mode that this machine has; `docs/hostile.md` lists them.
 from dataclasses import dataclass
 
 from quartet_reward.sandbox.api import ExitReason
-from quartet_reward.sandbox.seccomp import MACHINE, NUMBERS
+from quartet_reward.sandbox.kernel import MACHINE, NUMBERS
 
 # Calls that the sandbox itself has no use for: x86-64, aarch64.
 _MORE = {

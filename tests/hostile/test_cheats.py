@@ -1,15 +1,9 @@
 """Wrong programs that cheat are not accepted; the right one is; and the sandbox serves on."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 from quartet.v1 import reward_pb2
 from reward_samples import judged
 
-from quartet_reward.config import SandboxSection
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
 from tests.hostile.cheats import (
     CHEATS,
     ERROR_CHEATS,
@@ -22,13 +16,6 @@ from tests.hostile.cheats import (
     STYLES,
 )
 from tests.hostile.weak_tests import DECEPTIONS, STILL_POSSIBLE
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sandbox() -> AsyncIterator[IsolatedSandbox]:
-    sandbox = await open_sandbox(SandboxSection())
-    yield sandbox
-    await sandbox.close()
 
 
 def item_of(program: str, reference: reward_pb2.Reference) -> reward_pb2.ScoreItem:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from sandbox_modes import MODES, interpreter
+from sandbox_modes import MODES, own_processes, settings
 
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.modes import check_sandbox, open_sandbox
 from tests.hostile.programs import PROGRAMS, Program
 
 LIMITS = Limits(
@@ -37,12 +37,10 @@ BUSY_SECONDS = 1.0
 class Siege:
     """What came of running everything in one mode."""
 
-    mode: Mode
-    refusal: str = ""
     executions: dict[str, Execution] = field(default_factory=dict)
     honest_seconds: list[float] = field(default_factory=list)
     survivors: int = 0
-    left_over: list[str] = field(default_factory=list)
+    left_over: set[int] = field(default_factory=set)
     descriptors: tuple[int, int] = (0, 0)
     shared_memory: tuple[int, int] = (0, 0)
 
@@ -53,12 +51,11 @@ def siege(request: pytest.FixtureRequest) -> Siege:
 
 
 async def besiege(mode: Mode) -> Siege:
-    siege = Siege(mode)
     try:
-        sandbox = await open_sandbox(SandboxSection(slots=SLOTS, python=interpreter(mode)), only=mode)
+        sandbox = await open_sandbox(settings(mode, SLOTS), only=mode)
     except SandboxUnavailable as error:
-        siege.refusal = str(error)
-        return siege
+        pytest.skip(str(error))
+    siege = Siege()
     try:
         await sandbox.run(HONEST)
         before, memory_before = descriptors(), shared_memory()
@@ -85,7 +82,7 @@ async def besiege(mode: Mode) -> Siege:
         siege.survivors = sandbox.survivors
     finally:
         await sandbox.close()
-    siege.left_over = left_over()
+    siege.left_over = own_processes()
     return siege
 
 
@@ -103,36 +100,20 @@ def shared_memory() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
 
 
-def left_over() -> list[str]:
-    """Processes that descend from a launcher of this process: their command lines name it and this process."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if "quartet_reward.sandbox.isolation" in command and f'"parent": {os.getpid()}' in command:
-            found.append(f"{folder.name} {command}")
-    return found
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_it_gets_nothing(siege: Siege, program: Program) -> None:
-    held(siege)
     execution = siege.executions[program.name]
     story = f"{execution.ending} {execution.exit_code} {execution.signal}\n{execution.stdout!r}\n{execution.stderr!r}"
     assert execution.ending in program.endings, story
     assert b"ESCAPED" not in execution.stdout, story
     if program.refused:
         assert b"REFUSED" in execution.stdout, story
-    assert execution.mode == siege.mode
     assert execution.wall_seconds < limits_of(program).wall_seconds + BUSY_SECONDS
     assert len(execution.stdout) <= LIMITS.output_bytes and len(execution.stderr) <= LIMITS.output_bytes
 
 
 def test_nothing_is_left(siege: Siege) -> None:
-    held(siege)
-    assert siege.left_over == []
+    assert siege.left_over == set()
     assert siege.survivors == 0
     assert siege.descriptors[1] <= siege.descriptors[0]
     assert siege.shared_memory[1] - siege.shared_memory[0] < LIMITS.scratch_bytes
@@ -140,21 +121,10 @@ def test_nothing_is_left(siege: Siege) -> None:
 
 
 def test_honest_programs_ran_in_the_meantime(siege: Siege) -> None:
-    held(siege)
     assert len(siege.honest_seconds) >= 5
     # Each waits its turn behind hostile ones that run to their limit, on slots that all share.
     assert max(siege.honest_seconds) < 30
 
 
-def held(siege: Siege) -> None:
-    if siege.refusal:
-        pytest.skip(siege.refusal)
-
-
 def test_some_mode_holds_here() -> None:
-    async def mode() -> str:
-        sandbox = await open_sandbox(SandboxSection())
-        await sandbox.close()
-        return sandbox.mode
-
-    assert Mode(asyncio.run(mode())) in MODES
+    assert asyncio.run(check_sandbox(SandboxSection())) in MODES

@@ -9,7 +9,7 @@ from quartet_common.config import LoadedConfig
 from quartet_common.handshake import Idleness
 from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
-from quartet_reward.math.equality import MathEquality
+from quartet_reward.math.equality import MathEquality, worker_command
 from quartet_reward.preflight import load_functions
 from quartet_reward.queue import Admission
 from quartet_reward.reward_model import RewardModel, model_pool
@@ -19,7 +19,7 @@ from quartet_reward.servicer import LANGUAGES, RewardServicer
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
-from quartet_reward.workers.pool import Limits, WorkerPool
+from quartet_reward.workers.pool import WorkerPool
 
 # Of the time to drain: the rest is for telling callers what was not done.
 _SHARE_TO_FINISH = 0.7
@@ -37,10 +37,14 @@ class Resources:
     @classmethod
     def of(cls, section: RewardSection, functions: list[RewardFunction]) -> "Resources":
         """Return what the configuration names; nothing runs yet."""
-        limits = Limits(
-            section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds
+        mathematics = WorkerPool(
+            "math",
+            worker_command(section.worker_memory_bytes),
+            section.deadline_seconds,
+            section.queue_seconds,
+            section.workers,
+            section.recycle_after,
         )
-        mathematics = WorkerPool(section.workers, limits)
         model = None
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
@@ -48,21 +52,19 @@ class Resources:
         tools = Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model)
         return cls(mathematics, sandbox, tools, functions)
 
+    @property
+    def _pools(self) -> list[WorkerPool | RewardModel]:
+        model = [] if self.tools.reward_model is None else [self.tools.reward_model]
+        return [self.mathematics, *(function.pool for function in self.functions), *model]
+
     async def start(self) -> None:
         """Begin to start the processes; work may come at once and waits for them."""
-        self.mathematics.start()
-        for function in self.functions:
-            function.pool.start()
-        if self.tools.reward_model is not None:
-            self.tools.reward_model.start()
+        for pool in self._pools:
+            pool.start()
 
     async def close(self) -> None:
         """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
-        closing = [self.mathematics.close(), self.sandbox.close()]
-        closing += [function.pool.close() for function in self.functions]
-        if self.tools.reward_model is not None:
-            closing.append(self.tools.reward_model.close())
-        await asyncio.gather(*closing)
+        await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self._pools))
 
 
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:

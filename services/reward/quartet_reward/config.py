@@ -34,12 +34,11 @@ class SandboxSection(BaseModel):
     )
     minimum: Mode = Field(Mode.UID, description="The weakest mode that will do; below it no program is run.")
     slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
-    fork_servers: int = Field(1, ge=1, le=64, description="Processes that fork; each about 15 MB and one core at most.")
     first_uid: int = Field(
         60600,
         ge=1000,
         le=2**31,
-        description="As root: the first of slots + 2 × fork_servers users that nobody else has; "
+        description="As root: the first of slots + 1 users that nobody else has; "
         "those of another sandbox are passed over.",
     )
     packages: tuple[str, ...] = Field(

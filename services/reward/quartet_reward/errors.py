@@ -1,4 +1,4 @@
-"""What a verifier raises when it can find no verdict."""
+"""What is raised where no verdict can be found."""
 
 import sys
 import traceback
@@ -28,8 +28,7 @@ class VerifierFailure(Exception):
     def of_exception(name: str, module: str, error: BaseException) -> "VerifierFailure":
         """Return the failure of the verifier `name`, of that module, which raised something else."""
         place = _place(module, error)
-        return VerifierFailure(
-            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED,
+        return VerifierCrashed(
             f"verifier '{name}' raised {error_text(error)} ({place})",
             place,
             "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:],
@@ -39,6 +38,34 @@ class VerifierFailure(Exception):
     def retryable(self) -> bool:
         """True if the same item may succeed later or elsewhere."""
         return self.kind not in (reward_pb2.FAILURE_KIND_BAD_REFERENCE, reward_pb2.FAILURE_KIND_INVALID_ITEM)
+
+
+class BadReference(VerifierFailure):
+    """What the item is compared with or tested by cannot be used."""
+
+    def __init__(self, message: str):
+        super().__init__(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
+
+
+class InvalidItem(VerifierFailure):
+    """The item lacks what its verifier needs."""
+
+    def __init__(self, message: str):
+        super().__init__(reward_pb2.FAILURE_KIND_INVALID_ITEM, message)
+
+
+class VerifierCrashed(VerifierFailure):
+    """A verifier failed by itself; arguments as VerifierFailure's."""
+
+    def __init__(self, message: str, place: str = "", traceback: str = ""):
+        super().__init__(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message, place, traceback)
+
+
+class ShuttingDown(VerifierFailure):
+    """The service ends: what waits or runs is not done."""
+
+    def __init__(self) -> None:
+        super().__init__(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
 
 
 def _place(module: str, error: BaseException) -> str:

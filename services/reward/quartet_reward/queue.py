@@ -1,11 +1,5 @@
 """What many want and few can have at one time (worker processes, sandbox slots), shared fairly between runs.
 
-    queue: FairQueue[Slot] = FairQueue("code")
-    for slot in slots:
-        queue.offer(slot)
-    async with queue.using(timeout=300) as grant:   # for the run whose item this task scores
-        ... grant.thing ...
-
 Of the runs that wait, the one that has used least goes next; use is counted in seconds, so a run whose tasks are slow
 gets as much as one whose tasks are quick. Within a run, first come, first served. A run that comes anew starts with
 what those that are served have used: it neither waits for them nor catches up on what it did not want. How many may
@@ -15,13 +9,13 @@ wait is bounded where items enter the service (`admission`).
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from quartet_reward import metrics
+from quartet_reward.errors import ShuttingDown
 
 T = TypeVar("T")
 
@@ -29,28 +23,25 @@ CURRENT_RUN: ContextVar[str] = ContextVar("quartet_reward_run", default="")
 """The run whose item the current task scores; the scorer sets it, so that no verifier has to hand it on."""
 
 WAITED: ContextVar[list[float] | None] = ContextVar("quartet_reward_waited", default=None)
-"""One number, to which every queue adds the seconds that the current task waited; the scorer sets it."""
+"""One number, the seconds that the current task waited; the scorer sets it."""
 
 _MOST_RUNS = 4096
-# Weight of the last task in what a run's next one is expected to take.
-_RECENT = 0.2
-
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 
 
-class QueueClosed(Exception):
-    """The service is shutting down."""
+def count_wait(seconds: float) -> None:
+    """Count seconds that the current task waited for others, which are no part of its verification."""
+    if (waited := WAITED.get()) is not None:
+        waited[0] += seconds
 
 
 @dataclass(eq=False, slots=True)
 class Grant(Generic[T]):
-    """Things that are held, by whom, and how long they waited for them."""
+    """Things that are held, and by whom."""
 
     things: list[T]
     run: str
-    queued_seconds: float
     began: float
-    expected_seconds: float
 
     @property
     def thing(self) -> T:
@@ -67,16 +58,21 @@ class _Waiter(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Run(Generic[T]):
-    used: float
-    """Seconds of use, those that its running tasks are expected to take included."""
-    typical: float
-    """Seconds that its next task is expected to take."""
+    ended: float
+    """Seconds of use that has ended."""
     held: int = 0
+    """Things that its running tasks hold."""
+    began: float = 0.0
+    """Sum of the times at which it got each of them."""
     waiting: deque[_Waiter[T]] = field(default_factory=deque)
 
     @property
     def idle(self) -> bool:
         return not self.held and not self.waiting
+
+    def used(self, now: float) -> float:
+        """Return its seconds of use until now."""
+        return self.ended + self.held * now - self.began
 
 
 class FairQueue(Generic[T]):
@@ -88,7 +84,6 @@ class FairQueue(Generic[T]):
         self._things: deque[T] = deque()
         self._runs: dict[str, _Run[T]] = {}
         self._floor = 0.0  # what the run served last had used: where newcomers start
-        self._typical = 0.0  # seconds of a task, of whatever run
         self._closed = False
         self._waiting_gauge = metrics.QUEUE_DEPTH.labels(name, "waiting")
         self._running_gauge = metrics.QUEUE_DEPTH.labels(name, "running")
@@ -101,7 +96,7 @@ class FairQueue(Generic[T]):
         self._serve()
 
     async def take(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
-        """Wait for things; hand them back by `settle` and, if they are still of use, `offer`.
+        """Wait for things; hand them back by `settle`.
 
         Args:
             run: who wants them; by default the run of the current task's item.
@@ -110,10 +105,10 @@ class FairQueue(Generic[T]):
 
         Raises:
             TimeoutError: they were not to be had in time.
-            QueueClosed: the service is shutting down.
+            ShuttingDown: the queue is closed.
         """
         if self._closed:
-            raise QueueClosed("the reward service is shutting down")
+            raise ShuttingDown()
         name = CURRENT_RUN.get() if run is None else run
         waiter: _Waiter[T] = _Waiter(asyncio.get_running_loop().create_future(), count, self._clock())
         self._run(name).waiting.append(waiter)
@@ -125,31 +120,21 @@ class FairQueue(Generic[T]):
         except BaseException:
             self._forget(name, waiter)
             raise
-        if (waited := WAITED.get()) is not None:
-            waited[0] += grant.queued_seconds
+        count_wait(grant.began - waiter.arrived)
         return grant
 
-    def settle(self, grant: Grant[T]) -> None:
-        """Say that the use of what was granted has ended: its seconds, for each thing, count for its run."""
-        seconds = (self._clock() - grant.began) * len(grant.things)
-        run = self._runs[grant.run]
-        run.used += seconds - grant.expected_seconds
-        run.typical += _RECENT * (seconds - run.typical)
-        self._typical += _RECENT * (seconds - self._typical)
-        run.held -= 1
+    def settle(self, grant: Grant[T], reusable: bool = True) -> None:
+        """Hand back what was granted: its seconds, for each thing, count for its run.
+
+        `reusable`: others may have it now.
+        """
+        run, count = self._runs[grant.run], len(grant.things)
+        run.ended += (self._clock() - grant.began) * count
+        run.held -= count
+        run.began -= grant.began * count
         self._count(running=-1)
         self._tidy(grant.run)
-
-    @asynccontextmanager
-    async def using(
-        self, run: str | None = None, timeout: float | None = None, count: int = 1
-    ) -> AsyncIterator[Grant[T]]:
-        """Hold things that outlive their use. Raises as `take`."""
-        grant = await self.take(run, timeout, count)
-        try:
-            yield grant
-        finally:
-            self.settle(grant)
+        if reusable:
             self.offer(*grant.things)
 
     def close(self) -> None:
@@ -157,23 +142,23 @@ class FairQueue(Generic[T]):
         for run in self._runs.values():
             for waiter in run.waiting:
                 if not waiter.granted.done():
-                    waiter.granted.set_exception(QueueClosed("the reward service is shutting down"))
+                    waiter.granted.set_exception(ShuttingDown())
 
     def _run(self, name: str) -> _Run[T]:
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = _Run(self._floor, self._typical)
+            run = self._runs[name] = _Run(self._floor)
             if len(self._runs) > _MOST_RUNS:
                 self._drop_idle()
         elif run.idle:
-            run.used = max(run.used, self._floor)
+            run.ended = max(run.ended, self._floor)
         return run
 
     def _serve(self) -> None:
+        now = self._clock()
         while self._things and self.waiting and not self._closed:
-            name, run = min(
-                ((name, run) for name, run in self._runs.items() if run.waiting), key=lambda entry: entry[1].used
-            )
+            waiting = ((name, run) for name, run in self._runs.items() if run.waiting)
+            name, run = min(waiting, key=lambda entry: entry[1].used(now))
             waiter = run.waiting[0]
             if not waiter.granted.done() and waiter.count > len(self._things):
                 return
@@ -181,22 +166,20 @@ class FairQueue(Generic[T]):
             if waiter.granted.done():  # given up; its task has not yet had the time to say so
                 self._count(waiting=-1)
                 continue
-            now = self._clock()
-            self._floor = max(self._floor, run.used)
-            run.used += run.typical
-            run.held += 1
+            self._floor = max(self._floor, run.used(now))
+            run.held += waiter.count
+            run.began += now * waiter.count
             # Behind its equals, so that runs that have used as much take turns.
             self._runs[name] = self._runs.pop(name)
             self._count(waiting=-1, running=1)
             things = [self._things.popleft() for _ in range(waiter.count)]
-            waiter.granted.set_result(Grant(things, name, now - waiter.arrived, now, run.typical))
+            waiter.granted.set_result(Grant(things, name, now))
 
     def _forget(self, name: str, waiter: _Waiter[T]) -> None:
         """Undo a wait that was given up, even if its grant has just come."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self.settle(granted.result())
-            self.offer(*granted.result().things)
             return
         run = self._runs.get(name)
         if run is not None and waiter in run.waiting:
@@ -210,7 +193,7 @@ class FairQueue(Generic[T]):
         if not self.waiting and not self.running:
             self._runs.clear()
             self._floor = 0.0
-        elif (run := self._runs.get(name)) is not None and run.idle and run.used <= self._floor:
+        elif (run := self._runs.get(name)) is not None and run.idle and run.ended <= self._floor:
             del self._runs[name]
 
     def _drop_idle(self) -> None:

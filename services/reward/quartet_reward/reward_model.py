@@ -11,20 +11,17 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quartet.v1 import reward_pb2
-
 from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.config import RewardModelSection
-from quartet_reward.errors import VerifierFailure
-from quartet_reward.queue import CURRENT_RUN, QueueClosed
-from quartet_reward.workers.pool import Limits, TaskTimedOut, WorkerDied, WorkerPool, WorkerProcess
+from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
+from quartet_reward.queue import CURRENT_RUN, count_wait
+from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 log = get_logger(__name__)
 
 # Characters of one message to the worker, far under the largest frame however they are escaped.
 _MOST_CHARACTERS = 2 << 20
-_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,6 @@ class Reading:
     """Tokens that were read."""
     cut: int
     """Tokens at the beginning that were not."""
-    queued_seconds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +40,8 @@ class _Entry:
     text: str
     reading: "asyncio.Future[Reading]"
     arrived: float
+    waited: float = 0.0
+    """Seconds until its batch left."""
 
 
 class RewardModel:
@@ -81,18 +79,21 @@ class RewardModel:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for entries in (self._batch, *self._runs.values()):
-            _fail(entries, _shut_down())
+            _fail(entries, ShuttingDown())
         self._runs.clear()
 
     async def read(self, text: str) -> Reading:
-        """Have a text read. Raises VerifierFailure: the process died or was too slow, twice; or the service ends."""
+        """Have a text read. Raises VerifierFailure: the process died twice or was too slow; or the service ends."""
         if self._closed:
-            raise _shut_down()
+            raise ShuttingDown
         entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), time.monotonic())
         self._runs.setdefault(CURRENT_RUN.get(), deque()).append(entry)
         self._count(1)
         self._came.set()
-        return await entry.reading
+        try:
+            return await entry.reading
+        finally:
+            count_wait(entry.waited)
 
     async def _work(self) -> None:
         while True:
@@ -127,25 +128,24 @@ class RewardModel:
 
     async def _read_batch(self, batch: list[_Entry]) -> None:
         """Have texts read. Where that fails, the halves are read by themselves, so that a text fails alone."""
-        began = time.monotonic()
+        for entry in batch:
+            entry.waited = time.monotonic() - entry.arrived
         metrics.REWARD_MODEL_BATCH.observe(len(batch))
-        for attempt in range(1, (1 if len(batch) > 1 else _ATTEMPTS) + 1):
-            try:
-                reply = await self._pool.run({"texts": [entry.text for entry in batch]})
-            except QueueClosed:
-                _fail(batch, _shut_down())
+        try:
+            reply = await self._pool.run({"texts": [entry.text for entry in batch]})
+        except ShuttingDown as error:
+            _fail(batch, error)
+            return
+        except (WorkerDied, TaskTimedOut) as error:
+            problem = f"the reward model's process: {error}"
+            log.warning("%s (%d texts)", problem, len(batch))
+        else:
+            if reply["event"] == "done":
+                _answer(batch, reply)
                 return
-            except (WorkerDied, TaskTimedOut) as error:
-                log.warning("the reward model's process: %s (%d texts, attempt %d)", error, len(batch), attempt)
-                problem = f"the reward model's process: {error}"
-            else:
-                if reply.message["event"] == "done":
-                    _answer(batch, reply.message, began)
-                    return
-                problem = f"the reward model failed: {reply.message.get('reason', 'no reason given')}"
-                break  # the same model will say the same of the same texts
+            problem = f"the reward model failed: {reply.get('reason', 'no reason given')}"
         if len(batch) == 1:
-            _fail(batch, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, problem))
+            _fail(batch, VerifierCrashed(problem))
             return
         middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
@@ -156,10 +156,10 @@ class RewardModel:
         metrics.QUEUE_DEPTH.labels("reward_model_texts", "waiting").set(self._waiting)
 
 
-def _answer(batch: list[_Entry], message: dict, began: float) -> None:
+def _answer(batch: list[_Entry], message: dict) -> None:
     for entry, logits, tokens, cut in zip(batch, message["logits"], message["tokens"], message["cut"], strict=True):
         if not entry.reading.done():
-            entry.reading.set_result(Reading(tuple(logits), tokens, cut, began - entry.arrived))
+            entry.reading.set_result(Reading(tuple(logits), tokens, cut))
 
 
 def _fail(entries: Iterable["_Entry"], failure: VerifierFailure) -> None:
@@ -168,14 +168,8 @@ def _fail(entries: Iterable["_Entry"], failure: VerifierFailure) -> None:
             entry.reading.set_exception(failure)
 
 
-def _shut_down() -> VerifierFailure:
-    return VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
-
-
 # What torch and CUDA read of the environment, beside what every worker sees.
 _VARIABLES = ("HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
-# Batches in a process's life: a model leaks nothing that we know of, and loading it is dear.
-_BATCHES = 1_000_000_000
 
 
 def model_pool(section: RewardModelSection, queue_seconds: float) -> WorkerPool:
@@ -184,9 +178,5 @@ def model_pool(section: RewardModelSection, queue_seconds: float) -> WorkerPool:
     # It reads what is in its folder and nothing else.
     variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
     arguments = [f"--section={section.model_dump_json()}"]
-
-    def start(memory_bytes: int) -> WorkerProcess:
-        return WorkerProcess("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
-
-    limits = Limits(section.deadline_seconds, 0, _BATCHES, queue_seconds)
-    return WorkerPool(1, limits, start, "reward_model")
+    command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
+    return WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)

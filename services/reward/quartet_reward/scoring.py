@@ -17,7 +17,7 @@ from quartet_common.log import get_logger
 from quartet_common.text import encodable
 from quartet_common.values import LARGEST_FLOAT32
 from quartet_reward import metrics
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import InvalidItem, VerifierCrashed, VerifierFailure
 from quartet_reward.queue import CURRENT_RUN, WAITED
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.registry import BoundVerifier, SpecReader
@@ -124,24 +124,21 @@ class Scorer:
     async def _finish(
         self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
     ) -> Result:
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), [0.0]
         CURRENT_RUN.set(item.run_id)  # of this task alone: every piece of work has its own
+        WAITED.set(waited)
         # One after the other: an item's parts seldom are more than one, and whole items run side by side.
         done: list[_Finding] = []
         for one, finding in zip(bound, findings, strict=True):
-            start = time.perf_counter()
+            start, before = time.perf_counter(), waited[0]
             if not isinstance(finding, _Finding):
-                waited = [0.0]
-                WAITED.set(waited)
                 try:
                     verdict = await finding()
-                    queued = max(verdict.queued_seconds, waited[0])
-                    finding = _checked(replace(verdict, queued_seconds=queued), start, one)
+                    finding = _checked(verdict, start + waited[0] - before, one)
                 except BaseException as error:
                     return self._failed(item, one, error, start)
             done.append(finding)
-        queued = sum(finding.verdict.queued_seconds for finding in done)
-        return _combined(item.item_id, bound, done, max(time.perf_counter() - began - queued, 0.0))
+        return _combined(item.item_id, bound, done, max(time.perf_counter() - began - waited[0], 0.0))
 
     def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: BaseException, start: float) -> Result:
         """Return the failure of an item on which a verifier raised. Raises what ends the call or the process."""
@@ -174,7 +171,7 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
 
 def invalid_item(item_id: str, error: ContractError) -> Result:
     """Return the result of an item that cannot be scored as it is."""
-    return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, error.message))
+    return failure(item_id, InvalidItem(error.message))
 
 
 def failure(item_id: str, error: VerifierFailure) -> Result:
@@ -224,7 +221,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
         tests_passed=verdict.tests_passed,
         tests=verdict.tests,
     )
-    seconds = max(time.perf_counter() - start - verdict.queued_seconds, 0.0)
+    seconds = max(time.perf_counter() - start, 0.0)
     metrics.observe_verification(one.verifier.name, metrics.outcome_name(verdict.outcome), seconds)
     return _Finding(verdict, part)
 
@@ -233,13 +230,12 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
     judged = [(one.weight, finding.verdict) for one, finding in zip(bound, findings, strict=True)]
     judged = [(weight, verdict) for weight, verdict in judged if verdict.reward is not None]
     if not judged:
-        message = "no verifier has a verdict"
-        return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, message))
+        return failure(item_id, InvalidItem("no verifier has a verdict"))
     weights, verdicts = [weight for weight, _ in judged], [verdict for _, verdict in judged]
     rewards = [weight * (verdict.reward or 0.0) for weight, verdict in judged]
     if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
         message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
-        return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message))
+        return failure(item_id, VerifierCrashed(message))
     accuracies = [verdict.ans_acc for verdict in verdicts]
     if all(accuracy is None for accuracy in accuracies):
         accuracies = [_by_outcome(verdict) for verdict in verdicts]

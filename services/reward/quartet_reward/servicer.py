@@ -13,9 +13,9 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.config import MOST_ITEMS
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import CURRENT_RUN, Admission
-from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
 from quartet_reward.verifiers.base import Verifier
@@ -38,13 +38,6 @@ _MEMORY = (64 << 20, 64 << 30)
 _DEFAULT_MEMORY = 512 << 20
 _OUTPUT = (1, 16 << 20)
 _DEFAULT_OUTPUT = 64 << 10
-_OUTCOMES = {
-    ExitReason.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
-    ExitReason.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
-    ExitReason.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
-    ExitReason.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
-    ExitReason.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
-}
 
 
 async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem, int]]:
@@ -109,9 +102,7 @@ class ScoreStream:
 
     def _score(self, item: reward_pb2.ScoreItem, size: int) -> Result | Work:
         if self._draining():
-            return failure(
-                item.item_id, VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
-            )
+            return failure(item.item_id, ShuttingDown())
         try:
             result = self._scorer.score(item, "item", size)
             self._refuse_duplicate(item.item_id)
@@ -200,7 +191,7 @@ def _bytes(field: str, value: int, allowed: tuple[int, int], default: int) -> in
 
 def _response(execution: Execution) -> reward_pb2.ExecuteResponse:
     return reward_pb2.ExecuteResponse(
-        outcome=_OUTCOMES[execution.ending],
+        outcome=reward_pb2.ExecutionOutcome.Value(f"EXECUTION_OUTCOME_{execution.ending.name}"),
         exit_code=execution.exit_code or 0,
         signal=execution.signal or 0,
         stdout=execution.stdout.decode(errors="replace"),
@@ -291,7 +282,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         CURRENT_RUN.set(run)  # of this call's task alone
         try:
             return _response(await self._sandbox.run(job))
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, ShuttingDown) as error:
             raise unavailable("sandbox", str(error)) from error
         finally:
             self._admission.give(run)

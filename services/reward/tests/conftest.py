@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from reward_samples import Running, serving
-from sandbox_modes import MODES, settings
+from sandbox_modes import MODES, sandbox, settings  # noqa: F401
 
-from quartet_reward.config import SandboxSection
+from quartet_reward.math.equality import worker_command
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
-from quartet_reward.workers.pool import Limits, WorkerPool
+from quartet_reward.workers.pool import WorkerPool
 
 
 @pytest_asyncio.fixture
@@ -23,23 +23,15 @@ async def service() -> AsyncIterator[Running]:
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[WorkerPool]:
     """One worker that lives for three tasks."""
-    pool = WorkerPool(1, Limits(600.0, memory_bytes=1 << 30, recycle_after=3, queue_seconds=60.0))
+    pool = WorkerPool("math", worker_command(1 << 30), 600.0, queue_seconds=60.0, recycle_after=3)
     pool.start()
     yield pool
     await pool.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sandbox() -> AsyncIterator[IsolatedSandbox]:
-    """The strongest that this machine has, for the tests of a file, which are on one event loop."""
-    sandbox = await open_sandbox(SandboxSection())
-    yield sandbox
-    await sandbox.close()
-
-
 @pytest_asyncio.fixture(params=MODES, loop_scope="module", scope="module")
 async def any_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
-    """One of each mode, likewise."""
+    """One of each mode, for the tests of a file, which are on one event loop."""
     try:
         sandbox = await open_sandbox(settings(request.param), only=request.param)
     except SandboxUnavailable as error:

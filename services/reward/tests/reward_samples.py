@@ -1,7 +1,7 @@
 """Items for the tests, verdicts on them, and a running service."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,16 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.config import load_config
 from quartet_common.host import ServiceHost
-from quartet_reward.app import assemble
+from quartet_reward.app import Resources, assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.scoring import Scorer, Work
 from quartet_reward.verifiers.base import Tools, Verdict
 from quartet_reward.verifiers.code import Code, CodeParameters
-from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
-from quartet_reward.workers.pool import Limits, WorkerPool
+from quartet_reward.workers.pool import WorkerPool
 
 # Evaluating it would take longer than anyone waits: math-verify's own alarm does not always stop such answers.
 ENDLESS = "(10^{9})!"
@@ -46,10 +47,24 @@ def item(
 def decided(one: reward_pb2.ScoreItem) -> Verdict:
     """The verdict of the item's only verifier, which must need no worker: there is none."""
     bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
-    idle = WorkerPool(1, Limits(1.0, 1 << 30, 1, 1.0))
-    found = bound.verifier.verify(one, bound.parameters, Tools(MathEquality(idle)))
+    found = bound.verifier.verify(one, bound.parameters, Tools(MathEquality(None)))
     assert isinstance(found, Verdict)
     return found
+
+
+def scorer(sandbox: IsolatedSandbox | None = None, verifiers: Mapping[str, Any] | None = None) -> Scorer:
+    """What scores items where no mathematics needs a worker."""
+    return Scorer(SpecReader(load_verifiers() if verifiers is None else verifiers), Tools(MathEquality(None), sandbox))
+
+
+def begun(one: reward_pb2.ScoreItem, by: Scorer | None = None) -> reward_pb2.ScoreResult | Work:
+    """What is known of an item at once, and what finds the rest."""
+    return (by or scorer()).score(one, "item", one.ByteSize())
+
+
+async def result_of(one: reward_pb2.ScoreItem, by: Scorer) -> reward_pb2.ScoreResult:
+    found = begun(one, by)
+    return await found.run() if isinstance(found, Work) else found
 
 
 def scored(completion: str, verifier: str, answer: str = "8", **parameters: Any) -> tuple[float | None, int]:
@@ -98,9 +113,12 @@ class Running:
     """A service under test, its parts, and a stub that speaks to it."""
 
     stub: reward_pb2_grpc.RewardServiceStub
-    pool: WorkerPool
     host: ServiceHost
-    functions: list[RewardFunction]
+    parts: Resources
+
+    @property
+    def pool(self) -> WorkerPool:
+        return self.parts.mathematics
 
 
 @asynccontextmanager
@@ -123,7 +141,7 @@ async def serving(*overrides: str) -> AsyncIterator[Running]:
     await host.start()
     async with grpc.aio.insecure_channel(host.address) as channel:
         try:
-            yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host, resources.functions)
+            yield Running(reward_pb2_grpc.RewardServiceStub(channel), host, resources)
         finally:
             await host.drain()
             await resources.close()

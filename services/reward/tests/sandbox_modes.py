@@ -1,11 +1,16 @@
-"""The modes of the sandbox that can be tried on this machine, and the interpreter that each can read."""
+"""The modes of the sandbox that can be tried on this machine, what each needs, and what they leave behind."""
 
+import contextlib
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest_asyncio
+
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.modes import candidates
+from quartet_reward.sandbox.modes import candidates, open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
 
 MODES = candidates()
 
@@ -21,3 +26,21 @@ def interpreter(mode: Mode) -> str:
     if mode is Mode.NAMESPACES_UID or all(folder.stat().st_mode & 0o1 for folder in (own, *own.parents)):
         return ""
     return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else ""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[IsolatedSandbox]:
+    """The strongest that this machine has, for the tests of a file, which are on one event loop."""
+    sandbox = await open_sandbox(SandboxSection())
+    yield sandbox
+    await sandbox.close()
+
+
+def own_processes() -> set[int]:
+    """The processes of sandboxes of this process: they bear its number in the command line."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f'"parent": {os.getpid()}'.encode() in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+    return found

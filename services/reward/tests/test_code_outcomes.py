@@ -10,14 +10,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
-from reward_samples import spec
+from reward_samples import program as item_of
+from reward_samples import result_of, scorer, spec
 
 from quartet_reward.config import SandboxSection
-from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.scoring import Scorer
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 RAISED, NOT_COMPILED = reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_COMPILE_ERROR
@@ -164,20 +161,13 @@ def runner() -> Iterator[asyncio.Runner]:
 def judge(runner: asyncio.Runner) -> Iterator[Callable]:
     """Return what becomes of programs, each with its reference's fields and its parameters."""
     sandbox = runner.run(open_sandbox(SandboxSection()))
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None), sandbox))
+    by_code = scorer(sandbox)
 
-    async def one(program: str, reference: dict, parameters: dict) -> reward_pb2.ScoreResult:
-        cases = [reward_pb2.TestCase(input=given, output=expected) for given, expected in reference.get("cases", ())]
-        fields = {name: value for name, value in reference.items() if name != "cases"}
-        parameters = {"program_in": "completion", "timeout_seconds": 10.0, **parameters}
-        item = reward_pb2.ScoreItem(
-            item_id="a",
-            completion=program,
-            reference=reward_pb2.Reference(test_cases=cases, **fields),
-            verifiers=[spec("code", **parameters)],
-        )
-        result = scorer.score(item, "item", item.ByteSize())
-        return result if isinstance(result, reward_pb2.ScoreResult) else await result.run()
+    async def one(source: str, reference: dict, parameters: dict) -> reward_pb2.ScoreResult:
+        item = item_of("", **reference)
+        item.completion = source
+        item.verifiers.append(spec("code", **{"program_in": "completion", "timeout_seconds": 10.0, **parameters}))
+        return await result_of(item, by_code)
 
     async def all_of_them(tests: list[tuple[str, dict, dict]]) -> list[reward_pb2.ScoreResult]:
         return await asyncio.gather(*(one(*test) for test in tests))

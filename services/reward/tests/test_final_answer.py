@@ -3,13 +3,9 @@
 import time
 
 import pytest
-from quartet.v1 import reward_pb2
-from reward_samples import scored
 
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 
-CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
-MALFORMED = reward_pb2.OUTCOME_MALFORMED
 ANYWHERE = ReadingPolicy()
 
 
@@ -132,21 +128,3 @@ def test_a_megabyte_is_read_at_once(piece):
     final_answer(text, ReadingPolicy(choices=("A", "B")))
     reference_answer(text, ANYWHERE)
     assert time.process_time() - began < 4
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer", "parameters", "found"),
-    [
-        ("<think>9</think><answer>8</answer>", "8", {}, (10.0, CORRECT)),
-        (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, CORRECT)),
-        ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, CORRECT)),
-        ("The answer is 9.", "8", {"format_reward": 0.5}, (0.5, INCORRECT)),
-        (r"<think>\boxed{8}</think>", "8", {}, (0.0, MALFORMED)),
-        ("<think>The answer is 8.", "8", {}, (0.0, MALFORMED)),
-        ("I do not know.", "8", {}, (0.0, MALFORMED)),
-        ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, CORRECT)),
-        ("The answer is B.", "(A)", {"choices": ["A", "B"]}, (0.0, INCORRECT)),
-    ],
-)
-def test_the_verifier_pays_for_the_right_answer_wherever_it_stands(completion, answer, parameters, found):
-    assert scored(completion, "math", answer, **parameters) == found

@@ -138,7 +138,7 @@ async def test_a_process_that_others_kill_is_replaced(file):
         for _ in range(3):
             (result,) = (await service.stub.Score(reward_pb2.ScoreRequest(items=[item_of(file, 0, "later")]))).results
             assert result.score.reward == 1.0
-            (pid,) = service.functions[0].pool.pids
+            (pid,) = service.parts.functions[0].pool.pids
             os.kill(pid, signal.SIGKILL)
 
 

@@ -7,9 +7,11 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.math.compare import EqualityPolicy
-from quartet_reward.math.equality import Equality, MathEquality, Relation, VerdictCache
-from quartet_reward.workers.pool import Reply, TaskTimedOut, WorkerDied
+from quartet_reward.math.equality import Equality, MathEquality, VerdictCache
+from quartet_reward.workers.pool import TaskTimedOut, WorkerDied
 
+CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
+TIMED_OUT, EXCEEDED = reward_pb2.OUTCOME_TIMED_OUT, reward_pb2.OUTCOME_RESOURCE_EXCEEDED
 EQUAL = {"event": "done", "equal": True}
 JUDGED = {"event": "judged", "is_text": False}
 # Not plain, so that a worker is asked.
@@ -28,7 +30,7 @@ class ScriptedPool:
         self.asked: list[dict] = []
         self.judged = 0
 
-    async def run(self, request: dict) -> Reply:
+    async def run(self, request: dict) -> dict:
         if "answer" in request:
             self.asked.append(request)
             step = self._script.pop(0)
@@ -37,36 +39,36 @@ class ScriptedPool:
             step = self._judgments.pop(0) if self._judgments else JUDGED
         if isinstance(step, Exception):
             raise step
-        return Reply(step, 0.25)
+        return step
 
 
-async def relation(math: MathEquality, answer: str = ANSWER, policy: EqualityPolicy | None = None) -> Relation:
+async def outcome(math: MathEquality, answer: str = ANSWER, policy: EqualityPolicy | None = None) -> int:
     found = math.compare(answer, REFERENCE, policy or EqualityPolicy())
-    return (found if isinstance(found, Equality) else await found()).relation
+    return (found if isinstance(found, Equality) else await found()).outcome
 
 
 async def test_a_verdict_is_remembered_by_answer_reference_and_policy():
     pool = ScriptedPool(EQUAL, EQUAL | {"equal": False})
     math = MathEquality(pool)
-    assert [await relation(math) for _ in range(3)] == [Relation.EQUAL] * 3
+    assert [await outcome(math) for _ in range(3)] == [CORRECT] * 3
     assert len(pool.asked) == 1 and pool.asked[0]["policy"]["any_names"] is False
-    assert await relation(math, policy=EqualityPolicy(any_names=True)) is Relation.DIFFERENT
+    assert await outcome(math, policy=EqualityPolicy(any_names=True)) == INCORRECT
     assert len(pool.asked) == 2 and pool.asked[1]["policy"]["any_names"] is True
     again = math.compare(ANSWER, REFERENCE)
-    assert isinstance(again, Equality) and again.relation is Relation.EQUAL and again.queued_seconds == 0.0
+    assert isinstance(again, Equality) and again.outcome == CORRECT
 
 
 @pytest.mark.parametrize(
     ("first", "found"),
     [
-        (TaskTimedOut(1.0), Relation.TIMED_OUT),
-        ({"event": "out_of_memory"}, Relation.OUT_OF_MEMORY),
+        (TaskTimedOut(1.0), TIMED_OUT),
+        ({"event": "out_of_memory"}, EXCEEDED),
     ],
 )
 async def test_what_may_be_the_machines_fault_is_asked_anew(first, found):
     math = MathEquality(ScriptedPool(first, EQUAL))
-    assert await relation(math) is found
-    assert await relation(math) is Relation.EQUAL
+    assert await outcome(math) == found
+    assert await outcome(math) == CORRECT
 
 
 @pytest.mark.parametrize(
@@ -74,16 +76,16 @@ async def test_what_may_be_the_machines_fault_is_asked_anew(first, found):
     [
         ([{"event": "failed", "reason": "for a test"}], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
         ([{"event": "out_of_memory"}], reward_pb2.FAILURE_KIND_BAD_REFERENCE),
-        ([WorkerDied("once"), WorkerDied("twice")], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
-        ([WorkerDied("once", crashed=True)] * 2, reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
+        ([WorkerDied("killed")], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
+        ([WorkerDied("crashed", crashed=True)], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
     ],
 )
 async def test_a_failure_that_may_be_the_machines_is_no_verdict_and_is_not_remembered(judgments, kind):
     math = MathEquality(ScriptedPool(EQUAL, judgments=judgments))
     with pytest.raises(VerifierFailure) as caught:
-        await relation(math)
+        await outcome(math)
     assert caught.value.kind == kind
-    assert await relation(math) is Relation.EQUAL
+    assert await outcome(math) == CORRECT
 
 
 @pytest.mark.parametrize("judgment", [TaskTimedOut(1.0), {"event": "bad_reference", "reason": "for a test"}])
@@ -93,7 +95,7 @@ async def test_a_reference_is_judged_once_and_alike_for_every_answer(judgment, a
     math = MathEquality(pool)
     for each in (answer, ANSWER):
         with pytest.raises(VerifierFailure) as caught:
-            await relation(math, each)
+            await outcome(math, each)
         assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
     assert pool.judged == 1
 
@@ -101,16 +103,15 @@ async def test_a_reference_is_judged_once_and_alike_for_every_answer(judgment, a
 async def test_a_reference_of_text_must_be_repeated():
     pool = ScriptedPool(judgments=({"event": "judged", "is_text": True},))
     math = MathEquality(pool)
-    assert await relation(math, REFERENCE) is Relation.SAME_TEXT and pool.asked == []
-    assert await relation(math, ANSWER) is Relation.DIFFERENT
+    same = await math.compare(REFERENCE, REFERENCE)()
+    assert same == Equality(CORRECT, f"{REFERENCE} is {REFERENCE}", as_text=True)
+    assert pool.asked == [] and await outcome(math, ANSWER) == INCORRECT
 
 
-async def test_a_worker_that_dies_is_asked_once_more_and_then_the_answer_is_at_fault_unless_killed_from_outside():
-    assert await relation(MathEquality(ScriptedPool(WorkerDied("once"), EQUAL))) is Relation.EQUAL
-    crashes = [WorkerDied("signal 11 ended it", crashed=True)] * 2
-    assert await relation(MathEquality(ScriptedPool(*crashes))) is Relation.OUT_OF_MEMORY
+async def test_an_answer_whose_worker_dies_is_at_fault_unless_that_was_killed_from_outside():
+    assert await outcome(MathEquality(ScriptedPool(WorkerDied("signal 11 ended it", crashed=True)))) == EXCEEDED
     with pytest.raises(VerifierFailure) as caught:
-        await relation(MathEquality(ScriptedPool(*[WorkerDied("signal 9 ended it")] * 2)))
+        await outcome(MathEquality(ScriptedPool(WorkerDied("signal 9 ended it"))))
     assert caught.value.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
 
 

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import item, serving, spec, tagged
+from reward_samples import begun, item, scorer, serving, spec, tagged
 
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
-from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import preflight
-from quartet_reward.scoring import Scorer
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reward.md"
 
@@ -103,15 +99,14 @@ def test_a_run_that_names_it_is_checked_before_the_start(tmp_path, monkeypatch):
 async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tmp_path, monkeypatch, caplog):
     source = example().replace('if "please" in', 'raise RuntimeError("no idea")\n        if "please" in')
     install(tmp_path, monkeypatch, source)
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
-    one = item("please", verifiers=[spec("polite")])
-    result = scorer.score(one, "item", one.ByteSize())
+    one, scores = item("please", verifiers=[spec("polite")]), scorer()
+    result = begun(one, scores)
     assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
     line = source.splitlines().index('        raise RuntimeError("no idea")') + 1
     place = f"{tmp_path / 'my_package.py'}:{line}"
     assert result.failure.message == f"verifier 'polite' raised RuntimeError: no idea ({place})"
     assert result.failure.place == place and result.failure.traceback.endswith("RuntimeError: no idea\n")
-    scorer.score(one, "item", one.ByteSize())
+    begun(one, scores)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
     assert record.getMessage() == result.failure.message and record.place == place and record.exc_info
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
-from reward_samples import item, spec
+from reward_samples import begun, item, scorer, spec
 
 from quartet_reward.answer_extraction import (
     after_thinking,
@@ -14,11 +14,7 @@ from quartet_reward.answer_extraction import (
     last_boxed,
     without_trailing_special_tokens,
 )
-from quartet_reward.math.equality import MathEquality
-from quartet_reward.scoring import Scorer
 from quartet_reward.servicer import in_strides
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 @pytest.mark.parametrize(
@@ -106,9 +102,7 @@ async def turns_until(done: asyncio.Task) -> int:
     ids=["special tokens", "one letter", "case"],
 )
 async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier):
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
-    long = item(flood * (20_000_000 // len(flood)), verifiers=[verifier])
-    work = scorer.score(long, "item", long.ByteSize())
+    work = begun(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]))
     assert not isinstance(work, reward_pb2.ScoreResult), "a thread's"
     reading = asyncio.ensure_future(work.run())
     assert await turns_until(reading) > 20
@@ -116,17 +110,15 @@ async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier)
 
 
 async def test_the_event_loop_goes_on_between_texts_that_are_long_together():
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
+    scores = scorer()
     items = [item(r"\boxed{1} " * 6_000, answer="1", verifier="math") for _ in range(8)]
 
     async def score_all() -> list:
-        return [scorer.score(one, "item", size) async for _, one, size in in_strides(items)]
+        return [scores.score(one, "item", size) async for _, one, size in in_strides(items)]
 
     assert await turns_until(asyncio.ensure_future(score_all())) >= len(items) // 2
 
 
 @pytest.mark.parametrize(("size", "places"), [(1 << 16, 1), (1 << 20, 16), (30 << 20, 256)])
 async def test_a_long_item_takes_as_many_places_of_the_queue_as_it_has_64_kib(size, places):
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
-    long = item("x" * size, verifiers=[spec("exact")])
-    assert scorer.score(long, "item", long.ByteSize()).places == places
+    assert begun(item("x" * size, verifiers=[spec("exact")])).places == places

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from quartet_reward.sandbox import seccomp
-from quartet_reward.sandbox.seccomp import ALL_NEW, AUDIT_ARCH, HARMLESS, MACHINE, NUMBERS
+from quartet_reward.sandbox.kernel import ALL_NEW, AUDIT_ARCH, HARMLESS, MACHINE, NUMBERS
 
 _ALLOWED, _KILLED = 0x7FFF0000, 0x80000000
 _REFUSED, _UNKNOWN, _NO_TERMINAL = (0x50000 | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY))

@@ -54,11 +54,11 @@ async def under_kills(
 
     Raises EndedBefore where it had ended before that: a busy machine did not let this process look in time.
     """
-    idle = set(below(sandbox.fork_servers))
+    idle = set(below([sandbox.fork_server]))
     task = asyncio.ensure_future(work)
     while kills and not task.done():
         await asyncio.sleep(POLL_SECONDS)
-        if running := [pid for pid in below(sandbox.fork_servers) if pid not in idle]:
+        if running := [pid for pid in below([sandbox.fork_server]) if pid not in idle]:
             victim = choose(running)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)

@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import spec, until
+from reward_samples import program, result_of, scorer, spec, until
 
 from quartet_reward.config import SandboxSection
-from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox import server_handle
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
 from quartet_reward.sandbox.server_handle import Users
-from quartet_reward.scoring import Scorer
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 FOR_EVER = Job("script", b"import time\ntime.sleep(600)")
 
@@ -41,15 +37,9 @@ async def occupied(queue_seconds: float) -> AsyncIterator[tuple[IsolatedSandbox,
 
 
 def score(sandbox: IsolatedSandbox, **parameters: object) -> asyncio.Task[reward_pb2.ScoreResult]:
-    cases = [reward_pb2.TestCase(input=str(i), output=str(i)) for i in range(3)]
-    item = reward_pb2.ScoreItem(
-        item_id="a",
-        completion="```python\nprint(input())\n```",
-        reference=reward_pb2.Reference(test_cases=cases),
-        verifiers=[spec("code", **parameters)],
-    )
-    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None), sandbox))
-    return asyncio.create_task(scorer.score(item, "item", item.ByteSize()).run())
+    item = program("print(input())", [(str(i), str(i)) for i in range(3)])
+    item.verifiers.append(spec("code", **parameters))
+    return asyncio.create_task(result_of(item, scorer(sandbox)))
 
 
 async def test_waiting_for_a_slot_is_no_time_of_the_programs():
@@ -62,9 +52,9 @@ async def test_waiting_for_a_slot_is_no_time_of_the_programs():
         waited = time.perf_counter() - waits
         for task in busy:
             task.cancel()
-        result = await scoring
-        taken, elapsed = time.perf_counter() - began, result.score.elapsed.ToMilliseconds() / 1000
-        assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result
+        found = await scoring
+        taken, elapsed = time.perf_counter() - began, found.score.elapsed.ToMilliseconds() / 1000
+        assert found.score.outcome == reward_pb2.OUTCOME_CORRECT, found
         assert 0 < elapsed <= taken - waited, (elapsed, taken, waited)
 
 

@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import decided, item, scored, spec, tagged
+from reward_samples import begun, decided, item, scored, scorer, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.math.equality import MathEquality
-from quartet_reward.scoring import Scorer
-from quartet_reward.verifiers.base import Parameters, Tools, Verdict
-from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+from quartet_reward.verifiers.base import Parameters, Verdict
+from quartet_reward.verifiers.registry import load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
@@ -37,23 +35,70 @@ def test_every_verifier_does_what_its_docstring_shows(name):
     assert not said, "".join(said)
 
 
+PAID = {
+    # completion, reference answer, parameters, reward and outcome
+    "think_answer_tags": (
+        (tagged("8"), "8", {}, (10.0, CORRECT)),
+        (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", "8", {}, (10.0, CORRECT)),
+        (tagged(r"\boxed{8}"), "8", {}, (10.0, CORRECT)),
+        (tagged("8.0"), "8", {}, (10.0, CORRECT)),
+        (tagged(r"\boxed{7} \boxed{8}"), "8", {}, (10.0, CORRECT)),
+        (tagged("9"), "8", {}, (0.0, INCORRECT)),
+        (tagged("1+" * 500_000 + "1"), "8", {}, (0.0, INCORRECT)),
+        (tagged(""), "8", {}, (0.0, MALFORMED)),
+        ("<answer>8</answer>", "8", {}, (0.0, MALFORMED)),
+        ("", "8", {}, (0.0, MALFORMED)),
+        (tagged("8"), "8", {"correct_reward": 1.0}, (1.0, CORRECT)),
+        (tagged("9"), "8", {"format_reward": 0.1}, (0.1, INCORRECT)),
+        ("9", "8", {"format_reward": 0.1}, (0.0, MALFORMED)),
+        (tagged("8") + "<stop>", "8", {"special_tokens": ["<stop>"]}, (10.0, CORRECT)),
+        (tagged("8") + "<eos>", "8", {"special_tokens": []}, (0.0, MALFORMED)),
+    ),
+    "boxed": (
+        (r"so \boxed{8}", "8", {}, (10.0, CORRECT)),
+        (r"\boxed{7} no: \boxed{8}.<|im_end|>", "8", {}, (10.0, CORRECT)),
+        (r"\boxed{8} no: \boxed{7}", "8", {}, (0.0, INCORRECT)),
+        (r"<think>\boxed{8}</think>\boxed{7}", "8", {}, (0.0, INCORRECT)),
+        (r"<think>\boxed{8}</think>", "8", {}, (0.0, MALFORMED)),
+        (r"\boxed{}", "8", {}, (0.0, MALFORMED)),
+        ("8", "8", {}, (0.0, MALFORMED)),
+        (r"\boxed{\text{East}}", "east", {}, (10.0, CORRECT)),
+        (r"\boxed{seat}", "east", {}, (0.0, INCORRECT)),
+    ),
+    "math": (
+        ("<think>9</think><answer>8</answer>", "8", {}, (10.0, CORRECT)),
+        (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, CORRECT)),
+        ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, CORRECT)),
+        ("The answer is 9.", "8", {"format_reward": 0.5}, (0.5, INCORRECT)),
+        (r"<think>\boxed{8}</think>", "8", {}, (0.0, MALFORMED)),
+        ("<think>The answer is 8.", "8", {}, (0.0, MALFORMED)),
+        ("I do not know.", "8", {}, (0.0, MALFORMED)),
+        ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, CORRECT)),
+        ("The answer is B.", "(A)", {"choices": ["A", "B"]}, (0.0, INCORRECT)),
+    ),
+    "exact": (
+        (" 8 <eos>", "8", {}, (10.0, CORRECT)),
+        ("8.0", "8", {}, (0.0, INCORRECT)),
+        ("", "8", {}, (0.0, MALFORMED)),
+        ("Paris", "paris", {"ignore_case": True}, (10.0, CORRECT)),
+        (tagged("8"), "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, CORRECT)),
+        (r"\boxed{8}", "8", {"answer_in": "box"}, (10.0, CORRECT)),
+        ("8", "8", {"answer_in": "box"}, (0.0, MALFORMED)),
+    ),
+    "format": (
+        (tagged("9"), "", {}, (1.0, CORRECT)),
+        ("9", "", {}, (0.0, MALFORMED)),
+        (r"\boxed{9}", "", {"form": "boxed", "reward": 0.5}, (0.5, CORRECT)),
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("completion", "reward", "outcome"),
-    [
-        (tagged("8"), 10.0, CORRECT),
-        (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", 10.0, CORRECT),
-        (tagged(r"\boxed{8}"), 10.0, CORRECT),
-        (tagged("8.0"), 10.0, CORRECT),
-        (tagged(r"\boxed{7} \boxed{8}"), 10.0, CORRECT),
-        (tagged("9"), 0.0, INCORRECT),
-        (tagged(""), 0.0, MALFORMED),
-        (tagged("8") + " indeed", 0.0, MALFORMED),
-        ("<answer>8</answer>", 0.0, MALFORMED),
-        ("", 0.0, MALFORMED),
-    ],
+    ("verifier", "completion", "answer", "parameters", "found"),
+    [(verifier, *row) for verifier, rows in PAID.items() for row in rows],
 )
-def test_think_answer_tags_pays_for_the_right_answer_in_the_right_form(completion, reward, outcome):
-    assert scored(completion, "think_answer_tags") == (reward, outcome)
+def test_a_verifier_pays_for_what_it_requires(verifier, completion, answer, parameters, found):
+    assert scored(completion, verifier, answer, **parameters) == found
 
 
 def test_a_verdict_says_what_was_read_and_judges_form_and_answer():
@@ -61,49 +106,6 @@ def test_a_verdict_says_what_was_read_and_judges_form_and_answer():
     assert (found.parsed_answer, found.format_acc, found.ans_acc) == ("9", 1.0, 0.0)
     found = decided(item("<answer>8</answer>"))
     assert (found.parsed_answer, found.format_acc, found.ans_acc) == ("8", 0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("completion", "reward", "outcome"),
-    [
-        (r"so \boxed{8}", 10.0, CORRECT),
-        (r"\boxed{7} no: \boxed{8}.<|im_end|>", 10.0, CORRECT),
-        (r"\boxed{8} no: \boxed{7}", 0.0, INCORRECT),
-        (r"<think>\boxed{8}</think>\boxed{7}", 0.0, INCORRECT),
-        (r"<think>\boxed{8}</think>", 0.0, MALFORMED),
-        (r"\boxed{}", 0.0, MALFORMED),
-        ("8", 0.0, MALFORMED),
-    ],
-)
-def test_boxed_pays_for_the_last_box_after_the_thought(completion, reward, outcome):
-    assert scored(completion, "boxed") == (reward, outcome)
-
-
-@pytest.mark.parametrize(
-    ("completion", "verifier", "answer", "parameters", "found"),
-    [
-        (tagged("8"), "think_answer_tags", "8", {"correct_reward": 1.0}, (1.0, CORRECT)),
-        (tagged("9"), "think_answer_tags", "8", {"format_reward": 0.1}, (0.1, INCORRECT)),
-        ("9", "think_answer_tags", "8", {"format_reward": 0.1}, (0.0, MALFORMED)),
-        (tagged("8") + "<stop>", "think_answer_tags", "8", {"special_tokens": ["<stop>"]}, (10.0, CORRECT)),
-        (tagged("8") + "<eos>", "think_answer_tags", "8", {"special_tokens": []}, (0.0, MALFORMED)),
-        (tagged("1+" * 500_000 + "1"), "think_answer_tags", "8", {}, (0.0, INCORRECT)),
-        (r"\boxed{\text{East}}", "boxed", "east", {}, (10.0, CORRECT)),
-        (r"\boxed{seat}", "boxed", "east", {}, (0.0, INCORRECT)),
-        (" 8 <eos>", "exact", "8", {}, (10.0, CORRECT)),
-        ("8.0", "exact", "8", {}, (0.0, INCORRECT)),
-        ("", "exact", "8", {}, (0.0, MALFORMED)),
-        ("Paris", "exact", "paris", {"ignore_case": True}, (10.0, CORRECT)),
-        (tagged("8"), "exact", "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, CORRECT)),
-        (r"\boxed{8}", "exact", "8", {"answer_in": "box"}, (10.0, CORRECT)),
-        ("8", "exact", "8", {"answer_in": "box"}, (0.0, MALFORMED)),
-        (tagged("9"), "format", "", {}, (1.0, CORRECT)),
-        ("9", "format", "", {}, (0.0, MALFORMED)),
-        (r"\boxed{9}", "format", "", {"form": "boxed", "reward": 0.5}, (0.5, CORRECT)),
-    ],
-)
-def test_parameters_say_what_is_paid_for(completion, verifier, answer, parameters, found):
-    assert scored(completion, verifier, answer, **parameters) == found
 
 
 @pytest.mark.parametrize(
@@ -170,9 +172,8 @@ def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, a
         def verify(self, item, parameters, tools):
             return JUDGES[self.name]()
 
-    scorer = Scorer(SpecReader({name: Judge(name) for name in JUDGES}), Tools(MathEquality(None)))
-    asked = item("x", verifiers=[spec(name) for name in verdicts])
-    score = scorer.score(asked, "item", asked.ByteSize()).score
+    judges = scorer(verifiers={name: Judge(name) for name in JUDGES})
+    score = begun(item("x", verifiers=[spec(name) for name in verdicts]), judges).score
     assert (None if score.unjudged else score.ans_acc, score.outcome) == (accuracy, outcome)
 
 

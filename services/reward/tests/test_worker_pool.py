@@ -6,16 +6,16 @@ import os
 import pytest
 from reward_samples import ENDLESS, until
 
-from quartet_reward.workers.pool import PoolClosed
+from quartet_reward.errors import ShuttingDown
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 
 
 async def test_a_reference_is_judged_without_an_answer(pool):
-    assert (await pool.run({"reference": QUICK["reference"]})).message == {"event": "judged", "is_text": False}
-    assert (await pool.run({"reference": "x = x"})).message["event"] == "bad_reference"
+    assert await pool.run({"reference": QUICK["reference"]}) == {"event": "judged", "is_text": False}
+    assert (await pool.run({"reference": "x = x"}))["event"] == "bad_reference"
     # It can be read, and its text repeated; that it cannot be evaluated does not make it a bad one.
-    assert (await pool.run({"reference": ENDLESS})).message["event"] == "judged"
+    assert (await pool.run({"reference": ENDLESS}))["event"] == "judged"
 
 
 async def test_a_worker_leaves_the_processors_to_what_answers(pool):
@@ -40,6 +40,6 @@ async def test_closing_ends_the_workers_and_whoever_waits(pool):
     await until(lambda: pool.busy == 1 and pool.waiting == 1)
     await pool.close()
     for task in (running, queued):
-        with pytest.raises(PoolClosed):
+        with pytest.raises(ShuttingDown):
             await task
     assert not any(os.path.exists(f"/proc/{pid}") for pid in victims)

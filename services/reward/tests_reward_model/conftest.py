@@ -1,5 +1,6 @@
 """Tiny random sequence classification models, saved as users save theirs."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForSequenceClassification,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # reward_samples
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789+=?."
 PAD, END = "<|pad|>", "<|im_end|>"

@@ -9,43 +9,37 @@ import sys
 
 import grpc
 import pytest
+import reward_samples
 from conftest import END, LETTERS
-from google.protobuf.struct_pb2 import Struct
-from quartet.v1 import reward_pb2, reward_pb2_grpc
+from quartet.v1 import reward_pb2
+from reward_samples import spec
 
 from quartet_common.config import ConfigError, load_config
-from quartet_common.host import ServiceHost
-from quartet_reward.app import assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.preflight import preflight
+from quartet_reward.workers.pool import WorkerDied
 
 TIMEOUT = 100.0
 
 
-def configured(folder, **settings):
-    overrides = [f"reward.reward_model.{key}={value}" for key, value in {"path": folder, **settings}.items()]
-    return load_config("reward", RewardSection, overrides=["addresses.reward=127.0.0.1:0", *overrides])
+def overrides(folder, **settings) -> list[str]:
+    return [f"reward.reward_model.{key}={value}" for key, value in {"path": folder, **settings}.items()]
 
 
 @contextlib.asynccontextmanager
 async def serving(folder, **settings):
-    config = configured(folder, **settings)
-    preflight(config)
-    host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
-    resources = assemble(config, host)
-    resources.tools.reward_model.start()  # the workers for mathematics are of no interest here
-    await host.start()
-    async with grpc.aio.insecure_channel(host.address) as channel:
-        yield reward_pb2_grpc.RewardServiceStub(channel), resources.tools.reward_model
-    await host.drain()
-    await resources.close()
+    async with reward_samples.serving(*overrides(folder, **settings)) as running:
+        yield running.stub, running.parts.tools.reward_model
 
 
-def item(prompt: str, completion: str, item_id: str = "a", run_id: str = "r", weight=0.0, **parameters):
-    struct = Struct()
-    struct.update(parameters)
-    spec = reward_pb2.VerifierSpec(name="reward_model", weight=weight, parameters=struct)
-    return reward_pb2.ScoreItem(item_id=item_id, prompt=prompt, completion=completion, run_id=run_id, verifiers=[spec])
+def item(prompt: str, completion: str, item_id: str = "a", run_id: str = "r", **parameters):
+    return reward_pb2.ScoreItem(
+        item_id=item_id,
+        prompt=prompt,
+        completion=completion,
+        run_id=run_id,
+        verifiers=[spec("reward_model", **parameters)],
+    )
 
 
 async def score(stub, *items):
@@ -87,10 +81,7 @@ async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(qwen2):
                 prompt="2+2=?",
                 completion="4.",
                 reference=reward_pb2.Reference(answer="4."),
-                verifiers=[
-                    reward_pb2.VerifierSpec(name="exact", weight=0.1),
-                    reward_pb2.VerifierSpec(name="reward_model", weight=2.0),
-                ],
+                verifiers=[spec("exact", weight=0.1), spec("reward_model", weight=2.0)],
             ),
         )
         assert plain.score.reward == pytest.approx(logit, abs=1e-5)
@@ -143,8 +134,6 @@ async def test_a_process_that_always_dies_is_a_failure(qwen2, monkeypatch):
         (first,) = await score(stub, item("2+2=?", "4"))
 
         async def dies(request):
-            from quartet_reward.workers.pool import WorkerDied
-
             raise WorkerDied("signal 9 ended it")
 
         monkeypatch.setattr(model._pool, "run", dies)
@@ -169,13 +158,17 @@ async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(qwen2):
 
 
 def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_path, monkeypatch):
+    def check(folder, **settings):
+        preflight(load_config("reward", RewardSection, overrides=overrides(folder, **settings)))
+
+    check(qwen2.folder)
     with pytest.raises(ConfigError, match=r"no config.json"):
-        preflight(configured(tmp_path))
+        check(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"no \*.safetensors"):
-        preflight(configured(tmp_path))
+        check(tmp_path)
     with pytest.raises(ConfigError, match="template"):
-        preflight(configured(qwen2.folder, template="x"))
+        check(qwen2.folder, template="x")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs torch.*quartet env add reward-model torch"):
-        preflight(configured(qwen2.folder))
+        check(qwen2.folder)

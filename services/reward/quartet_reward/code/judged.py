@@ -10,10 +10,10 @@ from typing import Any
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code.program import Finding, Report, read_report
+from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
 from quartet_reward.code.values import close, match_in_any_order
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.sandbox.api import Execution, ExitReason, Job
 from quartet_reward.sandbox.modes import LazySandbox
 
@@ -73,42 +73,35 @@ def _last_line(text: bytes) -> str:
     return lines[-1][:_LONGEST_LAST_LINE] if lines else ""
 
 
-def last_word(judge: Execution) -> Report | Outcome:
-    """Return the judge's report, or what its end says of the program that kept it busy.
+def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
+    """Return the outcome that the judge reports, or what its end says of the program that kept it busy.
+
+    `program`: how that ended.
 
     Raises:
-        VerifierFailure: the judge came to no verdict, through no fault of the program.
+        VerifierFailure: the test is broken, or the judge came to no verdict, through no fault of the program.
     """
     try:
         begun, last = read_report(judge.report)
     except (ValueError, KeyError) as error:
-        raise VerifierFailure(
-            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the judge's report cannot be read: {error}"
-        ) from error
+        raise VerifierCrashed(f"the judge's report cannot be read: {error}") from error
     if last is not None:
-        return last
+        if last.finding is Finding.BAD_TEST:
+            raise BadReference(last.reason)
+        if last.finding is Finding.GONE and program is not None:
+            return replace(of_end(program), passed=last.passed)
+        return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
     limits = of_limits(judge)
     if limits is not None and begun:
         return Outcome(limits.outcome, f"judging what it answered: {limits.reason}")
     if limits is not None:
-        raise bad_reference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
+        raise BadReference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
     how = f"signal {judge.signal}" if judge.ending is ExitReason.SIGNALLED else f"status {judge.exit_code}"
     said = judge.stderr[-500:].decode(errors="replace").strip()
     reason = f"the judge ended with {how}: {said}"
     if begun:
         return Outcome(reward_pb2.OUTCOME_INCORRECT, f"judging what it answered: {reason}")
-    raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reason)
-
-
-def outcome_of(last: Report) -> Outcome:
-    """Return the outcome that a report states. Raises VerifierFailure: the test is broken."""
-    if last.finding is Finding.BAD_TEST:
-        raise bad_reference(last.reason)
-    return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
-
-
-def bad_reference(message: str) -> VerifierFailure:
-    return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
+    raise VerifierCrashed(reason)
 
 
 async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
@@ -140,10 +133,7 @@ async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestP
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
         return of_end(execution)
-    last = last_word(judging)
-    if isinstance(last, Outcome):
-        return last
-    return replace(of_end(execution), passed=last.passed) if last.finding is Finding.GONE else outcome_of(last)
+    return outcome_of(judging, execution)
 
 
 async def judge_outputs(sandbox: LazySandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
@@ -185,8 +175,7 @@ async def _judge_output(sandbox: LazySandbox, execution: Execution, given: str, 
     if rules.checker:
         task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
         job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds))
-        last = last_word(await sandbox.run(job))
-        return last if isinstance(last, Outcome) else outcome_of(last)
+        return outcome_of(await sandbox.run(job))
     if same_output(output, expected, rules):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
     return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {output[:_SHOWN]!r} is not what is expected")

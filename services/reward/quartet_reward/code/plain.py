@@ -115,6 +115,38 @@ def _ask(proxy: Remote, operation: str, *arguments: Any, **named: Any) -> Any:
     )
 
 
+class RemoteFunction(Remote):
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return _ask(self, "call", *arguments, **named)
+
+
+class RemoteIterator(Remote):
+    """An iterator or generator; each item is asked for when it is needed."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> "RemoteIterator":
+        return self
+
+    def __next__(self) -> Any:
+        return _ask(self, "next")
+
+
+class OpaqueObject(Remote):
+    """Another object of the other side, which can only be passed on or given back."""
+
+    __slots__ = ()
+
+
+OPAQUE_PROXIES: dict[Kind, type[Remote]] = {
+    "callable": RemoteFunction,
+    "iterator": RemoteIterator,
+    "object": OpaqueObject,
+}
+
+
 class ProgramObject(Remote):
     """An object of the program that is no plain data. Comparisons know only whether it is the same object."""
 
@@ -157,59 +189,18 @@ class ProgramObject(Remote):
         return iterator
 
 
-class ProgramIterator(ProgramObject):
-    """An iterator or generator of the program; each item is asked for when it is needed."""
-
+class ProgramIterator(RemoteIterator, ProgramObject):
     __slots__ = ()
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
-    def __next__(self) -> Any:
-        return _ask(self, "next")
-
-
-class ProgramCallable(ProgramObject):
+class ProgramCallable(RemoteFunction, ProgramObject):
     __slots__ = ()
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _ask(self, "call", *arguments, **named)
 
 
 JUDGE_PROXIES: dict[Kind, type[Remote]] = {
     "callable": ProgramCallable,
     "iterator": ProgramIterator,
     "object": ProgramObject,
-}
-
-
-class RemoteFunction(Remote):
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _ask(self, "call", *arguments, **named)
-
-
-class RemoteIterator(Remote):
-    __slots__ = ()
-
-    def __iter__(self) -> "RemoteIterator":
-        return self
-
-    def __next__(self) -> Any:
-        return _ask(self, "next")
-
-
-class OpaqueObject(Remote):
-    """Another object of the other side, which can only be passed on or given back."""
-
-    __slots__ = ()
-
-
-OPAQUE_PROXIES: dict[Kind, type[Remote]] = {
-    "callable": RemoteFunction,
-    "iterator": RemoteIterator,
-    "object": OpaqueObject,
 }
 
 

@@ -13,7 +13,6 @@ from quartet_reward.code.plain import (
     OPAQUE_PROXIES,
     Malformed,
     NotPlain,
-    ProgramCallable,
     RemoteFunction,
     TooLarge,
 )
@@ -159,7 +158,7 @@ class Program:
         # Of distinct functions a test learns nothing but by calling them.
         proxies = [*found.values(), *functions]
         self._asked = len(set(map(id, found.values()))) < len(found) or any(
-            type(each) not in (ProgramCallable, RemoteFunction) for each in proxies
+            not isinstance(each, RemoteFunction) for each in proxies
         )
         return found, functions[0] if path else None
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import BadReference
 from quartet_reward.sandbox.api import Limits
 
 _PYTHON_FENCE = "```python"
@@ -93,15 +93,15 @@ Tests = OutputCases | FunctionCases | TestProgram
 
 
 def read_tests(reference: reward_pb2.Reference) -> Tests:
-    """Return what the reference gives. Raises VerifierFailure: nothing, two styles at once, or what cannot be used."""
+    """Return what the reference gives. Raises BadReference: nothing, two styles at once, or what cannot be used."""
     cases = [(case.input, case.output) for case in reference.test_cases]
     entry_point = reference.entry_point.strip()
     if cases and reference.test_program:
-        raise _bad("reference has test_cases and test_program; one of them is allowed")
+        raise BadReference("reference has test_cases and test_program; one of them is allowed")
     if reference.test_program.strip():
         return TestProgram(reference.test_program, entry_point)
     if not cases:
-        raise _bad("reference has neither test_cases nor test_program; this verifier needs one of them")
+        raise BadReference("reference has neither test_cases nor test_program; this verifier needs one of them")
     if not entry_point:
         return OutputCases(cases)
     for index, (given, expected) in enumerate(cases):
@@ -115,11 +115,7 @@ def _require_json(field: str, text: str) -> None:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{field}: {text[:80]!r} is no JSON ({error}), which cases of a function are") from None
-
-
-def _bad(message: str) -> VerifierFailure:
-    return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
+        raise BadReference(f"{field}: {text[:80]!r} is no JSON ({error}), which cases of a function are") from None
 
 
 class Rules(BaseModel):

@@ -24,10 +24,6 @@ class EqualityPolicy:
     """Variables count by their place: `f(x)` is `f(y)`."""
     decimal_places: int = 6
     """Two numbers, one of them a decimal, are equal if they agree in so many places."""
-    guards: bool = True
-    """False: read and decide as math-verify alone does."""
-    formulas_only: bool = False
-    """With `guards` off: math-verify reads formulas in dollar signs and the like, no bare numbers."""
 
     def as_request(self) -> dict[str, Any]:
         return asdict(self)

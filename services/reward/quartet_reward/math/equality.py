@@ -1,24 +1,23 @@
 """Are two mathematical answers equal? The plain cases at once, in this process; the others by a killable worker."""
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from quartet.v1 import reward_pb2
 
-from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.answer_extraction import last_boxed
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy
 from quartet_reward.math.fast import equal_rationals, parse_rational
 from quartet_reward.math.forms import read
-from quartet_reward.queue import CURRENT_RUN
-from quartet_reward.workers.pool import PoolClosed, Reply, TaskTimedOut, WorkerDied, WorkerPool
+from quartet_reward.queue import CURRENT_RUN, count_wait
+from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -26,11 +25,8 @@ V = TypeVar("V")
 # Of an entry beside its text: dictionary, key, value.
 _OVERHEAD_BYTES = 600
 
-log = get_logger(__name__)
 # Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
 LONGEST_ANSWER = 2_000
-# Under math-verify's own reading, a worker is given the whole completion.
-LONGEST_COMPLETION = 50_000
 # Longer texts are read by a worker, which can be killed.
 _LONGEST_PLAIN = 400
 _EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
@@ -74,23 +70,24 @@ class VerdictCache(Generic[K, V]):
                 self._drop(next(iter(self._kept)))
         self._gauge.set(self.bytes)
 
-    async def ask(self, asked: K, work: Callable[[], Awaitable[V]]) -> V:
+    async def ask(self, asked: K, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """Have a question decided by `work`, together with others of the run who ask it now. Raises what that raises.
 
         The work is cancelled when the last who asked is.
         """
         question = asked, CURRENT_RUN.get()  # another run has its own place in the queue, perhaps far behind
-        task = self._under_way.get(question)
+        task, began = self._under_way.get(question), time.monotonic()
+        shared = task is not None
         if task is None:
-            self._misses.inc()
-            task = self._under_way[question] = asyncio.create_task(_run(work))
+            task = self._under_way[question] = asyncio.create_task(work())
             task.add_done_callback(lambda ended: self._ended(question, ended))
-        else:
-            self._shared.inc()
+        (self._shared if shared else self._misses).inc()
         self._asking[question] = self._asking.get(question, 0) + 1
         try:
             return await asyncio.shield(task)
         finally:
+            if shared:
+                count_wait(time.monotonic() - began)
             left = self._asking[question] - 1
             if left:
                 self._asking[question] = left
@@ -113,32 +110,9 @@ class VerdictCache(Generic[K, V]):
             self.bytes -= found[1]
 
 
-async def _run(work: Callable[[], Awaitable[V]]) -> V:
-    return await work()
-
-
-class Relation(StrEnum):
-    """How an answer stands to the reference."""
-
-    EQUAL = "equal"
-    """They are the same value."""
-    SAME_TEXT = "same_text"
-    """The reference is no mathematics; the answer is the same text (ColossalChat's string fallback)."""
-    DIFFERENT = "different"
-    """They are not the same, or the answer cannot be read."""
-    TIMED_OUT = "timed_out"
-    """The answer took longer than the deadline to evaluate."""
-    OUT_OF_MEMORY = "out_of_memory"
-    """The answer took more memory than a worker has."""
-
-
 class _Question(NamedTuple):
     answer: str | None
-    reference: str
-    policy: EqualityPolicy
-
-
-class _Asked(NamedTuple):
+    """None: what is the reference?"""
     reference: str
     policy: EqualityPolicy
 
@@ -157,11 +131,20 @@ _PLAIN = _Judgment()
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """The relation, why, and how long the question waited for a worker."""
+    """Whether an answer equals the reference, and why."""
 
-    relation: Relation
+    outcome: int
+    """CORRECT, INCORRECT; TIMED_OUT, RESOURCE_EXCEEDED: evaluating the answer took more than a worker has."""
     reason: str
-    queued_seconds: float = 0.0
+    as_text: bool = False
+    """The reference is no mathematics, and the answer is to be the same text (ColossalChat's string fallback)."""
+
+
+def worker_command(memory_bytes: int) -> WorkerCommand:
+    """Return what a worker of mathematics runs, in at most so much address space."""
+    # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
+    variables = {"SYMPY_GROUND_TYPES": "python"}
+    return WorkerCommand("quartet_reward.math.worker", [f"--memory-bytes={memory_bytes}"], variables)
 
 
 class MathEquality:
@@ -171,7 +154,7 @@ class MathEquality:
         """`cache_bytes`: how much of what workers decided is remembered; an eighth of it is for references."""
         self._pool = pool
         self._decided: VerdictCache[_Question, Equality] = VerdictCache("math", cache_bytes - cache_bytes // 8)
-        self._judged: VerdictCache[_Asked, _Judgment] = VerdictCache("math_references", cache_bytes // 8)
+        self._judged: VerdictCache[_Question, _Judgment] = VerdictCache("math_references", cache_bytes // 8)
 
     def compare(
         self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT
@@ -185,14 +168,11 @@ class MathEquality:
             VerifierFailure: the reference is empty or cannot be used. The work raises it too: the reference cannot be
                 used, or a worker died twice.
         """
-        if policy.guards:
-            answer, reference = answer and _last_box_or_all(answer), _unboxed(reference)
+        answer, reference = answer and _last_box_or_all(answer), _unboxed(reference)
         if not reference.strip():
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
-            )
-        question, asked = _Question(answer, reference, policy), _Asked(reference, policy)
-        judgment = _PLAIN if policy.guards and _is_plain(reference, policy) else self._judged.get(asked)
+            raise BadReference("reference.answer is empty; it must hold an answer")
+        question, asked = _Question(answer, reference, policy), _Question(None, reference, policy)
+        judgment = _PLAIN if _is_plain(reference, policy) else self._judged.get(asked)
         if judgment is not None:
             return self._compare(question, judgment)
 
@@ -205,28 +185,27 @@ class MathEquality:
     def _compare(self, question: _Question, judgment: _Judgment) -> Equality | Callable[[], Awaitable[Equality]]:
         answer, reference, policy = question
         if judgment.bad:
-            raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reference.answer: {judgment.bad}")
+            raise BadReference(f"reference.answer: {judgment.bad}")
         if answer is None:
-            return Equality(Relation.DIFFERENT, "no answer is given")
-        longest = LONGEST_ANSWER if policy.guards else LONGEST_COMPLETION
-        if len(answer) > max(longest, 2 * len(reference)):
-            return Equality(Relation.DIFFERENT, f"the answer has {len(answer)} characters; {longest} are compared")
-        equal = None
-        if judgment.is_text or (policy.guards and answer.split() == reference.split()):
-            equal = answer.split() == reference.split()
-        elif policy.guards and max(len(answer), len(reference)) <= _LONGEST_PLAIN:
-            equal = _decide_here(answer, reference, policy)
+            return Equality(reward_pb2.OUTCOME_INCORRECT, "no answer is given")
+        if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):
+            reason = f"the answer has {len(answer)} characters; {LONGEST_ANSWER} are compared"
+            return Equality(reward_pb2.OUTCOME_INCORRECT, reason)
+        equal: bool | None = answer.split() == reference.split()
+        if not equal and not judgment.is_text:
+            short = max(len(answer), len(reference)) <= _LONGEST_PLAIN
+            equal = _decide_here(answer, reference, policy) if short else None
         if equal is not None:
             _EXACT.inc()
-            return _equality(question, equal, Relation.SAME_TEXT if judgment.is_text else Relation.EQUAL)
+            return _equality(question, equal, as_text=judgment.is_text)
         if (known := self._decided.get(question)) is not None:
             metrics.EQUALITY_DECISIONS.labels("cache").inc()
             return known
         return lambda: self._decided.ask(question, lambda: self._ask_worker(question))
 
-    async def _judge(self, asked: _Asked) -> _Judgment:
+    async def _judge(self, asked: _Question) -> _Judgment:
         try:
-            message = (await self._run({"reference": asked.reference, "policy": asked.policy.as_request()})).message
+            message = await self._pool.run({"reference": asked.reference, "policy": asked.policy.as_request()})
         except TaskTimedOut as error:
             message = {"event": "bad_reference", "reason": f"reading '{asked.reference[:80]}' was {error}"}
         except WorkerDied as error:
@@ -239,10 +218,7 @@ class MathEquality:
             case "out_of_memory":  # which may be a truth about the worker's long life
                 return _Judgment(bad=f"reading '{asked.reference[:80]}' took more memory than allowed")
             case _:
-                raise VerifierFailure(
-                    reward_pb2.FAILURE_KIND_VERIFIER_CRASHED,
-                    f"the math worker failed: {message.get('reason', message)}",
-                )
+                raise VerifierCrashed(f"the math worker failed: {message.get('reason', message)}")
         self._judged.put(asked, judgment, len(asked.reference) + len(judgment.bad))
         return judgment
 
@@ -254,31 +230,21 @@ class MathEquality:
             "policy": question.policy.as_request(),
         }
         try:
-            reply = await self._run(request)
+            reply = await self._pool.run(request)
         except TaskTimedOut as error:
-            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}", error.queued_seconds)
+            return Equality(reward_pb2.OUTCOME_TIMED_OUT, f"comparing the answer was {error}")
         except WorkerDied as error:
             if error.crashed:
-                return Equality(Relation.OUT_OF_MEMORY, f"comparing the answer ended its worker twice: {error}")
+                reason = f"comparing the answer ended its worker twice: {error}"
+                return Equality(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason)
             raise _died(error) from error
-        if reply.message["event"] != "done":
+        if reply["event"] != "done":
             # Which may be a truth about the worker's long life: it is not remembered.
             reason = "evaluating the answer took more memory than allowed"
-            return Equality(Relation.OUT_OF_MEMORY, reason, reply.queued_seconds)
-        kept = _equality(question, reply.message["equal"])
+            return Equality(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason)
+        kept = _equality(question, reply["equal"])
         self._decided.put(question, kept, len(question.answer or "") + len(question.reference) + len(kept.reason))
-        return replace(kept, queued_seconds=reply.queued_seconds)
-
-    async def _run(self, request: dict) -> Reply:
-        """Have a worker do a task, another one if the first dies. Raises TaskTimedOut, WorkerDied, VerifierFailure."""
-        try:
-            try:
-                return await self._pool.run(request)
-            except WorkerDied as error:
-                log.warning("a worker died (%s); the task is tried once more", error)
-                return await self._pool.run(request)
-        except PoolClosed as error:
-            raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
+        return kept
 
 
 def _is_plain(reference: str, policy: EqualityPolicy) -> bool:
@@ -296,15 +262,14 @@ def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | 
     return Comparison(policy).equal(read(answer, policy.bare_braces), read(reference, policy.bare_braces))
 
 
-def _equality(question: _Question, equal: bool, relation: Relation = Relation.EQUAL) -> Equality:
+def _equality(question: _Question, equal: bool, as_text: bool = False) -> Equality:
     answer, reference = (question.answer or "")[:80], question.reference[:80]
-    if equal:
-        return Equality(relation, f"{answer} is {reference}")
-    return Equality(Relation.DIFFERENT, f"{answer} is not {reference}")
+    outcome = reward_pb2.OUTCOME_CORRECT if equal else reward_pb2.OUTCOME_INCORRECT
+    return Equality(outcome, f"{answer} is {'' if equal else 'not '}{reference}", as_text=as_text)
 
 
-def _died(error: WorkerDied) -> VerifierFailure:
-    return VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker died twice: {error}")
+def _died(error: WorkerDied) -> VerifierCrashed:
+    return VerifierCrashed(f"the math worker died twice: {error}")
 
 
 def _last_box_or_all(answer: str) -> str:

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,12 +76,16 @@ def answer_in_prose(text: str, numbers: bool = True) -> str | None:
         statement = text[anchor.end() :]
         if after := _candidates(statement, numbers):
             return _stated(statement, after)
-        if numbers and (words := _WORDS.fullmatch(_first_sentence(statement))):
+        end = _SENTENCE_END.search(statement)
+        if numbers and (words := _WORDS.fullmatch(statement[: end.end()] if end else statement)):
             return words["words"]
     found = _candidates(text, numbers)
     if not found:
         return None
-    return _run_ending_at(text, found, len(found) - 1)
+    first = len(found) - 1
+    while first > 0 and _joins(text, found[first - 1], found[first]):
+        first -= 1
+    return joined([one.text for one in found[first:]])
 
 
 def final_statement(text: str) -> str | None:
@@ -104,7 +109,7 @@ def as_one_list(text: str) -> str | None:
     formulas = _candidates(text, numbers=True)
     if not formulas or text[: formulas[0].start].strip() or text[formulas[-1].end :].strip(" \t\n."):
         return None
-    gaps = [text[one.end : two.start] for one, two in zip(formulas, formulas[1:], strict=False)]
+    gaps = [text[one.end : two.start] for one, two in pairwise(formulas)]
     return joined([one.text for one in formulas]) if all(_BETWEEN.fullmatch(gap) for gap in gaps) else None
 
 
@@ -147,26 +152,14 @@ def _stated(text: str, candidates: list[_Candidate]) -> str:
     if before_last_value:
         copula = copulas[before_last_value - 1]
         first = values[bisect_left([one.start for one in values], copula)]
-    return _run_from(text, sentence, sentence.index(first))
+    rest = sentence[sentence.index(first) :]
+    followers = takewhile(lambda pair: _joins(text, *pair), pairwise(rest))
+    return joined([first.text, *(follower.text for _, follower in followers)])
 
 
-def _run_from(text: str, candidates: list[_Candidate], first: int) -> str:
-    last = first
-    while last + 1 < len(candidates) and _BETWEEN.fullmatch(text, candidates[last].end, candidates[last + 1].start):
-        last += 1
-    return joined([one.text for one in candidates[first : last + 1]])
-
-
-def _run_ending_at(text: str, candidates: list[_Candidate], last: int) -> str:
-    first = last
-    while first > 0 and _BETWEEN.fullmatch(text, candidates[first - 1].end, candidates[first].start):
-        first -= 1
-    return joined([one.text for one in candidates[first : last + 1]])
-
-
-def _first_sentence(text: str) -> str:
-    end = _SENTENCE_END.search(text)
-    return text if end is None else text[: end.end()]
+def _joins(text: str, one: _Candidate, other: _Candidate) -> bool:
+    """Return True if nothing but "and", a comma or the like stands between two candidates: they are one list."""
+    return _BETWEEN.fullmatch(text, one.end, other.start) is not None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

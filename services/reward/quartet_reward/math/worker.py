@@ -21,22 +21,17 @@ from functools import lru_cache
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.logic.boolalg import Boolean, BooleanAtom
 
+from quartet_reward.errors import BadReference
 from quartet_reward.math.compare import Comparison, Decision, EqualityPolicy, half_a_place
 from quartet_reward.math.forms import AND_OR, SIGNS, Form, Kind, read
 from quartet_reward.math.notation import tokens
 from quartet_reward.workers import protocol
 
 _NORMALIZATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
-# Math-verify's own reading of whole completions, for those who compare with its figures.
-_UNGUARDED = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-_DELIMITED = re.compile(r"\$|\\boxed|\\\(|\\\[")
-_FIGURES = re.compile(r"[-+\d.,\s]+")
-# Time and memory are the service's to limit, by killing this process: math-verify's own alarms cannot stop what hangs.
-_NO_ALARM = None
 _AND = re.compile(r"(?<![a-zA-Z\\])and(?![a-z])")
 # Two numbers math-verify calls equal must agree to this part of their size, unless one of them is rounded.
 _EXACT = 1e-12
@@ -45,20 +40,12 @@ _NICE = 5  # as a sandbox's programs: a hostile answer keeps a processor busy to
 _SYMPY_ERRORS = (TypeError, ValueError, AttributeError, NotImplementedError, ArithmeticError)
 
 
-class BadReference(Exception):
-    """The reference cannot be compared with; the text says why."""
-
-
 def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
     """Judge a reference by itself. Return True if it is mathematics, False if it is text, to be repeated as it stands.
 
     Raises:
         BadReference: it can be neither, or it is true (or false) of everything.
     """
-    if not policy.guards:
-        if not _read_by_math_verify(_delimited(reference), policy):
-            raise BadReference(f"math-verify finds no answer in '{_short(reference)}'")
-        return True
     if reference.strip().casefold() in ("true", "false"):
         raise BadReference(f"'{reference}' is no value; for questions of true or false use the verifier 'exact'")
     form = read(reference, policy.bare_braces)
@@ -86,9 +73,6 @@ def compare(reference: str, answer: str, policy: EqualityPolicy) -> bool:
         MemoryError: it takes too much. Whatever else is raised on the way makes the answer a wrong one.
     """
     try:
-        if not policy.guards:
-            gold, found = (_read_by_math_verify(text, policy) for text in (_delimited(reference), answer))
-            return bool(found) and _verify(gold, found, policy)
         forms = (read(text, policy.bare_braces) for text in (answer, reference))
         return SymbolicComparison(policy).equal(*forms) is True
     except MemoryError:
@@ -135,7 +119,15 @@ class SymbolicComparison(Comparison):
         return bool(abs(values[0] - values[1]).evalf() <= max(half_a_place(exact), half_a_place(rounded)))
 
     def _verified(self, gold: sympy.Basic, found: sympy.Basic) -> bool:
-        return _verify([gold], [found], self.policy) and not _apart(gold, found, self.policy)
+        equal = verify(
+            [gold],
+            [found],
+            float_rounding=self.policy.decimal_places,
+            strict=not self.policy.any_names,
+            allow_set_relation_comp=self.policy.relations_as_sets,
+            timeout_seconds=None,  # its alarm cannot stop what hangs; the service kills this process
+        )
+        return equal and not _apart(gold, found, self.policy)
 
     def _same_solutions(self, gold: sympy.Basic, found: sympy.Basic) -> bool:
         """Compare relations by the sets that solve them, if each has one unknown; else as they stand."""
@@ -218,28 +210,6 @@ def _is_sum_done(equation: Form) -> bool:
 def _numbers(texts: list[str]) -> list[sympy.Expr] | None:
     values = [value for value in map(_value, texts) if isinstance(value, sympy.Expr) and value.is_number]
     return values if len(values) == len(texts) else None
-
-
-def _read_by_math_verify(text: str, policy: EqualityPolicy) -> list:
-    targets = _UNGUARDED[:1] if policy.formulas_only else _UNGUARDED
-    return parse(text, targets, parsing_timeout=_NO_ALARM)
-
-
-def _delimited(reference: str) -> str:
-    """Return a bare reference as those write it who call math-verify."""
-    bare = not _DELIMITED.search(reference) and not _FIGURES.fullmatch(reference)
-    return f"${reference}$" if bare else reference
-
-
-def _verify(gold: list, found: list, policy: EqualityPolicy) -> bool:
-    return verify(
-        gold,
-        found,
-        float_rounding=policy.decimal_places,
-        strict=not policy.any_names,
-        allow_set_relation_comp=policy.relations_as_sets,
-        timeout_seconds=_NO_ALARM,
-    )
 
 
 def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:

@@ -82,16 +82,10 @@ class Execution:
     """Processor time of the whole tree."""
     wall_seconds: float
     """Wall time of the program."""
-    mode: str
-    """The sandbox's mode, see docs/sandbox.md."""
 
 
 class SandboxUnavailable(Exception):
     """The sandbox could not run the job, through no fault of the program: retry, or set aside. Never a verdict."""
-
-
-class SandboxClosed(SandboxUnavailable):
-    """The service is shutting down."""
 
 
 class KilledFromOutside(SandboxUnavailable):

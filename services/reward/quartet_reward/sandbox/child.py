@@ -16,22 +16,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from quartet_reward.sandbox import kernel
 from quartet_reward.sandbox.api import Limits
-from quartet_reward.sandbox.seccomp import (
-    LIBC,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    NUMBERS,
-    PR_SET_DUMPABLE,
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
-    Filter,
-    call,
-    check,
-    mount,
-    prctl,
-)
+from quartet_reward.sandbox.seccomp import Filter
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -42,8 +29,9 @@ _RULE_PATH_BENEATH = 1
 
 
 def landlock_version() -> int:
-    """Return the kernel's Landlock landlock_version, 0 if it has none."""
-    return max(0, LIBC.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_long(0), ctypes.c_long(1)))
+    """Return the kernel's version of Landlock, 0 if it has none."""
+    number = kernel.NUMBERS["landlock_create_ruleset"]
+    return max(0, kernel.LIBC.syscall(number, None, ctypes.c_long(0), ctypes.c_long(1)))
 
 
 class Landlock:
@@ -67,18 +55,18 @@ class Landlock:
 
     def put_on(self, writable: str | None) -> None:
         """Confine this process. Needs no_new_privs. Raises OSError."""
-        ruleset = call("landlock_create_ruleset", self._attributes, self._size, 0)
+        ruleset = kernel.call("landlock_create_ruleset", self._attributes, self._size, 0)
         for descriptor, rights in self._rules:
             self._allow(ruleset, descriptor, rights)
         if writable:
             folder = _path_handle(writable)
             self._allow(ruleset, folder, self._everything)
             os.close(folder)
-        call("landlock_restrict_self", ruleset, 0)
+        kernel.call("landlock_restrict_self", ruleset, 0)
         os.close(ruleset)
 
     def _allow(self, ruleset: int, descriptor: int, rights: int) -> None:
-        call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+        kernel.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
 
 
 def _path_handle(path: str) -> int:
@@ -122,7 +110,7 @@ class Confinement:
         self._most = {kind: _hard_limit(kind) for kind in _LIMITED}
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         none = (ctypes.c_uint32 * 6)()
-        self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
+        self._drop_capabilities = (ctypes.c_long(kernel.NUMBERS["capset"]), header, none)
 
     def enter(self, limits: Limits, descriptors: dict[int, int], slot_uid: int) -> None:
         """Confine this process, the second of its pid namespace. `descriptors`: wanted number → number now.
@@ -135,14 +123,14 @@ class Confinement:
         inodes = max(64, limits.scratch_bytes // _BYTES_PER_INODE)
         user = USER + slot_uid
         if not slot_uid:
-            prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
             self._write("self/setgroups", "deny")
             self._write("self/uid_map", f"{USER} 0 1")
             self._write("self/gid_map", f"{USER} 0 1")
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         options = f"size={limits.scratch_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}"
-        mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+        kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
         if slot_uid:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
@@ -154,7 +142,7 @@ class Confinement:
         user = self.user(slot_uid)
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         self._close(limits, descriptors, None)
 
     def user(self, slot_uid: int) -> int:
@@ -168,12 +156,12 @@ class Confinement:
         os.nice(_NICE)
         _set_descriptors(descriptors)
         self._limit(limits)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if self._landlock:
             self._landlock.put_on(writable)
         os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
-        check(LIBC.syscall(*self._drop_capabilities), "capset")
-        prctl(PR_SET_DUMPABLE, 0)
+        kernel.check(kernel.LIBC.syscall(*self._drop_capabilities), "capset")
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         self._filter.put_on()
 
     def _write(self, name: str, text: str) -> None:

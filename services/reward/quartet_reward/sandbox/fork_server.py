@@ -20,20 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quartet_reward.sandbox import kernel
 from quartet_reward.sandbox.api import Limits
 from quartet_reward.sandbox.child import PAIR, PAYLOAD, REPORT, STATUS, Confinement, run_child
-from quartet_reward.sandbox.seccomp import (
-    CLONE_PIDFD,
-    CLONE_VM,
-    LIBC,
-    NEWNS,
-    NEWPID,
-    NEWUSER,
-    NUMBERS,
-    WAIT_ALL,
-    call,
-    check,
-)
 
 _MOST_BYTES = 65536
 _MOST_DESCRIPTORS = 16
@@ -77,8 +66,8 @@ def close_all(descriptors: list[int]) -> None:
 _INIT_STACK_BYTES = 16384
 _SWEEP_SECONDS = 8.0
 
-Body = Callable[[Callable[[], None]], None]
-"""What the new process does: called with its confinement, it does not return."""
+Entry = Callable[[bytes], None]
+"""What the new process runs, with its payload."""
 
 
 @dataclass
@@ -104,15 +93,15 @@ class _Fork:
 
     def __init__(self, flags: int):
         self._handle = ctypes.c_int()
-        flags |= CLONE_PIDFD
+        flags |= kernel.CLONE_PIDFD
         self._arguments = (ctypes.c_long(flags), None, ctypes.byref(self._handle), None, None)
-        self._number = ctypes.c_long(NUMBERS["clone"])
+        self._number = ctypes.c_long(kernel.NUMBERS["clone"])
 
     def __call__(self) -> tuple[int, int]:
         """Return the child's pid and pidfd; in the child, whose SIGCHLD is as usual, 0 and -1. Raises OSError."""
         # Without Python's hooks around a fork, which mend what other threads may have held: there are none here, and
         # the child goes on as the same thread. They cost as much as a third of the fork. Only `random` is to differ.
-        pid = check(LIBC.syscall(self._number, *self._arguments), "clone")
+        pid = kernel.check(kernel.LIBC.syscall(self._number, *self._arguments), "clone")
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             random.seed()
@@ -128,26 +117,26 @@ class NamespaceTrees:
         self._confinement = confinement
         self._own_pids = own_pids
         self._stacks: list[ctypes.Array] = []
-        self._pause = ctypes.cast(LIBC.pause, ctypes.c_void_p)
+        self._pause = ctypes.cast(kernel.LIBC.pause, ctypes.c_void_p)
         self._handle = ctypes.c_int()
-        self._fork = _Fork(NEWNS if users else NEWNS | NEWUSER)
+        self._fork = _Fork(kernel.NEWNS if users else kernel.NEWNS | kernel.NEWUSER)
 
-    def start(self, uid: int, limits: Limits, streams: dict[int, int], body: Body) -> ProcessTree:
-        """Start a process as the second of a new pid namespace; `body` is called in it. Raises OSError."""
-        call("unshare", NEWPID)
+    def start(self, uid: int, limits: Limits, streams: dict[int, int], entry: Entry) -> ProcessTree:
+        """Start a process as the second of a new pid namespace. Raises OSError."""
+        kernel.call("unshare", kernel.NEWPID)
         try:
             tree = self._clone_init()
             try:
                 main, main_handle = self._fork()
                 if main == 0:
-                    body(lambda: self._confinement.enter(limits, streams, uid))
+                    run_child(lambda: self._confinement.enter(limits, streams, uid), entry)
             except OSError:
                 self.kill(tree)
                 self.reap(tree)
                 os.close(tree.last_handle)
                 raise
         finally:
-            check(LIBC.setns(self._own_pids, NEWPID), "setns")
+            kernel.check(kernel.LIBC.setns(self._own_pids, kernel.NEWPID), "setns")
         tree.main, tree.main_handle = main, main_handle
         return tree
 
@@ -156,7 +145,7 @@ class NamespaceTrees:
         signal.pidfd_send_signal(tree.last_handle, signal.SIGKILL)
 
     def reap(self, tree: ProcessTree) -> bool:
-        os.waitpid(tree.last, WAIT_ALL)
+        os.waitpid(tree.last, kernel.WAIT_ALL)
         if tree.stack is not None:
             self._stacks.append(tree.stack)
         return True
@@ -172,10 +161,11 @@ class NamespaceTrees:
         """
         stack = self._stacks.pop() if self._stacks else ctypes.create_string_buffer(_INIT_STACK_BYTES)
         top = (ctypes.addressof(stack) + _INIT_STACK_BYTES) & ~15
-        arguments = (ctypes.c_void_p(top), CLONE_VM | CLONE_PIDFD, None, ctypes.byref(self._handle), None, None)
-        init = check(LIBC.clone(self._pause, *arguments), "clone of the first process")
-        handle = self._handle.value
-        return ProcessTree(0, -1, kill_handle=handle, last=init, last_handle=handle, stack=stack)
+        flags, handle = kernel.CLONE_VM | kernel.CLONE_PIDFD, ctypes.byref(self._handle)
+        pid = kernel.LIBC.clone(self._pause, ctypes.c_void_p(top), flags, None, handle, None, None)
+        init = kernel.check(pid, "clone of the first process")
+        pidfd = self._handle.value
+        return ProcessTree(0, -1, kill_handle=pidfd, last=init, last_handle=pidfd, stack=stack)
 
 
 class UserTrees:
@@ -187,11 +177,11 @@ class UserTrees:
         self._users = users
         self._fork = _Fork(0)
 
-    def start(self, uid: int, limits: Limits, streams: dict[int, int], body: Body) -> ProcessTree:
+    def start(self, uid: int, limits: Limits, streams: dict[int, int], entry: Entry) -> ProcessTree:
         """Start a process under a user. Raises OSError."""
         main, handle = self._fork()
         if main == 0:
-            body(lambda: self._confinement.enter_as(limits, streams, uid))
+            run_child(lambda: self._confinement.enter_as(limits, streams, uid), entry)
         return ProcessTree(main, handle, kill_handle=os.dup(handle), uid=uid)
 
     def kill(self, tree: ProcessTree) -> None:
@@ -202,14 +192,14 @@ class UserTrees:
             os._exit(_sweep(self._confinement.user(tree.uid)))
 
     def reap(self, tree: ProcessTree) -> bool:
-        return os.waitpid(tree.last, WAIT_ALL)[1] == 0
+        return os.waitpid(tree.last, kernel.WAIT_ALL)[1] == 0
 
     def clear(self) -> None:
         for uid in range(1, self._users):
             sweeper, handle = self._fork()
             if sweeper == 0:
                 os._exit(_sweep(self._confinement.user(uid)))
-            os.waitpid(sweeper, WAIT_ALL)
+            os.waitpid(sweeper, kernel.WAIT_ALL)
             os.close(handle)
 
 
@@ -237,7 +227,7 @@ def _sweep(uid: int) -> int:
 ProcessTrees = NamespaceTrees | UserTrees
 
 _STREAMS = {"payload": PAYLOAD, "stdin": 0, "stdout": 1, "stderr": 2, "status": STATUS, "pair": PAIR, "report": REPORT}
-Entries = dict[str, Callable[[bytes], None]]
+Entries = dict[str, Entry]
 
 
 class ForkServer:
@@ -277,9 +267,7 @@ class ForkServer:
         entry = self._entries[message["entry"]]
         streams = {_STREAMS[name]: number for name, number in zip(message["streams"], descriptors, strict=True)}
         try:
-            tree = self._trees.start(
-                message["uid"], Limits(**message["limits"]), streams, lambda confine: run_child(confine, entry)
-            )
+            tree = self._trees.start(message["uid"], Limits(**message["limits"]), streams, entry)
         except OSError as error:
             send_message(self._channel, {"job": job, "event": "failed", "reason": str(error)})
             return
@@ -291,7 +279,7 @@ class ForkServer:
 
     def _main_ended(self, handle: int) -> None:
         job, tree = self._main.pop(handle)
-        _, status, usage = os.wait4(tree.main, WAIT_ALL)
+        _, status, usage = os.wait4(tree.main, kernel.WAIT_ALL)
         self._close(handle)
         self._trees.kill(tree)
         self._poll.register(tree.last_handle, select.POLLIN)

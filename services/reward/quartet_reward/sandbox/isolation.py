@@ -1,6 +1,5 @@
 """The fork server's own fences: where it can, it lives in namespaces of its own, and its children in others inside."""
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -16,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from quartet_reward.sandbox import kernel
 from quartet_reward.sandbox.child import USER, Confinement, Landlock, landlock_version, limit_all
 from quartet_reward.sandbox.fork_server import (
     Entries,
@@ -25,29 +25,6 @@ from quartet_reward.sandbox.fork_server import (
     UserTrees,
     ignore_signals,
     send_message,
-)
-from quartet_reward.sandbox.seccomp import (
-    LIBC,
-    MNT_DETACH,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_REC,
-    NEWIPC,
-    NEWNET,
-    NEWNS,
-    NEWPID,
-    NEWUSER,
-    NEWUTS,
-    NUMBERS,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_DUMPABLE,
-    PR_SET_PDEATHSIG,
-    call,
-    check,
-    mount,
-    prctl,
 )
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
@@ -82,19 +59,19 @@ def build_root(extra: list[str]) -> None:
     """Replace the root of this process's own mount namespace. Raises OSError."""
     paths = readable_paths(extra)
     os.umask(0o022)  # programs have users of their own
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=0755")
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,nr_inodes=1k,mode=0755")
     os.mkdir("/tmp/old")
     os.chdir("/tmp")
-    call("pivot_root", b".", b"old")
+    kernel.call("pivot_root", b".", b"old")
     os.chdir("/")
     for path in [*paths, *DEVICES]:
         _show(path)
     os.mkdir("/tmp", 0o755)
-    check(LIBC.umount2(b"/old", MNT_DETACH), "umount the old root")
+    kernel.check(kernel.LIBC.umount2(b"/old", kernel.MNT_DETACH), "umount the old root")
     os.rmdir("/old")
     attributes = struct.pack("QQQQ", _ATTRIBUTES_RDONLY_NOSUID, 0, 0, 0)
-    call("mount_setattr", _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes))
+    kernel.call("mount_setattr", _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes))
 
 
 def _show(path: str) -> None:
@@ -110,7 +87,7 @@ def _show(path: str) -> None:
         os.mkdir(path, 0o755)
     else:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
-    mount(source, path, None, MS_BIND | MS_REC)
+    kernel.mount(source, path, None, kernel.MS_BIND | kernel.MS_REC)
 
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"}
@@ -132,34 +109,35 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
         # Not root any more, or the kernel would not count processes against a limit.
         os.setresgid(first_uid, first_uid, first_uid)
         os.setresuid(first_uid, first_uid, first_uid)
-        prctl(PR_SET_DUMPABLE, 1)  # or its children's /proc files would be root's
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its children's /proc files would be root's
         first_uid = 0
     if first_uid:
         # Files are shown before root is given up: some lie in folders that only root may enter.
-        call("unshare", NEWNS)
+        kernel.call("unshare", kernel.NEWNS)
         build_root(settings["packages"])
         both = f"0 {first_uid} 1\n{USER + 1} {first_uid + 1} {uids - 1}"
         ids = (both, both)
     else:
         ids = (f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1")
-    prepare = (lambda: None) if first_uid else (lambda: build_root(settings["packages"]))
-    return in_namespaces(lambda: serve_namespaces(channel, entries, proc, prepare, bool(first_uid)), ids, proc, channel)
+    return in_namespaces(
+        lambda: serve_namespaces(channel, entries, proc, settings, bool(first_uid)), ids, proc, channel
+    )
 
 
 def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, channel: socket.socket) -> int:
     """Fork a process into new namespaces, with these uid and gid maps, and wait for its end. Raises OSError."""
     mapped, tell_mapped = os.pipe()
-    flags = NEWUSER | NEWPID | NEWNS | NEWNET | NEWIPC | NEWUTS | signal.SIGCHLD
-    pid = check(LIBC.syscall(ctypes.c_long(NUMBERS["clone"]), ctypes.c_long(flags), None, None, None, None), "clone")
+    flags = (kernel.ALL_NEW & ~kernel.NEWCGROUP) | signal.SIGCHLD
+    pid = kernel.call("clone", flags, None, None, None, None)
     if pid == 0:
         try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(tell_mapped)
             if os.read(mapped, 1) == b"1":
                 os.close(mapped)
                 os.setresgid(0, 0, 0)
                 os.setresuid(0, 0, 0)
-                prctl(PR_SET_DUMPABLE, 1)  # until all of /proc/self that is needed has been written
+                kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # until all of /proc/self that is needed has been written
                 serve()
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -167,7 +145,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
             send_message(channel, {"event": "failed", "reason": reason})
         finally:
             os._exit(0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
     for name, text in (("setgroups", "deny"), ("uid_map", ids[0]), ("gid_map", ids[1])):
         with open(os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc), "w") as file:
             file.write(text)
@@ -177,10 +155,11 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
 
 
 def serve_namespaces(
-    channel: socket.socket, entries: Entries, proc: int, prepare: Callable[[], None], users: bool
+    channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any], users: bool
 ) -> None:
-    """Be the fork server, the first process of its namespaces."""
-    prepare()
+    """Be the fork server, the first process of its namespaces. `users`: slots have users, and the root is built."""
+    if not users:
+        build_root(settings["packages"])
     own_pids = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     fences = Landlock(["/"], ["/dev/null"]) if landlock_version() else None
     serve(channel, entries, proc, NamespaceTrees(Confinement(proc, fences, own_bytes(proc)[0]), own_pids, users))
@@ -189,20 +168,20 @@ def serve_namespaces(
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
     """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing."""
     fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
     serve(channel, entries, proc, UserTrees(confinement, settings["uids"]))
 
 
 def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTrees) -> None:
     """Say that all is ready and serve."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc), "w") as file:
         file.write("1000")  # when the machine has no memory left, programs go first
     limit_all()
-    prctl(PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ignore_signals()
-    LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
+    kernel.LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
     trees.clear()
     send_message(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
     try:
@@ -229,7 +208,7 @@ def main() -> int:
     folder, settings = sys.argv[1], json.loads(sys.argv[3])
     channel = socket.socket(fileno=fcntl.fcntl(int(sys.argv[2]), fcntl.F_DUPFD_CLOEXEC, _RESERVED))
     try:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != settings["parent"]:
             return 1
         reserve_descriptors()

@@ -7,7 +7,8 @@ import time
 
 from quartet_common.log import get_logger
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxClosed, SandboxUnavailable
+from quartet_reward.errors import ShuttingDown
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.pool import IsolatedSandbox
 
 log = get_logger(__name__)
@@ -124,16 +125,12 @@ class LazySandbox:
         self._closed = False
         self._refusal: tuple[float, str] | None = None
 
-    @property
-    def mode(self) -> str:
-        """Which mechanisms hold; `none` before the first program."""
-        return self._sandbox.mode if self._sandbox else "none"
-
     async def run(self, job: Job) -> Execution:
         """Run one job alone; again if something outside killed it. Cancelling the task kills the job's process tree.
 
         Raises:
             SandboxUnavailable: the job could not be run.
+            ShuttingDown: the sandbox is closed.
         """
         return await (await self._opened()).run(job)
 
@@ -156,7 +153,7 @@ class LazySandbox:
         if self._sandbox is None:
             async with self._lock:
                 if self._closed:
-                    raise SandboxClosed("the sandbox is closed")
+                    raise ShuttingDown
                 if self._sandbox is None:
                     await self._open()
         assert self._sandbox is not None

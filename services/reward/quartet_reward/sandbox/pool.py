@@ -1,4 +1,4 @@
-"""The sandbox of one mode: fork servers, slots, and jobs that go from one to the other."""
+"""The sandbox of one mode: its fork server, its slots, and the jobs that have them."""
 
 import asyncio
 import itertools
@@ -10,8 +10,9 @@ from typing import TypeVar
 from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.queue import FairQueue, Grant, QueueClosed
-from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxClosed, SandboxUnavailable
+from quartet_reward.errors import ShuttingDown
+from quartet_reward.queue import FairQueue, Grant
+from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun
 from quartet_reward.sandbox.server_handle import ServerHandle, Users
 
@@ -22,7 +23,7 @@ _Ended = TypeVar("_Ended")
 
 
 class IsolatedSandbox:
-    """A sandbox of fork servers. Each slot belongs to one of them and, as root, to one user.
+    """A fork server and its slots; as root, each slot has a user of its own.
 
     Runs take turns at the slots: the one that has used least goes next.
     """
@@ -32,11 +33,11 @@ class IsolatedSandbox:
         self._settings = settings
         self._queue_seconds = queue_seconds
         self._names = itertools.count()
-        self._servers: list[ServerHandle | None] = [None] * settings.fork_servers
-        self._up = [asyncio.Event() for _ in self._servers]
+        self._server: ServerHandle | None = None
+        self._up = asyncio.Event()
         self._slots: FairQueue[int] = FairQueue("code")
         self._slots.offer(*range(settings.slots))
-        self._keepers: list[asyncio.Task] = []
+        self._keeper: asyncio.Task | None = None
         self._endings: set[asyncio.Task] = set()
         self._closed = False
         self.survivors = 0
@@ -50,8 +51,9 @@ class IsolatedSandbox:
         return self._mode.value
 
     @property
-    def fork_servers(self) -> list[int]:
-        return [server.pid for server in self._servers if server]
+    def fork_server(self) -> int:
+        """Its process id, 0 before the start."""
+        return self._server.pid if self._server else 0
 
     @property
     def waiting(self) -> int:
@@ -62,23 +64,20 @@ class IsolatedSandbox:
         return self._slots.running
 
     async def start(self) -> None:
-        """Start the fork servers. Raises SandboxUnavailable if they cannot."""
+        """Start the fork server. Raises SandboxUnavailable if it cannot."""
         if self._root:
-            self._users = Users(self._settings.first_uid, self._users_of_a_server() * len(self._servers))
-        self._keepers = [asyncio.create_task(self._keep(i)) for i in range(len(self._servers))]
-        all_up = asyncio.gather(*(up.wait() for up in self._up))
+            self._users = Users(self._settings.first_uid, 1 + self._settings.slots)
+        self._keeper = asyncio.create_task(self._keep())
+        up = asyncio.create_task(self._up.wait())
         try:
-            # A keeper ends only if its first fork server cannot start.
-            await asyncio.wait([*self._keepers, all_up], return_when=asyncio.FIRST_COMPLETED)
-            for keeper in self._keepers:
-                if keeper.done():
-                    keeper.result()
+            await asyncio.wait([self._keeper, up], return_when=asyncio.FIRST_COMPLETED)
+            if self._keeper.done():  # only if the first fork server cannot start
+                self._keeper.result()
         except BaseException:
             await self.close()
             raise
         finally:
-            all_up.cancel()
-            await asyncio.gather(all_up, return_exceptions=True)
+            up.cancel()
 
     async def run(self, job: Job) -> Execution:
         """See `LazySandbox.run`."""
@@ -124,43 +123,40 @@ class IsolatedSandbox:
         return runs[1].execution(), runs[0].execution()
 
     async def _take(self, count: int) -> Grant[int]:
-        """Wait for slots, together or not at all. Raises SandboxUnavailable."""
+        """Wait for slots, together or not at all. Raises SandboxUnavailable, ShuttingDown."""
         try:
             return await self._slots.take(timeout=self._queue_seconds, count=count)
         except TimeoutError:
             raise SandboxUnavailable(f"no slot became free within {self._queue_seconds:g} s") from None
-        except QueueClosed as error:
-            raise SandboxClosed(str(error)) from None
 
     async def close(self) -> None:
         """Kill everything that runs and free what is held."""
         self._closed = True
         self._slots.close()
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*(server.close() for server in self._servers if server))
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._server:
+            await self._server.close()
         await asyncio.gather(*self._endings)
         if self._users:
             self._users.release()
 
     async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
-        index = slot % len(self._servers)
         if self._closed:
-            raise SandboxClosed("the sandbox is closed")
+            raise ShuttingDown
         try:
             async with asyncio.timeout(_LAST_RETRY_SECONDS):
-                await self._up[index].wait()
+                await self._up.wait()
         except TimeoutError:
             raise SandboxUnavailable("the fork server does not start") from None
-        server = self._servers[index]
-        if server is None:
-            raise SandboxUnavailable("the fork server has died")
+        server = self._server
+        assert server is not None, "it is up"
         if job.entry not in server.entries:
             raise ValueError(f"there is no entry {job.entry!r}; there are {', '.join(sorted(server.entries))}")
         # Without users of its own, a fork server takes no notice of this.
-        uid = 1 + slot // len(self._servers) if self._root and self._mode is not Mode.NAMESPACES else 0
-        return JobRun(next(self._names), server, uid, job, self.mode, pair, report)
+        uid = 1 + slot if self._root and self._mode is not Mode.NAMESPACES else 0
+        return JobRun(next(self._names), server, uid, job, pair, report)
 
     def _give_back(self, grant: Grant[int], *runs: JobRun) -> None:
         """The slots are free again when the runs' process trees are gone, whoever still waits for them."""
@@ -170,49 +166,37 @@ class IsolatedSandbox:
                 await run.ended.wait()
                 self.survivors += run.survived
             self._slots.settle(grant)
-            self._slots.offer(*grant.things)
 
         task = asyncio.create_task(when_ended())
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
-    async def _keep(self, index: int) -> None:
+    async def _keep(self) -> None:
         """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
+        first = self._users.first if self._users else 0
+        uids = range(first, first + 1 + self._settings.slots) if self._users else range(0)
         started, delay = False, _FIRST_RETRY_SECONDS
         while True:
-            server = ServerHandle(self._mode, self._uids(index), self._settings.packages, self._settings.python)
-            self._servers[index] = server
+            server = ServerHandle(self._mode, uids, self._settings.packages, self._settings.python)
+            self._server = server
             failed = False
             try:
                 await server.await_ready()
-                self._up[index].set()
+                self._up.set()
                 started, delay = True, _FIRST_RETRY_SECONDS
                 await server.gone.wait()
-                log.error(
-                    "a fork server died and is started again", extra={"fork_server": index, "reason": server.last_words}
-                )
+                log.error("a fork server died and is started again", extra={"reason": server.last_words})
             except SandboxUnavailable as error:
                 if not started:
                     raise
-                log.error("a fork server does not start", extra={"fork_server": index, "reason": str(error)})
+                log.error("a fork server does not start", extra={"reason": str(error)})
                 failed = True
             finally:
-                self._up[index].clear()
+                self._up.clear()
             await server.close()
             if failed:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_SECONDS)
-
-    def _uids(self, index: int) -> range:
-        if self._users is None:
-            return range(0)
-        count = self._users_of_a_server()
-        first = self._users.first + index * count
-        return range(first, first + count)
-
-    def _users_of_a_server(self) -> int:
-        """Its own and one for each of its slots."""
-        return 1 + -(-self._settings.slots // self._settings.fork_servers)
 
 
 def _count(*executions: Execution) -> None:

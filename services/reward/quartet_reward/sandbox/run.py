@@ -151,12 +151,11 @@ class JobRun:
         server: ServerHandle,
         uid: int,
         job: Job,
-        mode: str,
         pair: int | None = None,
         report: bool = False,
     ):
         """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
-        self._name, self._server, self._job, self.mode = name, server, job, mode
+        self._name, self._server, self._job = name, server, job
         self._killed_for: ExitReason | None = None
         self._doomed = False
         self._killed = False
@@ -235,7 +234,6 @@ class JobRun:
             report=bytes(self._report.data) if self._report else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
-            mode=self.mode,
         )
 
     def _ending(self, status: bytes) -> ExitReason:

@@ -13,9 +13,9 @@ from quartet_reward.answer_extraction import (
     last_tagged_answer,
     without_trailing_special_tokens,
 )
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import BadReference
 from quartet_reward.math.compare import STRICT, EqualityPolicy
-from quartet_reward.math.equality import Equality, Relation
+from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
@@ -23,26 +23,13 @@ _LONGEST_ANSWER = 1_000_000
 
 
 def require_answer(item: reward_pb2.ScoreItem) -> None:
-    """Raise VerifierFailure if the item has no reference answer, or one that no completion could give."""
+    """Raise BadReference if the item has no reference answer, or one that no completion could give."""
     if len(item.reference.answer) > _LONGEST_ANSWER:
-        raise VerifierFailure(
-            reward_pb2.FAILURE_KIND_BAD_REFERENCE,
-            f"reference.answer has {len(item.reference.answer)} characters; allowed: at most {_LONGEST_ANSWER}",
+        raise BadReference(
+            f"reference.answer has {len(item.reference.answer)} characters; allowed: at most {_LONGEST_ANSWER}"
         )
     if not item.reference.answer.strip():
-        raise VerifierFailure(
-            reward_pb2.FAILURE_KIND_BAD_REFERENCE,
-            "reference.answer is empty; this verifier needs an answer to compare with",
-        )
-
-
-_OUTCOMES = {
-    Relation.EQUAL: reward_pb2.OUTCOME_CORRECT,
-    Relation.SAME_TEXT: reward_pb2.OUTCOME_CORRECT,
-    Relation.DIFFERENT: reward_pb2.OUTCOME_INCORRECT,
-    Relation.TIMED_OUT: reward_pb2.OUTCOME_TIMED_OUT,
-    Relation.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
-}
+        raise BadReference("reference.answer is empty; this verifier needs an answer to compare with")
 
 
 NO_BOX = "there is no complete \\boxed{} after the thought"
@@ -74,17 +61,14 @@ def judge_math(
 
     Both only if the reference can be used: whether an item is scored never depends on its completion.
     """
-    rewards = {
-        Relation.EQUAL: parameters.correct_reward,
-        Relation.SAME_TEXT: parameters.string_match_reward,
-    }
 
     def verdict(found: Equality) -> Verdict:
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
-        reward, outcome = rewards.get(found.relation, parameters.format_reward), _OUTCOMES[found.relation]
-        right = float(outcome == reward_pb2.OUTCOME_CORRECT)
-        return Verdict(reward, outcome, found.reason, answer, 1.0, right, queued_seconds=found.queued_seconds)
+        right = found.outcome == reward_pb2.OUTCOME_CORRECT
+        paid = parameters.string_match_reward if found.as_text else parameters.correct_reward
+        reward = paid if right else parameters.format_reward
+        return Verdict(reward, found.outcome, found.reason, answer, 1.0, float(right))
 
     equality = tools.math.compare(None if fault else answer, reference, policy)
     if isinstance(equality, Equality):
@@ -151,9 +135,6 @@ class MathParameters(ReadingPolicy, AnswerParameters):
     relations_as_sets: bool = Field(True, description="The set (1, 2) may be answered by 1 < x < 2.")
     any_names: bool = Field(False, description="Variables count by their place: f(x) is f(y).")
     decimal_places: int = Field(6, ge=1, le=15, description="Places in which a decimal and another number must agree.")
-    guards: bool = Field(
-        True, description="False: read and decide as math-verify alone does, to compare with figures of others."
-    )
 
     @property
     def equality(self) -> EqualityPolicy:
@@ -163,8 +144,6 @@ class MathParameters(ReadingPolicy, AnswerParameters):
             relations_as_sets=self.relations_as_sets,
             any_names=self.any_names,
             decimal_places=self.decimal_places,
-            guards=self.guards or bool(self.choices),
-            formulas_only=not self.guards and self.prose == "formulas",
         )
 
 
@@ -185,8 +164,6 @@ class Math:
     def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
-        if not parameters.guards and not parameters.choices:
-            return judge_math(text, item.reference.answer, parameters, tools, parameters.equality)
         answer = final_answer(after_thinking(text), parameters) or ""
         fault = "" if answer else f"no answer is stated after the thought (read: {parameters.described()})"
         reference = reference_answer(item.reference.answer, parameters)

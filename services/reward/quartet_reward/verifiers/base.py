@@ -56,8 +56,6 @@ class Verdict:
     ans_acc: float | None = None
     """1 or 0 for the answer. If no verifier of the item gives one, the outcomes say it: 1 for CORRECT, 0 for any other;
     but nothing where the outcome is UNJUDGED or `format_acc` is given."""
-    queued_seconds: float = 0.0
-    """How long the work waited for its turn."""
     tests: int = 0
     """Tests that it was put to."""
     tests_passed: int | None = None

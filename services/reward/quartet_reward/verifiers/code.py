@@ -9,7 +9,7 @@ from quartet_reward.code import judged
 from quartet_reward.code.judged import Outcome
 from quartet_reward.code.tests import OutputCases, ProgramIn, Rules, TestProgram, Tests, find_program, read_tests
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox.api import SandboxClosed, SandboxUnavailable
+from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 
@@ -73,8 +73,6 @@ async def _judge(sandbox: LazySandbox, source: str, tests: Tests, rules: Rules) 
         if isinstance(tests, OutputCases):
             return await judged.judge_outputs(sandbox, source, tests, rules)
         return await judged.judge(sandbox, source, tests, rules)
-    except SandboxClosed as error:
-        raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
     except SandboxUnavailable as error:
         raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, str(error)) from error
 

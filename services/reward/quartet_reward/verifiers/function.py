@@ -12,14 +12,13 @@ from quartet.v1 import reward_pb2
 from quartet_common.config import ConfigError
 from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
 from quartet_reward.config import RewardSection
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import InvalidItem, VerifierCrashed
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
-from quartet_reward.workers.pool import Limits, PoolClosed, Reply, TaskTimedOut, WorkerDied, WorkerPool, WorkerProcess
+from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 _MODULE = "quartet_reward.workers.function"
 # The file may import torch.
 _START_SECONDS = 120.0
-_CALLS = 1_000_000_000
 _OUTCOMES = {
     None: reward_pb2.OUTCOME_UNJUDGED,
     True: reward_pb2.OUTCOME_CORRECT,
@@ -40,12 +39,9 @@ class RewardFunction:
         taken = _describe(path, field)
         self.description = taken["description"] or "A reward function."
         self.parameters = _parameters(path, taken["names"], taken["takes_any"])
-        limits = Limits(section.function_seconds, 0, _CALLS, section.queue_seconds)
-        self.pool = WorkerPool(section.function_workers, limits, self._start, path)
-
-    def _start(self, memory_bytes: int) -> WorkerProcess:
         # Its environment is the service's: it may call a judge, and needs its key.
-        return WorkerProcess(_MODULE, [f"--function={self.name}"], os.environ, _START_SECONDS, may_wait=True)
+        command = WorkerCommand(_MODULE, [f"--function={path}"], os.environ, _START_SECONDS, may_wait=True)
+        self.pool = WorkerPool(path, command, section.function_seconds, section.queue_seconds, section.function_workers)
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Later:
         """See `Verifier`."""
@@ -60,26 +56,16 @@ class RewardFunction:
 
         async def later() -> Verdict:
             try:
-                reply = await self._run(request)
+                answer = await self.pool.run(request)
             except TaskTimedOut as error:
                 raise self._crashed(f"took too long: {error} (reward.function_seconds)") from error
-            except PoolClosed as error:
-                raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
             except WorkerDied as error:
                 raise self._crashed(f"ended its process: {error}") from error
-            return self._verdict(reply.message, reply.queued_seconds)
+            return self._verdict(answer)
 
         return later
 
-    async def _run(self, request: dict[str, Any]) -> Reply:
-        try:
-            return await self.pool.run(request)
-        except WorkerDied as error:
-            if error.crashed:
-                raise
-            return await self.pool.run(request)  # killed from outside, maybe while it was idle
-
-    def _verdict(self, answer: dict[str, Any], queued_seconds: float) -> Verdict:
+    def _verdict(self, answer: dict[str, Any]) -> Verdict:
         match answer["event"]:
             case "scored":
                 correct = answer["correct"]
@@ -89,22 +75,19 @@ class RewardFunction:
                     answer["reason"],
                     answer["answer"],
                     ans_acc=None if correct is None else float(correct),
-                    queued_seconds=queued_seconds,
                 )
             case "none":
-                return Verdict(None, reward_pb2.OUTCOME_UNSPECIFIED, "no verdict", queued_seconds=queued_seconds)
+                return Verdict(None, reward_pb2.OUTCOME_UNSPECIFIED, "no verdict")
             case "missing":
-                raise VerifierFailure(
-                    reward_pb2.FAILURE_KIND_INVALID_ITEM,
-                    f"'{self.name}' requires {', '.join(answer['names'])}, which the prompt's row does not have",
+                raise InvalidItem(
+                    f"'{self.name}' requires {', '.join(answer['names'])}, which the prompt's row does not have"
                 )
             case _:
                 raise self._crashed(answer["reason"], answer["place"], answer.get("traceback", ""))
 
-    def _crashed(self, what: str, place: str = "", traceback: str = "") -> VerifierFailure:
+    def _crashed(self, what: str, place: str = "", traceback: str = "") -> VerifierCrashed:
         where = f" ({place})" if place else ""
-        kind = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
-        return VerifierFailure(kind, f"verifier '{self.name}' {what}{where}", place, traceback)
+        return VerifierCrashed(f"verifier '{self.name}' {what}{where}", place, traceback)
 
 
 def _describe(path: str, field: str) -> dict[str, Any]:
@@ -146,7 +129,5 @@ def _json_of(item: reward_pb2.ScoreItem, field: str, kind: type) -> Any:
         value = None
     if not isinstance(value, kind):
         allowed = "a JSON object" if kind is dict else "a JSON array"
-        raise VerifierFailure(
-            reward_pb2.FAILURE_KIND_INVALID_ITEM, f"item.{field}: got {text[:80]!r}; allowed: {allowed}"
-        )
+        raise InvalidItem(f"item.{field}: got {text[:80]!r}; allowed: {allowed}")
     return value

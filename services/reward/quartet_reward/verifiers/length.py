@@ -7,7 +7,7 @@ With L tokens, a limit M and a buffer B: 0 up to M - B, then falling to -penalty
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import InvalidItem
 from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 
 _LARGEST_DEFAULT_BUFFER = 1024
@@ -33,10 +33,9 @@ class Length:
     def verify(self, item: reward_pb2.ScoreItem, parameters: LengthParameters, tools: Tools) -> Verdict:
         limit = parameters.max_tokens or item.max_new_tokens
         if item.completion_tokens <= 0 or limit <= 0:
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_INVALID_ITEM,
+            raise InvalidItem(
                 f"completion_tokens: got {item.completion_tokens}, max_new_tokens: got {item.max_new_tokens}; "
-                "the verifier 'length' needs both to be positive (or its parameter max_tokens)",
+                "the verifier 'length' needs both to be positive (or its parameter max_tokens)"
             )
         buffer = min(parameters.buffer_tokens or min(_LARGEST_DEFAULT_BUFFER, max(limit // 4, 1)), limit)
         over = min(max(item.completion_tokens - (limit - buffer), 0), buffer)

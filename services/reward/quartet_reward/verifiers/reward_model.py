@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
-from quartet_reward.errors import VerifierFailure
+from quartet_reward.errors import InvalidItem, VerifierCrashed
 from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
 
@@ -41,14 +41,9 @@ class RewardModel:
     def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Later:
         model = tools.reward_model
         if model is None:
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_INVALID_ITEM,
-                "this reward service has no reward model: set reward.reward_model.path",
-            )
+            raise InvalidItem("this reward service has no reward model: set reward.reward_model.path")
         if "{prompt}" in model.template and not item.prompt:
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_INVALID_ITEM, "item.prompt: got nothing; 'reward_model' needs the prompt's text"
-            )
+            raise InvalidItem("item.prompt: got nothing; 'reward_model' needs the prompt's text")
         completion = item.completion
         if not parameters.keep_special_tokens:
             completion = without_trailing_special_tokens(completion, parameters.special_tokens)
@@ -59,18 +54,17 @@ class RewardModel:
         async def later() -> Verdict:
             reading = await model.read(text)
             if parameters.label >= len(reading.logits):
-                raise VerifierFailure(
-                    reward_pb2.FAILURE_KIND_INVALID_ITEM,
-                    f"parameters.label: got {parameters.label}; the model has {len(reading.logits)} logits",
+                raise InvalidItem(
+                    f"parameters.label: got {parameters.label}; the model has {len(reading.logits)} logits"
                 )
             logit = reading.logits[parameters.label]
             if not math.isfinite(logit):
-                raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the reward model said {logit}")
+                raise VerifierCrashed(f"the reward model said {logit}")
             reward = parameters.scale * logit + parameters.shift
             reward = reward if parameters.clip_low is None else max(reward, parameters.clip_low)
             reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)
             cut = f", the last of {reading.tokens + reading.cut}" if reading.cut else ""
             reason = f"logit {logit:.6g} of {reading.tokens} tokens{cut}"
-            return Verdict(reward, reward_pb2.OUTCOME_UNJUDGED, reason, queued_seconds=reading.queued_seconds)
+            return Verdict(reward, reward_pb2.OUTCOME_UNJUDGED, reason)
 
         return later

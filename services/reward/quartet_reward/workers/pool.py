@@ -12,17 +12,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quartet_common.log import get_logger
 from quartet_reward import metrics
-from quartet_reward.queue import FairQueue, Grant, QueueClosed
+from quartet_reward.errors import ShuttingDown
+from quartet_reward.queue import FairQueue
 from quartet_reward.workers import protocol
 
-# Importing math-verify takes a second of CPU; on a busy machine, many seconds.
-_START_SECONDS = 60.0
 # A worker that got less than this share of a processor until its deadline was starved: that says nothing of its task.
 _STARVED = 0.05
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,7 +30,6 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 
 log = get_logger(__name__)
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 15.0
-PoolClosed = QueueClosed
 
 
 class TaskTimedOut(Exception):
@@ -39,7 +37,6 @@ class TaskTimedOut(Exception):
 
     def __init__(self, seconds: float):
         super().__init__(f"killed after {seconds:.1f} s")
-        self.queued_seconds = 0.0  # the pool says how long the task had waited for the worker
 
 
 class WorkerDied(Exception):
@@ -53,39 +50,36 @@ class WorkerDied(Exception):
         self.crashed = crashed
 
 
+@dataclass(frozen=True)
+class WorkerCommand:
+    """What the processes of a pool run."""
+
+    module: str
+    """Run by `python -m`, with `arguments` and `--parent`, the service's process id."""
+    arguments: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables beyond the few that every worker has."""
+    start_seconds: float = 60.0
+    """Longest time until it says that it is ready."""
+    may_wait: bool = False
+    """A task may use little CPU, as one that calls a server; else it counts as starved at the deadline."""
+
+
 class WorkerProcess:
     """A process that speaks frames, and the socket to it. Serves one task at a time."""
 
-    def __init__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        start_seconds: float,
-        may_wait: bool = False,
-    ):
-        """Start the process; `await_ready` returns when it serves.
-
-        Args:
-            module: run by `python -m`, with `arguments` and `--parent`, the service's process id.
-            variables: environment variables beyond the few that every worker has.
-            start_seconds: longest time until it says that it is ready.
-            may_wait: a task may use little CPU, as one that calls a server; else it counts as starved at the deadline.
-
-        Raises:
-            OSError: there can be no process.
-        """
+    def __init__(self, command: WorkerCommand):
+        """Start the process; `await_ready` returns when it serves. Raises OSError: there can be no process."""
         self._socket, theirs = socket.socketpair()
-        self._start_seconds = start_seconds
-        self._may_wait = may_wait
+        self._command = command
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, f"--parent={os.getpid()}"],
+                [sys.executable, "-m", command.module, *command.arguments, f"--parent={os.getpid()}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                env={**environment, **variables},
+                env={**environment, **command.variables},
                 # Kernels share processors among sessions first (man 7 sched, autogroup): in the service's own, an
                 # answer that keeps its worker computing kept the service from answering others.
                 start_new_session=True,
@@ -94,21 +88,14 @@ class WorkerProcess:
         self.pid = self._process.pid
         self.tasks_done = 0
 
-    @classmethod
-    def for_mathematics(cls, memory_bytes: int) -> "WorkerProcess":
-        """Start a process of `quartet_reward.math.worker`. Raises OSError as the constructor."""
-        # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
-        variables = {"SYMPY_GROUND_TYPES": "python"}
-        return cls("quartet_reward.math.worker", [f"--memory-bytes={memory_bytes}"], variables, _START_SECONDS)
-
     async def await_ready(self) -> None:
         """Wait until the process serves. Raises WorkerDied."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
         try:
-            async with asyncio.timeout(self._start_seconds):
+            async with asyncio.timeout(self._command.start_seconds):
                 await self._receive()
         except TimeoutError:
-            raise WorkerDied(f"it was not ready within {self._start_seconds:g} s") from None
+            raise WorkerDied(f"it was not ready within {self._command.start_seconds:g} s") from None
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""
@@ -121,7 +108,7 @@ class WorkerProcess:
         except TimeoutError:
             used = self._cpu_seconds() - cpu_before
             self.kill()
-            if used < _STARVED * deadline_seconds and not self._may_wait:
+            if used < _STARVED * deadline_seconds and not self._command.may_wait:
                 raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
             raise TaskTimedOut(deadline_seconds) from None
         self.tasks_done += 1
@@ -169,39 +156,34 @@ class WorkerProcess:
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a worker may use, and how long it lives."""
-
-    deadline_seconds: float
-    memory_bytes: int
-    recycle_after: int
-    queue_seconds: float
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A worker's answer and the seconds the task had waited for a worker."""
-
-    message: dict[str, Any]
-    queued_seconds: float
-
-
 class WorkerPool:
-    """`workers` processes and the fair queue before them."""
+    """Processes and the fair queue before them."""
 
     def __init__(
         self,
-        workers: int,
-        limits: Limits,
-        start: Callable[[int], WorkerProcess] = WorkerProcess.for_mathematics,
-        name: str = "math",
+        name: str,
+        command: WorkerCommand,
+        deadline_seconds: float,
+        queue_seconds: float,
+        workers: int = 1,
+        recycle_after: int | None = None,
     ):
-        """`start` starts a process that may use so many bytes of memory; `name` is the pool's in the metrics."""
-        self._workers = workers
-        self._limits = limits
-        self._start_process = start
+        """Prepare; `start` starts.
+
+        Args:
+            name: the pool's in the metrics.
+            command: what its processes run.
+            deadline_seconds: longest time of a task.
+            queue_seconds: longest wait for a process.
+            workers: how many there are.
+            recycle_after: tasks after which a process is replaced; None: never.
+        """
         self._name = name
+        self._command = command
+        self._deadline_seconds = deadline_seconds
+        self._queue_seconds = queue_seconds
+        self._workers = workers
+        self._recycle_after = recycle_after
         self._idle: FairQueue[WorkerProcess] = FairQueue(name)
         self._all: set[WorkerProcess] = set()
         self._tasks: set[asyncio.Task] = set()
@@ -226,7 +208,7 @@ class WorkerPool:
             self._spawn(self._add_worker())
 
     async def close(self) -> None:
-        """Kill all workers; tasks that wait or run raise PoolClosed."""
+        """Kill all workers; tasks that wait or run raise ShuttingDown."""
         self._closed.set()
         self._idle.close()
         for task in self._tasks:
@@ -237,43 +219,45 @@ class WorkerPool:
             worker.kill()
         await asyncio.gather(*(worker.reap() for worker in tuple(self._all)))
 
-    async def run(self, request: dict[str, Any]) -> Reply:
-        """Run a task in a worker.
+    async def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a task in a worker and return its answer. Where the worker dies, another one tries once more.
 
         Raises:
             TaskTimedOut: it was killed at its deadline.
             WorkerDied: the worker ended by itself, was starved of CPU, or none could be had within `queue_seconds`.
-            PoolClosed: the service is shutting down.
+            ShuttingDown: the pool is closed.
         """
-        grant = await self._take()
+        try:
+            return await self._run(request)
+        except WorkerDied as error:
+            log.warning("a worker died (%s); the task is tried once more", error, extra={"pool": self._name})
+            return await self._run(request)
+
+    async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            grant = await self._idle.take(timeout=self._queue_seconds)
+        except TimeoutError:
+            raise WorkerDied(f"no worker became free within {self._queue_seconds:g} s") from None
         worker = grant.thing
         fate = "died"
         try:
-            message = await worker.ask(request, self._limits.deadline_seconds)
-            fate = "recycled" if worker.tasks_done >= self._limits.recycle_after else ""
-        except TaskTimedOut as error:
-            fate, error.queued_seconds = "deadline", grant.queued_seconds
+            answer = await worker.ask(request, self._deadline_seconds)
+            fate = "recycled" if worker.tasks_done == self._recycle_after else ""
+            return answer
+        except TaskTimedOut:
+            fate = "deadline"
             raise
         except asyncio.CancelledError:
             fate = "cancelled"
             raise
         except WorkerDied:
             if self._closed.is_set():
-                raise PoolClosed("the reward service is shutting down") from None
+                raise ShuttingDown from None
             raise
         finally:
-            self._idle.settle(grant)
+            self._idle.settle(grant, reusable=not fate)
             if fate:
                 self._replace(worker, fate)
-            else:
-                self._idle.offer(worker)
-        return Reply(message, grant.queued_seconds)
-
-    async def _take(self) -> Grant[WorkerProcess]:
-        try:
-            return await self._idle.take(timeout=self._limits.queue_seconds)
-        except TimeoutError:
-            raise WorkerDied(f"no worker became free within {self._limits.queue_seconds:g} s") from None
 
     def _replace(self, worker: WorkerProcess, reason: str) -> None:
         metrics.WORKERS_ENDED.labels(self._name, reason).inc()
@@ -301,7 +285,7 @@ class WorkerPool:
             pause = min(2 * pause, _LAST_RETRY_SECONDS)
 
     async def _started(self) -> WorkerProcess:
-        worker = self._start_process(self._limits.memory_bytes)
+        worker = WorkerProcess(self._command)
         self._all.add(worker)
         self._count_alive()
         try:
