@@ -1,8 +1,8 @@
 """What a table of cases is made of.
 
-Each service has such tables in `cases_NAME.py`. A case builds its request in a `World` (channels to running services,
-a name of its own, helpers that arrange what must stand before) and says what the answer must be. Cases know the protos
-and nothing of how a service is built.
+Each service has such a table in `cases_NAME.py`: by RPC, its cases. A case builds its request in a `World` (channels to
+running services, a name of its own, helpers that arrange what must stand before) and says what the answer must be.
+Cases know the protos and nothing of how a service is built. `tables` puts its `rpc` into each.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,6 @@ Answer: TypeAlias = Any
 class Good:
     """A call that must succeed. If the proto calls the RPC idempotent it is made twice."""
 
-    rpc: str
-    """"BrokerService.CreateRun"."""
     title: str
     request: Callable[[World], Request]
     check: Callable[[World, Answer], None]
@@ -41,13 +39,13 @@ class Good:
     """Messages to read of a stream that does not end by itself."""
     last: bool = False
     """The call ends the service: it comes after all other tests."""
+    rpc: str = ""
 
 
 @dataclass(frozen=True)
 class Bad:
     """A call that must be refused."""
 
-    rpc: str
     title: str
     request: Callable[[World], Request]
     code: grpc.StatusCode
@@ -56,24 +54,34 @@ class Bad:
     server: str = ""
     """Which server is called, if not the usual one of the service."""
     take: int = 0
+    rpc: str = ""
 
 
 @dataclass(frozen=True)
 class Refused:
     """Bad input that the contract answers inside a response of status OK."""
 
-    rpc: str
     title: str
     request: Callable[[World], Request]
     check: Callable[[World, Answer], None]
+    rpc: str = ""
 
 
 @dataclass(frozen=True)
 class NoBadInput:
     """An RPC whose request cannot be wrong, and which works in every state."""
 
-    rpc: str
     reason: str
+    rpc: str = ""
+
+
+def has(**fields: object) -> Callable[[World, Answer], None]:
+    """A check: the fields of the answer have these values."""
+
+    def check(w: World, answer: Answer) -> None:
+        assert {name: getattr(answer, name) for name in fields} == fields
+
+    return check
 
 
 Tried: TypeAlias = Good | Bad | Refused

@@ -6,7 +6,7 @@ import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
-from quartet_contract.cases import Bad, Case, Good, Refused
+from quartet_contract.cases import Bad, Case, Good, Refused, has
 from quartet_contract.world import EVALUATE, instance
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -16,10 +16,6 @@ FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 def submission(w, *instances, run=None, **fields):
     return pb.SubmitPromptsRequest(run_id=(run or w.run()).id, instances=instances, **fields)
-
-
-def two_accepted(w, answer):
-    assert (answer.accepted, answer.duplicates) == (2, 0)
 
 
 def two_known(w, answer):
@@ -47,18 +43,6 @@ def all_renewed(w, answer):
     assert not answer.lost and answer.expires_at.seconds > time.time()
 
 
-def some_lost(w, answer):
-    assert list(answer.lost) == ["never-granted"]
-
-
-def one_requeued(w, answer):
-    assert (answer.requeued, answer.dead, list(answer.lost)) == (1, 0, [])
-
-
-def one_dead(w, answer):
-    assert (answer.requeued, answer.dead, list(answer.lost)) == (0, 1, [])
-
-
 def lost_before(w, answer):
     assert (answer.requeued, answer.dead, list(answer.lost)) == (0, 0, [w.kept.lease])
 
@@ -74,119 +58,84 @@ def release(w, **fields):
     return pb.ReleaseLeasesRequest(run_id=w.name, releases=[pb.LeaseRelease(lease_id=lease.lease_id, **fields)])
 
 
-PROMPTS: list[Case] = [
-    Good(
-        "BrokerService.SubmitPrompts",
-        "two prompts",
-        lambda w: submission(w, instance("a"), instance("b")),
-        two_accepted,
-        second=two_known,
-    ),
-    Bad("BrokerService.SubmitPrompts", "none", lambda w: submission(w), INVALID, "instances"),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "without an id",
-        lambda w: submission(w, instance("a"), instance("")),
-        INVALID,
-        "instances[1].instance_id",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "without a purpose",
-        lambda w: submission(w, instance("a", purpose=0)),
-        INVALID,
-        "instances[0].purpose",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "without an input",
-        lambda w: submission(w, experience_pb2.PromptInstance(instance_id="a", purpose=1)),
-        INVALID,
-        "instances[0].prompt",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "for training, pinned to a version",
-        lambda w: submission(w, instance("a", pinned_version=3)),
-        INVALID,
-        "instances[0].pinned_version",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "for evaluation, into no set",
-        lambda w: submission(w, instance("a", purpose=EVALUATE)),
-        INVALID,
-        "evaluation_set",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "an id that has another content",
-        lambda w: submission(w, instance("a", text="2+2=?"), run=w.run().submit("a")),
-        EXISTS,
-        "'a'",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "more than the queue holds",
-        lambda w: submission(w, instance("b"), instance("c"), run=w.run(max_queued_prompts=2).submit("a")),
-        FULL,
-        "max_queued_prompts",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "after EndPrompts",
-        lambda w: submission(w, instance("a"), run=w.run().end()),
-        STATE,
-        "ended",
-    ),
-    Bad(
-        "BrokerService.SubmitPrompts",
-        "after FinishRun",
-        lambda w: submission(w, instance("a"), run=w.run().finish()),
-        STATE,
-        "finished",
-    ),
-    Good("BrokerService.EndPrompts", "of a run", lambda w: pb.EndPromptsRequest(run_id=w.run().id), have_ended),
-    Bad("BrokerService.EndPrompts", "no such run", lambda w: pb.EndPromptsRequest(run_id=w.name), MISSING, "case-"),
-    Good(
-        "BrokerService.LeasePrompts",
-        "all that wait",
-        lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b").id, holder="r1", max_prompts=5),
-        two_leases,
-    ),
-    Good(
-        "BrokerService.LeasePrompts",
-        "no more than the gate allows",
-        lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b", "c").id, holder="r1", max_prompts=5),
-        gate_is_shut,
-    ),
-    Bad(
-        "BrokerService.LeasePrompts",
-        "none wanted",
-        lambda w: pb.LeasePromptsRequest(run_id=w.run().id, holder="r1"),
-        INVALID,
-        "max_prompts",
-    ),
-    Bad("BrokerService.LeasePrompts", "waiting 31 s", lambda w: w.run().wait(31), INVALID, "wait"),
-    Bad("BrokerService.LeasePrompts", "waiting -1 s", lambda w: w.run().wait(-1), INVALID, "wait"),
-    Bad("BrokerService.LeasePrompts", "for a stranger", lambda w: w.run().wait(0, "stranger"), STATE, "stranger"),
-    Bad("BrokerService.LeasePrompts", "of a finished run", lambda w: w.run().finish().wait(0), STATE, "finished"),
-    Good("BrokerService.RenewLeases", "two", renewal, all_renewed, volatile=("expires_at",)),
-    Refused(
-        "BrokerService.RenewLeases", "one that was never granted", lambda w: renewal(w, "never-granted"), some_lost
-    ),
-    Bad("BrokerService.RenewLeases", "no such run", lambda w: pb.RenewLeasesRequest(run_id=w.name), MISSING, "case-"),
-    Good("BrokerService.ReleaseLeases", "on drain", release, one_requeued, second=lost_before),
-    Good(
-        "BrokerService.ReleaseLeases",
-        "for good",
-        lambda w: release(w, failure="too long", permanent=True),
-        one_dead,
-        second=lost_before,
-    ),
-    Bad(
-        "BrokerService.ReleaseLeases", "no such run", lambda w: pb.ReleaseLeasesRequest(run_id=w.name), MISSING, "case-"
-    ),
-]
-
-CASES = PROMPTS
+CASES: dict[str, list[Case]] = {
+    "BrokerService.SubmitPrompts": [
+        Good(
+            "two prompts",
+            lambda w: submission(w, instance("a"), instance("b")),
+            has(accepted=2, duplicates=0),
+            second=two_known,
+        ),
+        Bad("none", lambda w: submission(w), INVALID, "instances"),
+        Bad("without an id", lambda w: submission(w, instance("a"), instance("")), INVALID, "instances[1].instance_id"),
+        Bad("without a purpose", lambda w: submission(w, instance("a", purpose=0)), INVALID, "instances[0].purpose"),
+        Bad(
+            "without an input",
+            lambda w: submission(w, experience_pb2.PromptInstance(instance_id="a", purpose=1)),
+            INVALID,
+            "instances[0].prompt",
+        ),
+        Bad(
+            "for training, pinned to a version",
+            lambda w: submission(w, instance("a", pinned_version=3)),
+            INVALID,
+            "instances[0].pinned_version",
+        ),
+        Bad(
+            "for evaluation, into no set",
+            lambda w: submission(w, instance("a", purpose=EVALUATE)),
+            INVALID,
+            "evaluation_set",
+        ),
+        Bad(
+            "an id that has another content",
+            lambda w: submission(w, instance("a", text="2+2=?"), run=w.run().submit("a")),
+            EXISTS,
+            "'a'",
+        ),
+        Bad(
+            "more than the queue holds",
+            lambda w: submission(w, instance("b"), instance("c"), run=w.run(max_queued_prompts=2).submit("a")),
+            FULL,
+            "max_queued_prompts",
+        ),
+        Bad("after EndPrompts", lambda w: submission(w, instance("a"), run=w.run().end()), STATE, "ended"),
+        Bad("after FinishRun", lambda w: submission(w, instance("a"), run=w.run().finish()), STATE, "finished"),
+    ],
+    "BrokerService.EndPrompts": [
+        Good("of a run", lambda w: pb.EndPromptsRequest(run_id=w.run().id), have_ended),
+        Bad("no such run", lambda w: pb.EndPromptsRequest(run_id=w.name), MISSING, "case-"),
+    ],
+    "BrokerService.LeasePrompts": [
+        Good(
+            "all that wait",
+            lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b").id, holder="r1", max_prompts=5),
+            two_leases,
+        ),
+        Good(
+            "no more than the gate allows",
+            lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b", "c").id, holder="r1", max_prompts=5),
+            gate_is_shut,
+        ),
+        Bad("none wanted", lambda w: pb.LeasePromptsRequest(run_id=w.run().id, holder="r1"), INVALID, "max_prompts"),
+        Bad("waiting 31 s", lambda w: w.run().wait(31), INVALID, "wait"),
+        Bad("waiting -1 s", lambda w: w.run().wait(-1), INVALID, "wait"),
+        Bad("for a stranger", lambda w: w.run().wait(0, "stranger"), STATE, "stranger"),
+        Bad("of a finished run", lambda w: w.run().finish().wait(0), STATE, "finished"),
+    ],
+    "BrokerService.RenewLeases": [
+        Good("two", renewal, all_renewed, volatile=("expires_at",)),
+        Refused("one that was never granted", lambda w: renewal(w, "never-granted"), has(lost=["never-granted"])),
+        Bad("no such run", lambda w: pb.RenewLeasesRequest(run_id=w.name), MISSING, "case-"),
+    ],
+    "BrokerService.ReleaseLeases": [
+        Good("on drain", release, has(requeued=1, dead=0, lost=[]), second=lost_before),
+        Good(
+            "for good",
+            lambda w: release(w, failure="too long", permanent=True),
+            has(requeued=0, dead=1, lost=[]),
+            second=lost_before,
+        ),
+        Bad("no such run", lambda w: pb.ReleaseLeasesRequest(run_id=w.name), MISSING, "case-"),
+    ],
+}

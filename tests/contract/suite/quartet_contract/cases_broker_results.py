@@ -7,15 +7,11 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
 from quartet_common.durations import to_duration
-from quartet_contract.cases import Bad, Case, Good
+from quartet_contract.cases import Bad, Case, Good, has
 from quartet_contract.world import EVALUATE, SERVE, instance
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE = grpc.StatusCode.FAILED_PRECONDITION
-
-
-def is_started(w, answer):
-    assert (answer.evaluation_id, answer.prompts) == ("heldout@0", 1)
 
 
 def is_complete(w, answer):
@@ -38,10 +34,6 @@ def of_the_live_policy(w):
     request = stored_set(w)
     request.live = "a-look"
     return request
-
-
-def is_of_the_live_policy(w, answer):
-    assert (answer.evaluation_id, answer.prompts) == ("heldout@live-a-look", 1)
 
 
 def served_and_dead(w):
@@ -90,84 +82,74 @@ def is_in_the_stream(w, answer):
     assert told.notice == NOTICE.notice and abs(told.at.seconds - time.time()) < 60
 
 
-RESULTS: list[Case] = [
-    Good("BrokerService.StartEvaluation", "a stored set", stored_set, is_started),
-    Good("BrokerService.StartEvaluation", "of the live policy", of_the_live_policy, is_of_the_live_policy),
-    Bad(
-        "BrokerService.StartEvaluation",
-        "a set without prompts",
-        lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="nothing"),
-        MISSING,
-        "nothing",
-    ),
-    Bad(
-        "BrokerService.StartEvaluation",
-        "at a version below 0",
-        lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="heldout", policy_version=-1),
-        INVALID,
-        "policy_version",
-    ),
-    Good(
-        "BrokerService.GetEvaluation",
-        "complete",
-        lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation(finished=True).id, evaluation_id="heldout@0"),
-        is_complete,
-    ),
-    Good(
-        "BrokerService.GetEvaluation",
-        "under way",
-        lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation().id, evaluation_id="heldout@0"),
-        is_under_way,
-    ),
-    Bad(
-        "BrokerService.GetEvaluation",
-        "never started",
-        lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@7"),
-        MISSING,
-        "heldout@7",
-    ),
-    Bad(
-        "BrokerService.GetEvaluation",
-        "waiting 31 s",
-        lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@0", wait=to_duration(31)),
-        INVALID,
-        "wait",
-    ),
-    Good("BrokerService.CollectResults", "a result and a dead prompt", served_and_dead, each_once_in_order),
-    Bad(
-        "BrokerService.CollectResults",
-        "of nothing",
-        lambda w: pb.CollectResultsRequest(run_id=w.run().id),
-        INVALID,
-        "instance_ids",
-    ),
-    Bad(
-        "BrokerService.CollectResults",
-        "no such run",
-        lambda w: pb.CollectResultsRequest(run_id=w.name, instance_ids=["a"]),
-        MISSING,
-        "case-",
-    ),
-    Good("BrokerService.ReportProgress", "a notice", lambda w: report(w, NOTICE), is_in_the_stream),
-    Bad(
-        "BrokerService.ReportProgress",
-        "the run's end",
-        lambda w: report(w, pb.RunEvent(run_state=pb.RunStateChanged(state=pb.RUN_STATE_FAILED))),
-        INVALID,
-        "event",
-    ),
-    Bad("BrokerService.ReportProgress", "no event", lambda w: report(w, pb.RunEvent()), INVALID, "event"),
-    Bad("BrokerService.ReportProgress", "no such run", lambda w: report(w, NOTICE, w.name), MISSING, "case-"),
-    Good("BrokerService.WatchRun", "of a finished run", told_events, from_start_to_end),
-    Bad("BrokerService.WatchRun", "no such run", lambda w: pb.WatchRunRequest(run_id=w.name), MISSING, "case-"),
-    Bad(
-        "BrokerService.WatchRun",
-        "after something that is no event",
-        lambda w: pb.WatchRunRequest(run_id=w.run().id, after_event_id="yesterday"),
-        INVALID,
-        "after_event_id",
-    ),
-]
+RESULTS: dict[str, list[Case]] = {
+    "BrokerService.StartEvaluation": [
+        Good("a stored set", stored_set, has(evaluation_id="heldout@0", prompts=1)),
+        Good("of the live policy", of_the_live_policy, has(evaluation_id="heldout@live-a-look", prompts=1)),
+        Bad(
+            "a set without prompts",
+            lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="nothing"),
+            MISSING,
+            "nothing",
+        ),
+        Bad(
+            "at a version below 0",
+            lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="heldout", policy_version=-1),
+            INVALID,
+            "policy_version",
+        ),
+    ],
+    "BrokerService.GetEvaluation": [
+        Good(
+            "complete",
+            lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation(finished=True).id, evaluation_id="heldout@0"),
+            is_complete,
+        ),
+        Good(
+            "under way",
+            lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation().id, evaluation_id="heldout@0"),
+            is_under_way,
+        ),
+        Bad(
+            "never started",
+            lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@7"),
+            MISSING,
+            "heldout@7",
+        ),
+        Bad(
+            "waiting 31 s",
+            lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@0", wait=to_duration(31)),
+            INVALID,
+            "wait",
+        ),
+    ],
+    "BrokerService.CollectResults": [
+        Good("a result and a dead prompt", served_and_dead, each_once_in_order),
+        Bad("of nothing", lambda w: pb.CollectResultsRequest(run_id=w.run().id), INVALID, "instance_ids"),
+        Bad("no such run", lambda w: pb.CollectResultsRequest(run_id=w.name, instance_ids=["a"]), MISSING, "case-"),
+    ],
+    "BrokerService.ReportProgress": [
+        Good("a notice", lambda w: report(w, NOTICE), is_in_the_stream),
+        Bad(
+            "the run's end",
+            lambda w: report(w, pb.RunEvent(run_state=pb.RunStateChanged(state=pb.RUN_STATE_FAILED))),
+            INVALID,
+            "event",
+        ),
+        Bad("no event", lambda w: report(w, pb.RunEvent()), INVALID, "event"),
+        Bad("no such run", lambda w: report(w, NOTICE, w.name), MISSING, "case-"),
+    ],
+    "BrokerService.WatchRun": [
+        Good("of a finished run", told_events, from_start_to_end),
+        Bad("no such run", lambda w: pb.WatchRunRequest(run_id=w.name), MISSING, "case-"),
+        Bad(
+            "after something that is no event",
+            lambda w: pb.WatchRunRequest(run_id=w.run().id, after_event_id="yesterday"),
+            INVALID,
+            "after_event_id",
+        ),
+    ],
+}
 
 
 CLOCK = ("answered_at",)
@@ -188,14 +170,6 @@ def one_requeued(w, answer):
     assert group.state == pb.GROUP_STATE_QUEUED and group.attempt == 0
 
 
-def none_requeued(w, answer):
-    assert answer.requeued == 0
-
-
-def kept_completions(w, answer):
-    assert answer.unscored == b"opaque"
-
-
 def leased_with_completions(w):
     run = w.run().dead("d1", b"opaque")
     run.call("RequeueDead", pb.RequeueDeadRequest(run_id=run.id))
@@ -203,23 +177,10 @@ def leased_with_completions(w):
     return pb.GetUnscoredRequest(run_id=run.id, instance_id="d1")
 
 
-def is_at_the_rollout(w, answer):
-    assert (answer.state, answer.attempt) == (pb.GROUP_STATE_LEASED, 1)
-    assert (answer.holder, answer.step) == ("r1", -1)
-
-
-def is_durable(w, answer):
-    assert (answer.state, answer.step) == (pb.GROUP_STATE_COMMITTED, 0)
-
-
 def stored_prompt(w):
     return pb.GetGroupRequest(
         run_id=w.run().submit("e1", purpose=EVALUATE, evaluation_set="heldout").id, instance_id="e1"
     )
-
-
-def waits_for_an_evaluation(w, answer):
-    assert (answer.state, answer.attempt, answer.holder) == (pb.GROUP_STATE_QUEUED, 0, "")
 
 
 def leased_group(w):
@@ -248,66 +209,64 @@ def right_books(w, answers):
     assert (summary.run.stats.committed, summary.forgotten, summary.first_remembered_pass) == (2, 0, 0)
 
 
-ASIDE: list[Case] = [
-    # Twice, but in no order.
-    Good("BrokerService.AuditRun", "some of each", books_of_each_state, right_books, second=right_books),
-    Bad("BrokerService.AuditRun", "no such run", lambda w: pb.AuditRunRequest(run_id=w.name), MISSING, "case-"),
-    Bad("BrokerService.AuditRun", "no run at all", lambda w: pb.AuditRunRequest(), INVALID, "run_id"),
-    Good("BrokerService.ListDead", "one", lambda w: pb.ListDeadRequest(run_id=w.run().dead("d1").id), one_dead),
-    Bad("BrokerService.ListDead", "no such run", lambda w: pb.ListDeadRequest(run_id=w.name), MISSING, "case-"),
-    Bad(
-        "BrokerService.ListDead",
-        "fewer than none",
-        lambda w: pb.ListDeadRequest(run_id=w.run().id, limit=-1),
-        INVALID,
-        "limit",
-    ),
-    Good(
-        "BrokerService.RequeueDead",
-        "all of them",
-        lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").id),
-        one_requeued,
-        second=none_requeued,
-    ),
-    Bad("BrokerService.RequeueDead", "no such run", lambda w: pb.RequeueDeadRequest(run_id=w.name), MISSING, "case-"),
-    Bad(
-        "BrokerService.RequeueDead",
-        "in a finished run",
-        lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").finish().id),
-        STATE,
-        "finished",
-    ),
-    Good(
-        "BrokerService.GetUnscored",
-        "of a dead prompt",
-        lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1", b"opaque").id, instance_id="d1"),
-        kept_completions,
-    ),
-    Bad(
-        "BrokerService.GetUnscored",
-        "of a prompt that has none",
-        lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1").id, instance_id="d1"),
-        MISSING,
-        "d1",
-    ),
-    Bad("BrokerService.GetUnscored", "no such run", lambda w: pb.GetUnscoredRequest(run_id=w.name), MISSING, "case-"),
-    Good("BrokerService.GetUnscored", "of a leased prompt", leased_with_completions, kept_completions),
-    Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout, volatile=CLOCK),
-    Good("BrokerService.GetGroup", "in a stored set", stored_prompt, waits_for_an_evaluation, volatile=CLOCK),
-    Good(
-        "BrokerService.GetGroup",
-        "committed",
-        lambda w: pb.GetGroupRequest(run_id=w.run().committed().id, instance_id="a"),
-        is_durable,
-        volatile=CLOCK,
-    ),
-    Bad(
-        "BrokerService.GetGroup",
-        "never seen",
-        lambda w: pb.GetGroupRequest(run_id=w.run().id, instance_id="nobody"),
-        MISSING,
-        "nobody",
-    ),
-]
+ASIDE: dict[str, list[Case]] = {
+    "BrokerService.AuditRun": [
+        # Twice, but in no order.
+        Good("some of each", books_of_each_state, right_books, second=right_books),
+        Bad("no such run", lambda w: pb.AuditRunRequest(run_id=w.name), MISSING, "case-"),
+        Bad("no run at all", lambda w: pb.AuditRunRequest(), INVALID, "run_id"),
+    ],
+    "BrokerService.ListDead": [
+        Good("one", lambda w: pb.ListDeadRequest(run_id=w.run().dead("d1").id), one_dead),
+        Bad("no such run", lambda w: pb.ListDeadRequest(run_id=w.name), MISSING, "case-"),
+        Bad("fewer than none", lambda w: pb.ListDeadRequest(run_id=w.run().id, limit=-1), INVALID, "limit"),
+    ],
+    "BrokerService.RequeueDead": [
+        Good(
+            "all of them",
+            lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").id),
+            one_requeued,
+            second=has(requeued=0),
+        ),
+        Bad("no such run", lambda w: pb.RequeueDeadRequest(run_id=w.name), MISSING, "case-"),
+        Bad(
+            "in a finished run",
+            lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").finish().id),
+            STATE,
+            "finished",
+        ),
+    ],
+    "BrokerService.GetUnscored": [
+        Good(
+            "of a dead prompt",
+            lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1", b"opaque").id, instance_id="d1"),
+            has(unscored=b"opaque"),
+        ),
+        Bad(
+            "of a prompt that has none",
+            lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1").id, instance_id="d1"),
+            MISSING,
+            "d1",
+        ),
+        Bad("no such run", lambda w: pb.GetUnscoredRequest(run_id=w.name), MISSING, "case-"),
+        Good("of a leased prompt", leased_with_completions, has(unscored=b"opaque")),
+    ],
+    "BrokerService.GetGroup": [
+        Good(
+            "at a rollout",
+            leased_group,
+            has(state=pb.GROUP_STATE_LEASED, attempt=1, holder="r1", step=-1),
+            volatile=CLOCK,
+        ),
+        Good("in a stored set", stored_prompt, has(state=pb.GROUP_STATE_QUEUED, attempt=0, holder=""), volatile=CLOCK),
+        Good(
+            "committed",
+            lambda w: pb.GetGroupRequest(run_id=w.run().committed().id, instance_id="a"),
+            has(state=pb.GROUP_STATE_COMMITTED, step=0),
+            volatile=CLOCK,
+        ),
+        Bad("never seen", lambda w: pb.GetGroupRequest(run_id=w.run().id, instance_id="nobody"), MISSING, "nobody"),
+    ],
+}
 
-CASES = [*RESULTS, *ASIDE]
+CASES = RESULTS | ASIDE

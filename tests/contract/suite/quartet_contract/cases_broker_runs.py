@@ -6,7 +6,7 @@ import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2
 
-from quartet_contract.cases import Bad, Case, Good, NoBadInput
+from quartet_contract.cases import Bad, Case, Good, NoBadInput, has
 from quartet_contract.world import rollout
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -82,90 +82,73 @@ def is_gone(w, answer):
         raise AssertionError("a deleted run is still there")
 
 
-def nothing_deleted(w, answer):
-    assert not answer.deleted
-
-
-RUNS: list[Case] = [
-    Good("BrokerService.CreateRun", "defaults are filled in", lambda w: spec(w), has_stated_defaults, second=was_there),
-    Bad("BrokerService.CreateRun", "a name with a space", lambda w: spec(w, run_id="a run"), INVALID, "spec.run_id"),
-    Bad("BrokerService.CreateRun", "no specification", lambda w: pb.CreateRunRequest(), INVALID, "spec.run_id"),
-    Bad("BrokerService.CreateRun", "a group of 1025", lambda w: spec(w, group_size=1025), INVALID, "spec.group_size"),
-    Bad(
-        "BrokerService.CreateRun",
-        "negative staleness",
-        lambda w: spec(w, max_staleness=-1),
-        INVALID,
-        "spec.max_staleness",
-    ),
-    Bad("BrokerService.CreateRun", "an unknown order", lambda w: spec(w, lease_order=77), INVALID, "spec.lease_order"),
-    Bad(
-        "BrokerService.CreateRun",
-        "it stands with another specification",
-        lambda w: spec(w, run_id=w.run(group_size=4).id, groups_per_step=2, max_staleness=0, group_size=3),
-        EXISTS,
-        "group_size",
-    ),
-    Good("BrokerService.CreateRun", "a run that succeeded goes on", lambda w: finished(w, "SUCCEEDED"), goes_on),
-    Bad("BrokerService.CreateRun", "extending a failed run", lambda w: finished(w, "FAILED"), STATE, "only a run that"),
-    Bad("BrokerService.CreateRun", "fewer steps", lambda w: finished(w, "SUCCEEDED", 2), EXISTS, "max_steps is 3"),
-    Good(
-        "BrokerService.GetRun",
-        "with statistics and members",
-        lambda w: pb.GetRunRequest(run_id=w.run().submit("a", "b").id),
-        shows_run_and_members,
-    ),
-    Bad("BrokerService.GetRun", "no such run", lambda w: pb.GetRunRequest(run_id=w.name), MISSING, "case-"),
-    Good(
-        "BrokerService.ListRuns",
-        "newest first",
-        two_runs,
-        newest_first,
-        volatile=("stats", "policy_version", "committed_step"),
-    ),
-    NoBadInput("BrokerService.ListRuns", "the request has no field; where there is no run, the list is empty"),
-    Good(
-        "BrokerService.FinishRun",
-        "as planned",
-        lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_SUCCEEDED, reason="enough"),
-        has_succeeded,
-    ),
-    Good(
-        "BrokerService.FinishRun",
-        "the first outcome stands",
-        lambda w: pb.FinishRunRequest(run_id=w.run().finish().id, state=pb.RUN_STATE_FAILED, reason="other"),
-        has_succeeded,
-    ),
-    Bad(
-        "BrokerService.FinishRun",
-        "into a state that is no end",
-        lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_ACTIVE),
-        INVALID,
-        "state",
-    ),
-    Bad(
-        "BrokerService.FinishRun",
-        "no such run",
-        lambda w: pb.FinishRunRequest(run_id=w.name, state=pb.RUN_STATE_CANCELLED),
-        MISSING,
-        "case-",
-    ),
-    Good(
-        "BrokerService.DeleteRun",
-        "a finished run",
-        lambda w: pb.DeleteRunRequest(run_id=w.run().ready("a").finish().id),
-        is_gone,
-        second=nothing_deleted,
-    ),
-    Good(
-        "BrokerService.DeleteRun",
-        "an active run by force",
-        lambda w: pb.DeleteRunRequest(run_id=w.run().submit("a").id, force=True),
-        is_gone,
-        second=nothing_deleted,
-    ),
-    Bad("BrokerService.DeleteRun", "an active run", lambda w: pb.DeleteRunRequest(run_id=w.run().id), STATE, "force"),
-]
+RUNS: dict[str, list[Case]] = {
+    "BrokerService.CreateRun": [
+        Good("defaults are filled in", lambda w: spec(w), has_stated_defaults, second=was_there),
+        Bad("a name with a space", lambda w: spec(w, run_id="a run"), INVALID, "spec.run_id"),
+        Bad("no specification", lambda w: pb.CreateRunRequest(), INVALID, "spec.run_id"),
+        Bad("a group of 1025", lambda w: spec(w, group_size=1025), INVALID, "spec.group_size"),
+        Bad("negative staleness", lambda w: spec(w, max_staleness=-1), INVALID, "spec.max_staleness"),
+        Bad("an unknown order", lambda w: spec(w, lease_order=77), INVALID, "spec.lease_order"),
+        Bad(
+            "it stands with another specification",
+            lambda w: spec(w, run_id=w.run(group_size=4).id, groups_per_step=2, max_staleness=0, group_size=3),
+            EXISTS,
+            "group_size",
+        ),
+        Good("a run that succeeded goes on", lambda w: finished(w, "SUCCEEDED"), goes_on),
+        Bad("extending a failed run", lambda w: finished(w, "FAILED"), STATE, "only a run that"),
+        Bad("fewer steps", lambda w: finished(w, "SUCCEEDED", 2), EXISTS, "max_steps is 3"),
+    ],
+    "BrokerService.GetRun": [
+        Good(
+            "with statistics and members",
+            lambda w: pb.GetRunRequest(run_id=w.run().submit("a", "b").id),
+            shows_run_and_members,
+        ),
+        Bad("no such run", lambda w: pb.GetRunRequest(run_id=w.name), MISSING, "case-"),
+    ],
+    "BrokerService.ListRuns": [
+        Good("newest first", two_runs, newest_first, volatile=("stats", "policy_version", "committed_step")),
+        NoBadInput("the request has no field; where there is no run, the list is empty"),
+    ],
+    "BrokerService.FinishRun": [
+        Good(
+            "as planned",
+            lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_SUCCEEDED, reason="enough"),
+            has_succeeded,
+        ),
+        Good(
+            "the first outcome stands",
+            lambda w: pb.FinishRunRequest(run_id=w.run().finish().id, state=pb.RUN_STATE_FAILED, reason="other"),
+            has_succeeded,
+        ),
+        Bad(
+            "into a state that is no end",
+            lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_ACTIVE),
+            INVALID,
+            "state",
+        ),
+        Bad(
+            "no such run", lambda w: pb.FinishRunRequest(run_id=w.name, state=pb.RUN_STATE_CANCELLED), MISSING, "case-"
+        ),
+    ],
+    "BrokerService.DeleteRun": [
+        Good(
+            "a finished run",
+            lambda w: pb.DeleteRunRequest(run_id=w.run().ready("a").finish().id),
+            is_gone,
+            second=has(deleted=False),
+        ),
+        Good(
+            "an active run by force",
+            lambda w: pb.DeleteRunRequest(run_id=w.run().submit("a").id, force=True),
+            is_gone,
+            second=has(deleted=False),
+        ),
+        Bad("an active run", lambda w: pb.DeleteRunRequest(run_id=w.run().id), STATE, "force"),
+    ],
+}
 
 
 # Members --------------------------------------------------------------------------------------------------------------
@@ -204,76 +187,49 @@ def register(w, run_id="", **fields):
     return pb.RegisterMemberRequest(run_id=run_id or w.run().id, member=rollout("r2", **fields))
 
 
-MEMBERS: list[Case] = [
-    Good("BrokerService.RegisterMember", "a second rollout", register, joined),
-    Bad(
-        "BrokerService.RegisterMember",
-        "a client is no member",
-        lambda w: register(w, kind=common_pb2.SERVICE_KIND_CLIENT),
-        INVALID,
-        "member.kind",
-    ),
-    Bad("BrokerService.RegisterMember", "no address", lambda w: register(w, address=""), INVALID, "member.address"),
-    Bad(
-        "BrokerService.RegisterMember",
-        "an address of two lines",
-        lambda w: register(w, address="host:1\nforged line"),
-        INVALID,
-        "member.address",
-    ),
-    Bad("BrokerService.RegisterMember", "no such run", lambda w: register(w, w.name), MISSING, "case-"),
-    Good(
-        "BrokerService.Heartbeat",
-        "with news",
-        lambda w: pb.HeartbeatRequest(
-            run_id=w.run().id,
-            member=pb.Member(
-                instance_id="r1",
-                kind=common_pb2.SERVICE_KIND_ROLLOUT,
-                state=pb.MEMBER_STATE_ACTIVE,
-                policy_version=3,
-                waiting_for="tea",
-                gauges={"tokens_per_second": 12.5},
-            ),
+MEMBERS: dict[str, list[Case]] = {
+    "BrokerService.RegisterMember": [
+        Good("a second rollout", register, joined),
+        Bad(
+            "a client is no member", lambda w: register(w, kind=common_pb2.SERVICE_KIND_CLIENT), INVALID, "member.kind"
         ),
-        beat,
-    ),
-    Bad(
-        "BrokerService.Heartbeat",
-        "of nobody that is registered",
-        lambda w: pb.HeartbeatRequest(run_id=w.run().id, member=rollout("r9")),
-        MISSING,
-        "r9",
-    ),
-    Bad(
-        "BrokerService.Heartbeat",
-        "of no member at all",
-        lambda w: pb.HeartbeatRequest(run_id=w.run().id),
-        INVALID,
-        "member.instance_id",
-    ),
-    Good(
-        "BrokerService.LeaveMember",
-        "the only rollout",
-        lambda w: pb.LeaveMemberRequest(run_id=w.run().id, instance_id="r1"),
-        left,
-    ),
-    Bad(
-        "BrokerService.LeaveMember",
-        "no such run",
-        lambda w: pb.LeaveMemberRequest(run_id=w.name, instance_id="r1"),
-        MISSING,
-        "case-",
-    ),
-    Bad(
-        "BrokerService.LeaveMember",
-        "no name",
-        lambda w: pb.LeaveMemberRequest(run_id=w.run().id),
-        INVALID,
-        "instance_id",
-    ),
-    Good("BrokerService.WatchMembers", "who is there now", members_by_id, all_three, take=1),
-    Bad("BrokerService.WatchMembers", "no such run", lambda w: pb.WatchMembersRequest(run_id=w.name), MISSING, "case-"),
-]
+        Bad("no address", lambda w: register(w, address=""), INVALID, "member.address"),
+        Bad("an address of two lines", lambda w: register(w, address="host:1\nforged line"), INVALID, "member.address"),
+        Bad("no such run", lambda w: register(w, w.name), MISSING, "case-"),
+    ],
+    "BrokerService.Heartbeat": [
+        Good(
+            "with news",
+            lambda w: pb.HeartbeatRequest(
+                run_id=w.run().id,
+                member=pb.Member(
+                    instance_id="r1",
+                    kind=common_pb2.SERVICE_KIND_ROLLOUT,
+                    state=pb.MEMBER_STATE_ACTIVE,
+                    policy_version=3,
+                    waiting_for="tea",
+                    gauges={"tokens_per_second": 12.5},
+                ),
+            ),
+            beat,
+        ),
+        Bad(
+            "of nobody that is registered",
+            lambda w: pb.HeartbeatRequest(run_id=w.run().id, member=rollout("r9")),
+            MISSING,
+            "r9",
+        ),
+        Bad("of no member at all", lambda w: pb.HeartbeatRequest(run_id=w.run().id), INVALID, "member.instance_id"),
+    ],
+    "BrokerService.LeaveMember": [
+        Good("the only rollout", lambda w: pb.LeaveMemberRequest(run_id=w.run().id, instance_id="r1"), left),
+        Bad("no such run", lambda w: pb.LeaveMemberRequest(run_id=w.name, instance_id="r1"), MISSING, "case-"),
+        Bad("no name", lambda w: pb.LeaveMemberRequest(run_id=w.run().id), INVALID, "instance_id"),
+    ],
+    "BrokerService.WatchMembers": [
+        Good("who is there now", members_by_id, all_three, take=1),
+        Bad("no such run", lambda w: pb.WatchMembersRequest(run_id=w.name), MISSING, "case-"),
+    ],
+}
 
-CASES = [*RUNS, *MEMBERS]
+CASES = RUNS | MEMBERS

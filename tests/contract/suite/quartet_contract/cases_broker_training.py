@@ -8,18 +8,11 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
 from quartet_common.durations import to_duration
-from quartet_contract.cases import Bad, Case, Good, Refused
+from quartet_contract.cases import Bad, Case, Good, Refused, has
 from quartet_contract.world import put_group
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE = grpc.StatusCode.FAILED_PRECONDITION
-
-
-def outcomes(*expected):
-    def check(w, answer):
-        assert list(answer.outcomes) == list(expected)
-
-    return check
 
 
 def put(w, change=lambda group: None):
@@ -95,112 +88,59 @@ def one_dropped(w, answer):
     assert w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run.stats.dropped == 1
 
 
-def none_dropped(w, answer):
-    assert answer.dropped == 0
-
-
-EXPERIENCE: list[Case] = [
-    Good(
-        "BrokerService.PutExperience",
-        "a leased prompt's group",
-        put,
-        outcomes(pb.PUT_OUTCOME_ACCEPTED),
-        second=outcomes(pb.PUT_OUTCOME_DUPLICATE),
-    ),
-    Refused(
-        "BrokerService.PutExperience",
-        "under another's lease",
-        lambda w: put(w, another_lease),
-        outcomes(pb.PUT_OUTCOME_LEASE_LOST),
-    ),
-    Bad(
-        "BrokerService.PutExperience",
-        "no group",
-        lambda w: pb.PutExperienceRequest(run_id=w.run().id),
-        INVALID,
-        "groups",
-    ),
-    Bad(
-        "BrokerService.PutExperience",
-        "for another purpose than the prompt's",
-        lambda w: put(w, another_purpose),
-        INVALID,
-        "groups[0].group.header.purpose",
-    ),
-    Bad(
-        "BrokerService.PutExperience",
-        "newest version older than the oldest",
-        lambda w: put(w, versions_reversed),
-        INVALID,
-        "policy_version",
-    ),
-    *(
+EXPERIENCE: dict[str, list[Case]] = {
+    "BrokerService.PutExperience": [
+        Good(
+            "a leased prompt's group",
+            put,
+            has(outcomes=[pb.PUT_OUTCOME_ACCEPTED]),
+            second=has(outcomes=[pb.PUT_OUTCOME_DUPLICATE]),
+        ),
+        Refused("under another's lease", lambda w: put(w, another_lease), has(outcomes=[pb.PUT_OUTCOME_LEASE_LOST])),
+        Bad("no group", lambda w: pb.PutExperienceRequest(run_id=w.run().id), INVALID, "groups"),
         Bad(
-            "BrokerService.PutExperience",
-            f"{field} {value}",
-            functools.partial(put, change=header(**{field: value})),
+            "for another purpose than the prompt's",
+            lambda w: put(w, another_purpose),
             INVALID,
-            f"groups[0].group.header.{field}",
-        )
-        for field, value in (
-            ("max_policy_version", 2**53),
-            ("completions", -1),
-            ("completion_tokens", -1),
-            ("attempt", -1),
-            ("reward_mean", math.nan),
-            ("reward_std", math.inf),
-            ("ans_acc", math.nan),
-        )
-    ),
-    Good(
-        "BrokerService.LeaseExperience",
-        "a whole batch",
-        lambda w: batch(w, w.run().ready("a", "b").open()),
-        granted_anew,
-        second=granted_again,
-    ),
-    Good(
-        "BrokerService.LeaseExperience", "of a finished run", lambda w: batch(w, w.run().finish().open()), run_is_over
-    ),
-    Good("BrokerService.LeaseExperience", "all or nothing", lambda w: batch(w, w.run().ready("a").open()), too_few),
-    Bad(
-        "BrokerService.LeaseExperience",
-        "in a fenced session",
-        lambda w: batch(w, fenced(w.run().granted())),
-        STATE,
-        "fenced",
-    ),
-    Bad(
-        "BrokerService.LeaseExperience",
-        "of a committed step",
-        lambda w: batch(w, w.run().committed()),
-        STATE,
-        "committed",
-    ),
-    Bad(
-        "BrokerService.LeaseExperience",
-        "waiting 31 s",
-        lambda w: batch(w, w.run().open(), wait=to_duration(31)),
-        INVALID,
-        "wait",
-    ),
-    Bad("BrokerService.LeaseExperience", "of step -1", lambda w: batch(w, w.run().open(), step=-1), INVALID, "step"),
-    Good(
-        "BrokerService.DropExperience",
-        "one of two",
-        lambda w: drop(w, w.run().granted(), instance_ids=["a"]),
-        one_dropped,
-        second=none_dropped,
-    ),
-    Bad(
-        "BrokerService.DropExperience",
-        "in a fenced session",
-        lambda w: drop(w, fenced(w.run().granted()), instance_ids=["a"]),
-        STATE,
-        "fenced",
-    ),
-    Bad("BrokerService.DropExperience", "of step -1", lambda w: drop(w, w.run().granted(), step=-1), INVALID, "step"),
-]
+            "groups[0].group.header.purpose",
+        ),
+        Bad("newest version older than the oldest", lambda w: put(w, versions_reversed), INVALID, "policy_version"),
+        *(
+            Bad(
+                f"{field} {value}",
+                functools.partial(put, change=header(**{field: value})),
+                INVALID,
+                f"groups[0].group.header.{field}",
+            )
+            for field, value in (
+                ("max_policy_version", 2**53),
+                ("completions", -1),
+                ("completion_tokens", -1),
+                ("attempt", -1),
+                ("reward_mean", math.nan),
+                ("reward_std", math.inf),
+                ("ans_acc", math.nan),
+            )
+        ),
+    ],
+    "BrokerService.LeaseExperience": [
+        Good("a whole batch", lambda w: batch(w, w.run().ready("a", "b").open()), granted_anew, second=granted_again),
+        Good("of a finished run", lambda w: batch(w, w.run().finish().open()), run_is_over),
+        Good("all or nothing", lambda w: batch(w, w.run().ready("a").open()), too_few),
+        Bad("in a fenced session", lambda w: batch(w, fenced(w.run().granted())), STATE, "fenced"),
+        Bad("of a committed step", lambda w: batch(w, w.run().committed()), STATE, "committed"),
+        Bad("waiting 31 s", lambda w: batch(w, w.run().open(), wait=to_duration(31)), INVALID, "wait"),
+        Bad("of step -1", lambda w: batch(w, w.run().open(), step=-1), INVALID, "step"),
+        Bad("before the checkpoint is settled", lambda w: batch(w, behind(w.run()), step=2), STATE, "checkpoint"),
+    ],
+    "BrokerService.DropExperience": [
+        Good(
+            "one of two", lambda w: drop(w, w.run().granted(), instance_ids=["a"]), one_dropped, second=has(dropped=0)
+        ),
+        Bad("in a fenced session", lambda w: drop(w, fenced(w.run().granted()), instance_ids=["a"]), STATE, "fenced"),
+        Bad("of step -1", lambda w: drop(w, w.run().granted(), step=-1), INVALID, "step"),
+    ],
+}
 
 
 # The trainer's session ------------------------------------------------------------------------------------------------
@@ -259,82 +199,61 @@ def committed(groups):
     return check
 
 
-SESSION: list[Case] = [
-    Good(
-        "BrokerService.OpenSession",
-        "what was trained after the checkpoint is replayed",
-        lambda w: session(w, w.run().trained()),
-        opened,
-    ),
-    Bad(
-        "BrokerService.OpenSession",
-        "from a checkpoint older than what is committed",
-        lambda w: session(w, w.run().committed()),
-        STATE,
-        "committed",
-    ),
-    Bad("BrokerService.OpenSession", "without a holder", lambda w: session(w, w.run(), holder=""), INVALID, "holder"),
-    Bad(
-        "BrokerService.OpenSession",
-        "from a checkpoint of -1 steps",
-        lambda w: session(w, w.run(), checkpoint_step=-1),
-        INVALID,
-        "checkpoint_step",
-    ),
-    Bad(
-        "BrokerService.OpenSession",
-        "from a checkpoint of more steps than a run can have",
-        lambda w: session(w, w.run(), checkpoint_step=2**53),
-        INVALID,
-        "checkpoint_step",
-    ),
-    Bad(
-        "BrokerService.OpenSession",
-        "no such run",
-        lambda w: pb.OpenSessionRequest(run_id=w.name, holder="t1"),
-        MISSING,
-        "case-",
-    ),
-    Good(
-        "BrokerService.SettleTrained",
-        "the steps of a checkpoint that the broker lacks",
-        lambda w: settle(behind(w.run())),
-        settled(4),
-        second=settled(0),
-    ),
-    Bad(
-        "BrokerService.SettleTrained",
-        "in a fenced session",
-        lambda w: settle(fenced(behind(w.run()))),
-        STATE,
-        "fenced",
-    ),
-    Bad("BrokerService.SettleTrained", "without the first", lambda w: settle(behind(w.run()), 1), STATE, "step 1"),
-    Bad("BrokerService.SettleTrained", "step -1", lambda w: settle(behind(w.run()), -1), INVALID, "steps[0].step"),
-    Bad(
-        "BrokerService.LeaseExperience",
-        "before the checkpoint is settled",
-        lambda w: pb.LeaseExperienceRequest(run_id=(run := behind(w.run())).id, session_epoch=run.session, step=2),
-        STATE,
-        "checkpoint",
-    ),
-    Bad(
-        "BrokerService.MarkTrained",
-        "with another batch than the step's",
-        lambda w: pb.MarkTrainedRequest(
-            run_id=(run := w.run().granted()).id, session_epoch=run.session, step=0, instance_ids=["a", "z"]
+SESSION: dict[str, list[Case]] = {
+    "BrokerService.OpenSession": [
+        Good("what was trained after the checkpoint is replayed", lambda w: session(w, w.run().trained()), opened),
+        Bad(
+            "from a checkpoint older than what is committed",
+            lambda w: session(w, w.run().committed()),
+            STATE,
+            "committed",
         ),
-        STATE,
-        "another batch",
-    ),
-    Good("BrokerService.MarkTrained", "step 0", lambda w: mark(w.run().granted()), is_version_1),
-    Bad("BrokerService.MarkTrained", "in a fenced session", lambda w: mark(fenced(w.run().granted())), STATE, "fenced"),
-    Bad("BrokerService.MarkTrained", "a step never leased", lambda w: mark(w.run().open()), STATE, "step 0"),
-    Bad("BrokerService.MarkTrained", "step -1", lambda w: mark(w.run().open(), -1), INVALID, "step"),
-    Good("BrokerService.Commit", "one step", lambda w: commit(w.run().trained()), committed(2), second=committed(0)),
-    Bad("BrokerService.Commit", "in a fenced session", lambda w: commit(fenced(w.run().trained())), STATE, "fenced"),
-    Bad("BrokerService.Commit", "ahead of what is trained", lambda w: commit(w.run().granted()), STATE, "step"),
-    Bad("BrokerService.Commit", "-1 steps", lambda w: commit(w.run().open(), -1), INVALID, "step"),
-]
+        Bad("without a holder", lambda w: session(w, w.run(), holder=""), INVALID, "holder"),
+        Bad(
+            "from a checkpoint of -1 steps",
+            lambda w: session(w, w.run(), checkpoint_step=-1),
+            INVALID,
+            "checkpoint_step",
+        ),
+        Bad(
+            "from a checkpoint of more steps than a run can have",
+            lambda w: session(w, w.run(), checkpoint_step=2**53),
+            INVALID,
+            "checkpoint_step",
+        ),
+        Bad("no such run", lambda w: pb.OpenSessionRequest(run_id=w.name, holder="t1"), MISSING, "case-"),
+    ],
+    "BrokerService.SettleTrained": [
+        Good(
+            "the steps of a checkpoint that the broker lacks",
+            lambda w: settle(behind(w.run())),
+            settled(4),
+            second=settled(0),
+        ),
+        Bad("in a fenced session", lambda w: settle(fenced(behind(w.run()))), STATE, "fenced"),
+        Bad("without the first", lambda w: settle(behind(w.run()), 1), STATE, "step 1"),
+        Bad("step -1", lambda w: settle(behind(w.run()), -1), INVALID, "steps[0].step"),
+    ],
+    "BrokerService.MarkTrained": [
+        Bad(
+            "with another batch than the step's",
+            lambda w: pb.MarkTrainedRequest(
+                run_id=(run := w.run().granted()).id, session_epoch=run.session, step=0, instance_ids=["a", "z"]
+            ),
+            STATE,
+            "another batch",
+        ),
+        Good("step 0", lambda w: mark(w.run().granted()), is_version_1),
+        Bad("in a fenced session", lambda w: mark(fenced(w.run().granted())), STATE, "fenced"),
+        Bad("a step never leased", lambda w: mark(w.run().open()), STATE, "step 0"),
+        Bad("step -1", lambda w: mark(w.run().open(), -1), INVALID, "step"),
+    ],
+    "BrokerService.Commit": [
+        Good("one step", lambda w: commit(w.run().trained()), committed(2), second=committed(0)),
+        Bad("in a fenced session", lambda w: commit(fenced(w.run().trained())), STATE, "fenced"),
+        Bad("ahead of what is trained", lambda w: commit(w.run().granted()), STATE, "step"),
+        Bad("-1 steps", lambda w: commit(w.run().open(), -1), INVALID, "step"),
+    ],
+}
 
-CASES = [*EXPERIENCE, *SESSION]
+CASES = EXPERIENCE | SESSION

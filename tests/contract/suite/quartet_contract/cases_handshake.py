@@ -3,8 +3,9 @@
 import grpc
 from quartet.v1 import common_pb2 as pb
 
-from quartet_contract.cases import Bad, Good
+from quartet_contract.cases import Bad, Case, Good
 
+STATE = grpc.StatusCode.FAILED_PRECONDITION
 GREETING = pb.HandshakeRequest(
     caller=pb.SERVICE_KIND_CLIENT, build="another make", contract=pb.ContractVersion(major=1, minor=99)
 )
@@ -14,6 +15,9 @@ _WANTS_MORE = pb.HandshakeRequest(
 )
 
 
+CHANGING = ("waiting_for", "idle_fraction")
+
+
 def _introduces_itself(w, answer):
     assert answer.contract.major == 1
     assert answer.service in (1, 2, 3, 4) and answer.instance_id and answer.build
@@ -21,33 +25,11 @@ def _introduces_itself(w, answer):
     assert len(set(answer.capabilities)) == len(answer.capabilities) > 0
 
 
-CASES = [
-    Good(
-        "HandshakeService.Handshake",
-        "a newer minor version is welcome",
-        lambda w: GREETING,
-        _introduces_itself,
-        volatile=("waiting_for", "idle_fraction"),
-    ),
-    Good(
-        "HandshakeService.Handshake",
-        "from a client of another make",
-        lambda w: pb.HandshakeRequest(),
-        _introduces_itself,
-        volatile=("waiting_for", "idle_fraction"),
-    ),
-    Bad(
-        "HandshakeService.Handshake",
-        "another major version",
-        lambda w: _TOO_NEW,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "upgrade",
-    ),
-    Bad(
-        "HandshakeService.Handshake",
-        "a capability it lacks",
-        lambda w: _WANTS_MORE,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "teleport.of.tensors",
-    ),
-]
+CASES: dict[str, list[Case]] = {
+    "HandshakeService.Handshake": [
+        Good("a newer minor version is welcome", lambda w: GREETING, _introduces_itself, volatile=CHANGING),
+        Good("from a client of another make", lambda w: pb.HandshakeRequest(), _introduces_itself, volatile=CHANGING),
+        Bad("another major version", lambda w: _TOO_NEW, STATE, "upgrade"),
+        Bad("a capability it lacks", lambda w: _WANTS_MORE, STATE, "teleport.of.tensors"),
+    ]
+}

@@ -6,7 +6,7 @@ import grpc
 from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2 as pb
 
-from quartet_contract.cases import Bad, Good, NoBadInput, Refused
+from quartet_contract.cases import Bad, Case, Good, NoBadInput, Refused, has
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -76,11 +76,6 @@ def alphabetical_with_schemas(w, answer):
         assert info.description and json.loads(info.parameters_schema)["type"] == "object"
 
 
-def said_and_left(w, answer):
-    assert (answer.outcome, answer.exit_code) == (pb.EXECUTION_OUTCOME_EXITED, 3)
-    assert (answer.stdout, answer.stderr) == ("42\n", "so far")
-
-
 def score(*items):
     return lambda w: pb.ScoreRequest(items=items)
 
@@ -89,57 +84,59 @@ def stream(*items):
     return lambda w: [pb.ScoreStreamRequest(item=each) for each in items]
 
 
-CASES = [
-    Good("RewardService.Score", "a batch", score(*BATCH), outcomes_in_order, volatile=("elapsed",)),
-    Refused("RewardService.Score", "no reference to compare with", score(item(answer="")), reference_is_unusable),
-    Bad("RewardService.Score", "nothing", score(), INVALID, "items"),
-    Bad("RewardService.Score", "1025 items", score(*(item(str(n)) for n in range(1025))), INVALID, "items"),
-    Bad("RewardService.Score", "one id twice", score(item("a"), item("a")), INVALID, "items[1].item_id"),
-    Bad(
-        "RewardService.Score",
-        "an unknown verifier",
-        score(item("a"), item("b", "42", "42", verifier("no_such"))),
-        INVALID,
-        "items[1].verifiers[0].name",
-    ),
-    Bad(
-        "RewardService.Score",
-        "an unknown parameter",
-        score(item("a", "42", "42", verifier("exact", generosity=11.0))),
-        INVALID,
-        "items[0].verifiers[0].parameters",
-    ),
-    Bad(
-        "RewardService.Score",
-        "no verifier",
-        lambda w: pb.ScoreRequest(items=[pb.ScoreItem(item_id="a", completion="42")]),
-        INVALID,
-        "items[0].verifiers",
-    ),
-    Good("RewardService.ScoreStream", "each as it completes", stream(*BATCH), each_answered),
-    Refused(
-        "RewardService.ScoreStream",
-        "an invalid item does not end the stream",
-        stream(item("unknown", "42", "42", verifier("no_such")), item("right")),
-        bad_one_fails_alone,
-    ),
-    Good("RewardService.ListVerifiers", "all", lambda w: pb.ListVerifiersRequest(), alphabetical_with_schemas),
-    Good(
-        "RewardService.Execute",
-        "a program that reads, prints and leaves",
-        lambda w: pb.ExecuteRequest(
-            source="import sys; print(int(input()) * 2); sys.stderr.write('so far'); sys.exit(3)", stdin="21\n"
+CASES: dict[str, list[Case]] = {
+    "RewardService.Score": [
+        Good("a batch", score(*BATCH), outcomes_in_order, volatile=("elapsed",)),
+        Refused("no reference to compare with", score(item(answer="")), reference_is_unusable),
+        Bad("nothing", score(), INVALID, "items"),
+        Bad("1025 items", score(*(item(str(n)) for n in range(1025))), INVALID, "items"),
+        Bad("one id twice", score(item("a"), item("a")), INVALID, "items[1].item_id"),
+        Bad(
+            "an unknown verifier",
+            score(item("a"), item("b", "42", "42", verifier("no_such"))),
+            INVALID,
+            "items[1].verifiers[0].name",
         ),
-        said_and_left,
-        volatile=("elapsed",),
-    ),
-    Bad("RewardService.Execute", "no source", lambda w: pb.ExecuteRequest(stdin="21"), INVALID, "source"),
-    Bad(
-        "RewardService.Execute",
-        "a language that is not there",
-        lambda w: pb.ExecuteRequest(language="cobol", source="STOP RUN."),
-        INVALID,
-        "language",
-    ),
-    NoBadInput("RewardService.ListVerifiers", "the request has no field, and the list is there in every state"),
-]
+        Bad(
+            "an unknown parameter",
+            score(item("a", "42", "42", verifier("exact", generosity=11.0))),
+            INVALID,
+            "items[0].verifiers[0].parameters",
+        ),
+        Bad(
+            "no verifier",
+            lambda w: pb.ScoreRequest(items=[pb.ScoreItem(item_id="a", completion="42")]),
+            INVALID,
+            "items[0].verifiers",
+        ),
+    ],
+    "RewardService.ScoreStream": [
+        Good("each as it completes", stream(*BATCH), each_answered),
+        Refused(
+            "an invalid item does not end the stream",
+            stream(item("unknown", "42", "42", verifier("no_such")), item("right")),
+            bad_one_fails_alone,
+        ),
+    ],
+    "RewardService.ListVerifiers": [
+        Good("all", lambda w: pb.ListVerifiersRequest(), alphabetical_with_schemas),
+        NoBadInput("the request has no field, and the list is there in every state"),
+    ],
+    "RewardService.Execute": [
+        Good(
+            "a program that reads, prints and leaves",
+            lambda w: pb.ExecuteRequest(
+                source="import sys; print(int(input()) * 2); sys.stderr.write('so far'); sys.exit(3)", stdin="21\n"
+            ),
+            has(outcome=pb.EXECUTION_OUTCOME_EXITED, exit_code=3, stdout="42\n", stderr="so far"),
+            volatile=("elapsed",),
+        ),
+        Bad("no source", lambda w: pb.ExecuteRequest(stdin="21"), INVALID, "source"),
+        Bad(
+            "a language that is not there",
+            lambda w: pb.ExecuteRequest(language="cobol", source="STOP RUN."),
+            INVALID,
+            "language",
+        ),
+    ],
+}

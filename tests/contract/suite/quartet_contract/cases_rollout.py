@@ -6,7 +6,7 @@ from quartet.v1 import experience_pb2, tensor_pb2
 from quartet.v1 import rollout_pb2 as pb
 
 from quartet_common.tensors import decode, encode
-from quartet_contract.cases import Bad, Good, NoBadInput
+from quartet_contract.cases import Bad, Case, Good, NoBadInput
 
 INVALID, STATE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 LACKING, LOST = grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS
@@ -38,6 +38,10 @@ def changed(request, **fields):
     for name, value in fields.items():
         setattr(request, name, value)
     return request
+
+
+def invitation(w, **fields):
+    return changed(w.weights.invitation(), **fields)
 
 
 def with_library(w):
@@ -95,102 +99,52 @@ def other_version_begun(w):
     return request
 
 
-def never_begun(w):
-    return w.weights.join(w).conclusion()
-
-
-WEIGHTS = [
-    Good("RolloutService.JoinWeightGroup", "a new epoch", lambda w: w.weights.open().invitation(), joined),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "an older epoch",
-        lambda w: changed(w.weights.join(w).invitation(), group_epoch=w.weights.epoch - 1),
-        STATE,
-        "epoch",
-    ),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "an epoch that no run comes to",
-        lambda w: changed(w.weights.join(w).invitation(), group_epoch=2**62),
-        INVALID,
-        "group_epoch",
-    ),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "of another run",
-        lambda w: changed(w.weights.invitation(), run_id="another"),
-        STATE,
-        "another",
-    ),
-    Bad("RolloutService.JoinWeightGroup", "another NCCL", with_library, STATE, "nccl"),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "by no transport",
-        lambda w: changed(w.weights.invitation(), transport=pb.WEIGHT_TRANSPORT_UNSPECIFIED),
-        INVALID,
-        "transport",
-    ),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "by NCCL, on a CPU",
-        lambda w: changed(w.weights.invitation(), transport=pb.WEIGHT_TRANSPORT_NCCL),
-        LACKING,
-        "transport",
-    ),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "at port 0",
-        lambda w: changed(w.weights.invitation(), store_port=0),
-        INVALID,
-        "store_port",
-    ),
-    Bad(
-        "RolloutService.JoinWeightGroup",
-        "as rank 0, the trainer's",
-        lambda w: changed(w.weights.invitation(), rank=0),
-        INVALID,
-        "rank",
-    ),
-    Good("RolloutService.BeginWeightUpdate", "in the epoch's group", begin, is_paused),
-    Bad(
-        "RolloutService.BeginWeightUpdate",
-        "in a group it is not in",
-        lambda w: begin(w, group_epoch=w.weights.epoch + 2),
-        STATE,
-        "epoch",
-    ),
-    Bad("RolloutService.BeginWeightUpdate", "while it receives another version", other_version_begun, STATE, "version"),
-    Bad(
-        "RolloutService.BeginWeightUpdate",
-        "a tensor of another shape",
-        lambda w: begin(w, wrong_shape),
-        INVALID,
-        "manifest",
-    ),
-    Bad("RolloutService.BeginWeightUpdate", "a tensor short", lambda w: begin(w, one_missing), INVALID, "manifest"),
-    Good(
-        "RolloutService.FinishWeightUpdate",
-        "after the broadcast",
-        lambda w: w.weights.join(w).begin(w).send().conclusion(),
-        is_installed,
-    ),
-    Bad("RolloutService.FinishWeightUpdate", "of an update never begun", never_begun, STATE, "version"),
-    Bad(
-        "RolloutService.FinishWeightUpdate",
-        "with another checksum",
-        lambda w: changed(w.weights.join(w).begin(w).send().conclusion(), checksum=w.weights.checksum ^ 1),
-        LOST,
-        "checksum",
-    ),
-    Good("RolloutService.AbortWeightUpdate", "before anything was sent", begun_abort, old_weights_stand),
-    Bad(
-        "RolloutService.AbortWeightUpdate",
-        "of another run",
-        lambda w: changed(w.weights.join(w).surrender(), run_id="another"),
-        STATE,
-        "another",
-    ),
-]
+WEIGHTS: dict[str, list[Case]] = {
+    "RolloutService.JoinWeightGroup": [
+        Good("a new epoch", lambda w: w.weights.open().invitation(), joined),
+        Bad(
+            "an older epoch",
+            lambda w: changed(w.weights.join(w).invitation(), group_epoch=w.weights.epoch - 1),
+            STATE,
+            "epoch",
+        ),
+        Bad(
+            "an epoch that no run comes to",
+            lambda w: changed(w.weights.join(w).invitation(), group_epoch=2**62),
+            INVALID,
+            "group_epoch",
+        ),
+        Bad("of another run", lambda w: invitation(w, run_id="another"), STATE, "another"),
+        Bad("another NCCL", with_library, STATE, "nccl"),
+        Bad(
+            "by no transport", lambda w: invitation(w, transport=pb.WEIGHT_TRANSPORT_UNSPECIFIED), INVALID, "transport"
+        ),
+        Bad("by NCCL, on a CPU", lambda w: invitation(w, transport=pb.WEIGHT_TRANSPORT_NCCL), LACKING, "transport"),
+        Bad("at port 0", lambda w: invitation(w, store_port=0), INVALID, "store_port"),
+        Bad("as rank 0, the trainer's", lambda w: invitation(w, rank=0), INVALID, "rank"),
+    ],
+    "RolloutService.BeginWeightUpdate": [
+        Good("in the epoch's group", begin, is_paused),
+        Bad("in a group it is not in", lambda w: begin(w, group_epoch=w.weights.epoch + 2), STATE, "epoch"),
+        Bad("while it receives another version", other_version_begun, STATE, "version"),
+        Bad("a tensor of another shape", lambda w: begin(w, wrong_shape), INVALID, "manifest"),
+        Bad("a tensor short", lambda w: begin(w, one_missing), INVALID, "manifest"),
+    ],
+    "RolloutService.FinishWeightUpdate": [
+        Good("after the broadcast", lambda w: w.weights.join(w).begin(w).send().conclusion(), is_installed),
+        Bad("of an update never begun", lambda w: w.weights.join(w).conclusion(), STATE, "version"),
+        Bad(
+            "with another checksum",
+            lambda w: changed(w.weights.join(w).begin(w).send().conclusion(), checksum=w.weights.checksum ^ 1),
+            LOST,
+            "checksum",
+        ),
+    ],
+    "RolloutService.AbortWeightUpdate": [
+        Good("before anything was sent", begun_abort, old_weights_stand),
+        Bad("of another run", lambda w: changed(w.weights.join(w).surrender(), run_id="another"), STATE, "another"),
+    ],
+}
 
 
 # Sleep ---------------------------------------------------------------------------------------------------------------
@@ -201,10 +155,12 @@ def is_awake(w, answer):
     assert now.sleep_level == 0 and answer.policy_version == now.policy_version
 
 
-SLEEP = [
-    Good("RolloutService.SetSleep", "awake as it is", lambda w: with_weights(w, pb.SetSleepRequest(level=0)), is_awake),
-    Bad("RolloutService.SetSleep", "at level 3", lambda w: pb.SetSleepRequest(level=3), INVALID, "level"),
-]
+SLEEP: dict[str, list[Case]] = {
+    "RolloutService.SetSleep": [
+        Good("awake as it is", lambda w: with_weights(w, pb.SetSleepRequest(level=0)), is_awake),
+        Bad("at level 3", lambda w: pb.SetSleepRequest(level=3), INVALID, "level"),
+    ]
+}
 
 
 # Generation ----------------------------------------------------------------------------------------------------------
@@ -256,52 +212,38 @@ def generate_stream(w, value):
 FLOATS = encode(np.ones(3, dtype=np.float32))
 CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[3], data=b"12345")
 
-GENERATION = [
-    Good("RolloutService.Generate", "two, seeded", lambda w: generate(w, prompt()), two_completions),
-    Bad("RolloutService.Generate", "from nothing", lambda w: generate(w, experience_pb2.Prompt()), INVALID, "prompt"),
-    Bad(
-        "RolloutService.Generate",
-        "from token ids that are floats",
-        lambda w: generate(w, prompt(token_ids=FLOATS)),
-        INVALID,
-        "prompt.token_ids",
-    ),
-    Bad(
-        "RolloutService.Generate",
-        "from a tensor cut short",
-        lambda w: generate(w, prompt(token_ids=CUT_SHORT)),
-        INVALID,
-        "prompt.token_ids",
-    ),
-    Bad(
-        "RolloutService.Generate",
-        "from more than the context holds",
-        lambda w: generate(w, prompt(token_ids=encode(np.full(w.context, 17, dtype=np.int32)))),
-        INVALID,
-        "prompt",
-    ),
-    Bad("RolloutService.Generate", "5000 times", lambda w: generate(w, sampling(n=5000)), INVALID, "prompt.sampling.n"),
-    Bad(
-        "RolloutService.Generate",
-        "below absolute zero",
-        lambda w: generate(w, sampling(temperature=-1.0)),
-        INVALID,
-        "prompt",
-    ),
-    Good("RolloutService.GenerateStream", "two, seeded", lambda w: generate_stream(w, prompt()), two_streamed),
-    Bad(
-        "RolloutService.GenerateStream",
-        "with a nucleus above 1",
-        lambda w: generate_stream(w, sampling(top_p=1.5)),
-        INVALID,
-        "prompt",
-    ),
-]
+GENERATION: dict[str, list[Case]] = {
+    "RolloutService.Generate": [
+        Good("two, seeded", lambda w: generate(w, prompt()), two_completions),
+        Bad("from nothing", lambda w: generate(w, experience_pb2.Prompt()), INVALID, "prompt"),
+        Bad(
+            "from token ids that are floats",
+            lambda w: generate(w, prompt(token_ids=FLOATS)),
+            INVALID,
+            "prompt.token_ids",
+        ),
+        Bad("from a tensor cut short", lambda w: generate(w, prompt(token_ids=CUT_SHORT)), INVALID, "prompt.token_ids"),
+        Bad(
+            "from more than the context holds",
+            lambda w: generate(w, prompt(token_ids=encode(np.full(w.context, 17, dtype=np.int32)))),
+            INVALID,
+            "prompt",
+        ),
+        Bad("5000 times", lambda w: generate(w, sampling(n=5000)), INVALID, "prompt.sampling.n"),
+        Bad("below absolute zero", lambda w: generate(w, sampling(temperature=-1.0)), INVALID, "prompt"),
+    ],
+    "RolloutService.GenerateStream": [
+        Good("two, seeded", lambda w: generate_stream(w, prompt()), two_streamed),
+        Bad("with a nucleus above 1", lambda w: generate_stream(w, sampling(top_p=1.5)), INVALID, "prompt"),
+    ],
+}
 
-CASES = [
-    Good("RolloutService.GetStatus", "without a run", lambda w: with_weights(w, STATUS), is_idle),
-    NoBadInput("RolloutService.GetStatus", "the request has no field, and there is a status in every state"),
-    *WEIGHTS,
-    *SLEEP,
-    *GENERATION,
-]
+CASES: dict[str, list[Case]] = {
+    "RolloutService.GetStatus": [
+        Good("without a run", lambda w: with_weights(w, STATUS), is_idle),
+        NoBadInput("the request has no field, and there is a status in every state"),
+    ],
+    **WEIGHTS,
+    **SLEEP,
+    **GENERATION,
+}

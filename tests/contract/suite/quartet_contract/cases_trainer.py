@@ -9,7 +9,9 @@ from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import trainer_pb2 as pb
 
 from quartet_common.durations import to_seconds
-from quartet_contract.cases import Bad, Good, NoBadInput
+from quartet_contract.cases import Bad, Case, Good, NoBadInput, has
+
+INVALID, STATE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 
 
 def one_step_done(w, answer):
@@ -44,10 +46,6 @@ def oldest_first(w, answer):
     assert steps == sorted(steps) and steps[-1] == 1
 
 
-def is_step_1(w, answer):
-    assert answer.step == 1
-
-
 def pause(w, seconds):
     return pb.PauseRequest(limit=Duration(seconds=seconds))
 
@@ -57,70 +55,42 @@ def paused(w):
     return pb.ResumeRequest()
 
 
-CASES = [
-    Good(
-        "TrainerService.GetStatus",
-        "after a step",
-        lambda w: pb.TrainerServiceGetStatusRequest(),
-        one_step_done,
-        volatile=("phase_seconds",),
-    ),
-    NoBadInput("TrainerService.GetStatus", "the request has no field, and there is a status in every state"),
-    Good(
-        "TrainerService.WatchMetrics",
-        "all there are",
-        lambda w: pb.WatchMetricsRequest(after_step=-1),
-        metrics_of_step_0,
-        take=1,
-    ),
-    Bad(
-        "TrainerService.WatchMetrics",
-        "after step -2",
-        lambda w: pb.WatchMetricsRequest(after_step=-2),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "after_step",
-    ),
-    Good(
-        "TrainerService.SaveCheckpoint",
-        "of the step done",
-        lambda w: pb.SaveCheckpointRequest(),
-        is_on_disk,
-        volatile=("elapsed", "saved_at"),
-    ),
-    Bad(
-        "TrainerService.SaveCheckpoint",
-        "before the first batch",
-        lambda w: pb.SaveCheckpointRequest(),
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "batch",
-        server="idle trainer",
-    ),
-    Good(
-        "TrainerService.ListCheckpoints", "after one was saved", saved, oldest_first, volatile=("elapsed", "saved_at")
-    ),
-    NoBadInput("TrainerService.ListCheckpoints", "the request has no field; where there is none, the list is empty"),
-    Good("TrainerService.Pause", "between steps", lambda w: pb.PauseRequest(reason="a look at it"), is_step_1),
-    *(
-        Bad(
-            "TrainerService.Pause",
-            what,
-            partial(pause, seconds=seconds),
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "limit",
-        )
-        for what, seconds in (("for less than no time", -1), ("for thirty years", 10**9))
-    ),
-    Good("TrainerService.Resume", "after a pause", paused, is_step_1),
-    NoBadInput("TrainerService.Resume", "the request has no field; where there is no pause it changes nothing"),
-    Good(
-        "TrainerService.Stop",
-        "ends it with a checkpoint",
-        lambda w: pb.StopRequest(reason="the tests are over"),
-        is_step_1,
-        once="the first call ends the service",
-        last=True,
-    ),
-    NoBadInput(
-        "TrainerService.Stop", "its one field is a reason for the log: any text will do; it works in every state"
-    ),
-]
+CASES: dict[str, list[Case]] = {
+    "TrainerService.GetStatus": [
+        Good("after a step", lambda w: pb.TrainerServiceGetStatusRequest(), one_step_done, volatile=("phase_seconds",)),
+        NoBadInput("the request has no field, and there is a status in every state"),
+    ],
+    "TrainerService.WatchMetrics": [
+        Good("all there are", lambda w: pb.WatchMetricsRequest(after_step=-1), metrics_of_step_0, take=1),
+        Bad("after step -2", lambda w: pb.WatchMetricsRequest(after_step=-2), INVALID, "after_step"),
+    ],
+    "TrainerService.SaveCheckpoint": [
+        Good("of the step done", lambda w: pb.SaveCheckpointRequest(), is_on_disk, volatile=("elapsed", "saved_at")),
+        Bad("before the first batch", lambda w: pb.SaveCheckpointRequest(), STATE, "batch", server="idle trainer"),
+    ],
+    "TrainerService.ListCheckpoints": [
+        Good("after one was saved", saved, oldest_first, volatile=("elapsed", "saved_at")),
+        NoBadInput("the request has no field; where there is none, the list is empty"),
+    ],
+    "TrainerService.Pause": [
+        Good("between steps", lambda w: pb.PauseRequest(reason="a look at it"), has(step=1)),
+        *(
+            Bad(what, partial(pause, seconds=seconds), INVALID, "limit")
+            for what, seconds in (("for less than no time", -1), ("for thirty years", 10**9))
+        ),
+    ],
+    "TrainerService.Resume": [
+        Good("after a pause", paused, has(step=1)),
+        NoBadInput("the request has no field; where there is no pause it changes nothing"),
+    ],
+    "TrainerService.Stop": [
+        Good(
+            "ends it with a checkpoint",
+            lambda w: pb.StopRequest(reason="the tests are over"),
+            has(step=1),
+            once="the first call ends the service",
+            last=True,
+        ),
+        NoBadInput("its one field is a reason for the log: any text will do; it works in every state"),
+    ],
+}

@@ -25,7 +25,7 @@ class _Suite:
 
     def pytest_configure(self) -> None:
         # Assertions show what came, if that is asked for before their modules are imported.
-        for module in ("judge", *(f"cases_{path.stem[6:]}" for path in _HERE.glob("cases_*.py"))):
+        for module in ("cases", "judge", *(f"cases_{path.stem[6:]}" for path in _HERE.glob("cases_*.py"))):
             pytest.register_assert_rewrite(f"quartet_contract.{module}")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

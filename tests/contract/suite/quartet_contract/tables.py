@@ -1,5 +1,7 @@
 """All cases of the contract."""
 
+from dataclasses import replace
+
 from quartet_contract import (
     cases_broker_prompts,
     cases_broker_results,
@@ -22,7 +24,7 @@ TABLES = (
     cases_rollout,
     cases_trainer,
 )
-CASES: list[Case] = [case for table in TABLES for case in table.CASES]
+CASES: list[Case] = [replace(case, rpc=rpc) for table in TABLES for rpc, cases in table.CASES.items() for case in cases]
 
 
 def name_of(case: Case) -> str:
