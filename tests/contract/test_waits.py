@@ -1,4 +1,7 @@
-"""Calls that wait: as long as they were told, and no longer than for what they wait."""
+"""Calls that wait: as long as they were told, and no longer than for what they wait.
+
+What ends each wait is the broker's own tests' to show.
+"""
 
 import threading
 import time
@@ -7,9 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import broker_pb2_grpc
 
 from quartet_common.durations import to_duration
-from quartet_contract.world import World
+from quartet_contract.calls import SECONDS
+from quartet_contract.world import SERVE, World
 
 SLACK = 20.0
 """Seconds a loaded machine may add."""
@@ -37,16 +42,13 @@ def get_evaluation(run, seconds):
     return "GetEvaluation", pb.GetEvaluationRequest(run_id=run.id, evaluation_id="heldout@0", wait=to_duration(seconds))
 
 
-waits = pytest.mark.parametrize("make", [lease_prompts, lease_experience, get_evaluation])
-
-
 def has_nothing(answer) -> bool:
     if isinstance(answer, list):
         return not answer[0].manifest.granted
     return not answer.complete if isinstance(answer, pb.GetEvaluationResponse) else not answer.leases
 
 
-@waits
+@pytest.mark.parametrize("make", [lease_prompts, lease_experience, get_evaluation])
 @pytest.mark.parametrize("seconds", [0, 0.5])
 def test_it_waits_as_long_as_asked(run, make, seconds):
     rpc, request = make(run, seconds)
@@ -55,23 +57,21 @@ def test_it_waits_as_long_as_asked(run, make, seconds):
     assert 0.9 * seconds < time.monotonic() - began < seconds + SLACK
 
 
-@waits
-def test_what_it_waits_for_ends_the_wait(run, make):
-    rpc, request = make(run, 30)
-    with waiting(run, rpc, request) as answers:
-        if rpc == "GetEvaluation":
-            run.put(run.lease(1))
-        elif rpc == "LeaseExperience":
-            run.ready("a", "b")
-        else:
-            run.submit("a")
-    assert not has_nothing(answers[0])
-
-
 def test_a_run_that_is_finished_while_prompts_are_awaited_ends_the_wait(run):
     with waiting(run, *lease_prompts(run, 30)) as answers:
         run.finish()
     assert not answers[0].leases and answers[0].gate == pb.GATE_REASON_FINISHED
+
+
+def test_collect_results_answers_as_groups_are_finished(stack, run):
+    run.submit("s1", "s2", purpose=SERVE)
+    stub = broker_pb2_grpc.BrokerServiceStub(stack.callers()["BrokerService"].channel)
+    stream = stub.CollectResults(pb.CollectResultsRequest(run_id=run.id, instance_ids=["s1", "s2"]), timeout=SECONDS)
+    first, second = run.lease(2)
+    run.put([second])
+    assert next(stream).instance_id == second.instance.instance_id
+    run.put([first])
+    assert [answer.instance_id for answer in stream] == [first.instance.instance_id]
 
 
 @contextmanager
