@@ -13,31 +13,30 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-from attacks import ATTACKS, Attacker
+from attacks import ATTACKS, Attack, Attacker
 from quartet.v1 import broker_pb2
 
 THREADS = 6
 
 
 def main(run_id: str, addresses: dict[str, str], seconds: float, seed: int) -> dict[str, dict[str, int]]:
-    """Attack for so long; return the codes of each attack with their counts. All come before any comes again."""
+    """Attack for so long, and until each attack has come as often as any other; return the codes of each, counted."""
     end = time.monotonic() + seconds
     came: dict[str, Counter[str]] = {attack.name: Counter() for attack in ATTACKS}
-    lock, deck = threading.Lock(), list[int]()
-    shuffling = random.Random(seed)
+    lock, shuffling = threading.Lock(), random.Random(seed)
+    deck = shuffling.sample(ATTACKS, len(ATTACKS))
 
-    def draw() -> int:
+    def draw() -> Attack | None:
         with lock:
-            if not deck:
-                deck.extend(shuffling.sample(range(len(ATTACKS)), len(ATTACKS)))
-            return deck.pop()
+            if not deck and time.monotonic() < end:
+                deck.extend(shuffling.sample(ATTACKS, len(ATTACKS)))
+            return deck.pop() if deck else None
 
     def work(number: int) -> None:
         attacker = Attacker(run_id, f"own-{number}-{seed}", addresses, random.Random(f"{seed}/{number}"))
         spec = broker_pb2.RunSpec(run_id=attacker.own_run, groups_per_step=2, group_size=2)
         attacker.ask("BrokerService.CreateRun", broker_pb2.CreateRunRequest(spec=spec))
-        while time.monotonic() < end:
-            attack = ATTACKS[draw()]
+        while attack := draw():
             try:
                 codes = list(attack.act(attacker))
             except grpc.RpcError as error:

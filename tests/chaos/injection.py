@@ -12,8 +12,8 @@ from schedule import Fault
 from town import Town
 from victim import Victim
 
-READY_SECONDS = 60.0  # for a process to be at work again before the next fault is done to it
-TRAP_SECONDS = 60.0  # for the trainer to come by
+READY_SECONDS = 120.0  # for a process to be at work again before the next fault is done to it
+TRAP_SECONDS = 120.0  # for the trainer to come by
 LEAD = 3  # faults that the training may be ahead of
 
 
@@ -46,7 +46,7 @@ class Injector:
                 raise RuntimeError(f"fault {number} ({fault}) could not be done: {error!r}") from error
             self.done = number
             self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {told}")
-        self.town.allow(self.town.plan.groups)
+        self.town.allow(2 * self.town.plan.groups)  # there is a control that trains some again
         if self._mending:
             await asyncio.wait(self._mending)
 

@@ -13,7 +13,7 @@ from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, RESTORE_DECK, draw, fam
 
 SIGNALS = 5
 
-pytestmark = pytest.mark.timeout(380)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.mark.slow

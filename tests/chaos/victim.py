@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
 from preloaded import process_of  # noqa: E402 (beside the other suites' tests)
 
 GRACE_SECONDS = 3.0
-CHILD_SECONDS = 10.0  # for the guard to start what it guards
+CHILD_SECONDS = 60.0  # for the guard to start what it guards
 _SERVING = ("serving at", "Ready to accept connections")
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 

@@ -34,7 +34,7 @@ def install(folder: Path) -> Path:
 
 def ask(folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Run ask.js."""
-    return _run([str(NODE), "ask.js", *words], folder, 60)
+    return _run([str(NODE), "ask.js", *words], folder, 120)
 
 
 def _run(command: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess:

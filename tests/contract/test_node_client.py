@@ -35,7 +35,7 @@ def test_it_submits_prompts_and_reads_completions(stack, example):
     played = threading.Thread(target=play_rollout, args=(world, run, len(texts)))
     played.start()
     told = answers(node.ask(example, "--broker", stack.servers["broker"].address, "--run", run.id, *texts))
-    played.join(60)
+    played.join(120)
     assert not played.is_alive()
     assert sorted(each["prompt"] for each in told) == sorted(texts)
     for each in told:
@@ -46,7 +46,7 @@ def test_it_submits_prompts_and_reads_completions(stack, example):
 def play_rollout(world: World, run: BrokerRun, count: int) -> None:
     """Answer prompts as a rollout does: what it leased it puts back, with a transcript."""
     for _ in range(count):
-        (lease,) = world.call("BrokerService.LeasePrompts", run.wait(20)).leases
+        (lease,) = world.call("BrokerService.LeasePrompts", run.wait(30)).leases
         request = broker_pb2.PutExperienceRequest(run_id=run.id, groups=[answered(lease)])
         outcomes = world.call("BrokerService.PutExperience", request).outcomes
         assert set(outcomes) == {broker_pb2.PUT_OUTCOME_ACCEPTED}

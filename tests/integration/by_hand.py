@@ -99,7 +99,7 @@ class ByHand:
         """Return the end of every log, for a failed assertion."""
         return "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
 
-    def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Signal a process, which runs, and return its exit status."""
         process = self.processes[name]
         assert process.poll() is None, f"{name} had ended with {process.returncode}: {self.log(name)[-2000:]}"

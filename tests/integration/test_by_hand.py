@@ -27,7 +27,7 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
     for name in order:
         services.start(name)
     assert services.client("run", "--attach", "--plain", *services.arguments).wait(200) == 0, services.logs()
-    assert services.processes["trainer"].wait(30) == 0, services.logs()
+    assert services.processes["trainer"].wait(120) == 0, services.logs()
 
     with Client(services.addresses["broker"]) as quartet:
         run = quartet.run("by-hand")
@@ -94,9 +94,9 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
     assert printed[1]
     with Client(**services.addresses) as quartet:
         before = quartet.run("by-hand").policy_version
-        live = quartet.evaluate("by-hand", "heldout", timeout=60)
+        live = quartet.evaluate("by-hand", "heldout", timeout=120)
         assert live.complete and live.finished == live.prompts and live.oldest_version <= live.policy_version
-        held = quartet.evaluate("by-hand", "heldout", hold=True, timeout=60)
+        held = quartet.evaluate("by-hand", "heldout", hold=True, timeout=120)
         assert held.complete and held.finished == held.prompts
         # Only this one waits until the rollouts have the newest weights.
         assert max(before, live.policy_version) <= held.oldest_version == held.policy_version

@@ -236,7 +236,7 @@ def test_a_run_that_ends(ending: Ending, run: ByHand, shared: ByHand, ask: Calla
         with Client(shared.addresses["broker"]) as quartet:
             wait_while(first, lambda: ending.name not in [each.run_id for each in quartet.runs()], run.logs)
             quartet.finish_run(ending.name, "failed", "it was enough")
-        first.wait(60)
+        first.wait(ENDED)
     served = not ending.ended_before and "addresses.broker" not in ending.settings
     for name in ("rollout", "trainer") if served else ():
         run.start(name)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +43,12 @@ def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
     return {name: trace for name, trace in traces.items() if {(span.service, span.name) for span in trace} >= LIFE}
 
 
+def calls(service: str, name: str, spans: list[ReceivedSpan]) -> set[str]:
+    """What a service was asked for in the traces of spans of this name."""
+    traces = {span.trace for span in spans if span.name == name}
+    return {span.name for span in spans if span.trace in traces and span.service == service}
+
+
 def said_in_logs(services, pythons) -> None:
     """The services' JSON lines, merged by `quartet logs`, carry the ids of what they are about."""
     command = [pythons["client"], "-m", "quartet_client", "logs", str(services.folder), "--json"]
@@ -60,9 +65,6 @@ def said_in_logs(services, pythons) -> None:
 
 def in_the_file_too(path: Path, traces: dict[str, list[ReceivedSpan]]) -> None:
     """All services append their spans to one file in Chrome's trace format, as begun and ended, with the same ids."""
-    ids, deadline = {span.id for trace in traces.values() for span in trace}, time.monotonic() + 60
-    while not all(name in path.read_text() for name in ids) and time.monotonic() < deadline:
-        time.sleep(0.2)
     events = json.loads(path.read_text().rstrip().removesuffix(",") + "]")
     processes = {each["pid"]: each["args"]["name"].split()[0] for each in events if each["ph"] == "M"}
     begun = {each["id"]: each for each in events if each["ph"] == "b"}
@@ -87,10 +89,13 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     services.start_redis()
     for name in ("broker", "reward", "rollout", "trainer"):
         services.start(name, "--log-format", "json")
-    services.client("run", "--attach", "--plain", *services.arguments)
-    services.wait_for("trainer", "training ends")
-    traces = whole(collector.wait_for(whole))
-
+    assert services.client("run", "--attach", "--plain", *services.arguments).wait(200) == 0, services.logs()
+    assert services.processes["trainer"].wait(120) == 0, services.logs()
+    for name in ("rollout", "reward", "broker"):  # what ends sends what it has
+        assert services.stop(name) == 0, services.log(name)
+    spans = collector.spans
+    traces = whole(spans)
+    assert traces, sorted({(span.service, span.name) for span in spans})
     for trace in traces.values():
         ids = {span.id for span in trace}
         roots = [span for span in trace if not span.parent]
@@ -112,15 +117,13 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
         assert one["weights published"].attributes["quartet.rollouts"] == 1
 
     # The step is a trace of its own, that links to its groups; its calls are in it.
-    spans = collector.wait_for(lambda spans: any(span.name == "train step" for span in spans))
     first = next(span for span in spans if span.name == "train step")
     assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
-    calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
-    assert calls == {"quartet.v1.BrokerService/MarkTrained"}
+    assert calls("quartet-broker", "train step", spans) == {"quartet.v1.BrokerService/MarkTrained"}
+    updates = calls("quartet-rollout", "publish weights", spans)
+    assert "quartet.v1.RolloutService/FinishWeightUpdate" in updates
     in_the_file_too(tmp_path / "spans.json", traces)
     said_in_logs(services, pythons)
-    updates = {span.trace for span in spans if span.name == "publish weights"}
-    assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
 
 
 def test_a_file_for_traces_that_cannot_be_written_is_refused_at_the_start(by_hand, tmp_path):

@@ -73,12 +73,13 @@ INVALID = {
 
 
 class Producer:
-    """Answers prompts in a thread until the run ends or `close`."""
+    """Answers prompts in a thread until the run ends or `close`; those of the step `last` once `finish` is called."""
 
-    def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, run_id: str):
+    def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, run_id: str, last: int):
         self._stub = stub
         self._run_id = run_id
-        self._closing = threading.Event()
+        self._last = last
+        self._closing, self._finishing = threading.Event(), threading.Event()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="producer", daemon=True)
 
@@ -94,9 +95,14 @@ class Producer:
         self._stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=member), timeout=10)
         self._thread.start()
 
+    def finish(self) -> None:
+        """Let the trainer have the last step."""
+        self._finishing.set()
+
     def close(self) -> None:
         """Stop."""
         self._closing.set()
+        self._finishing.set()
         self._thread.join(10)
 
     def _insist(self, method, request):
@@ -117,6 +123,8 @@ class Producer:
                 )
                 answer = self._insist(self._stub.LeasePrompts, request)
                 version = answer.policy_version
+                if version >= self._last:
+                    self._finishing.wait()
                 put = broker_pb2.PutExperienceRequest(run_id=self._run_id)
                 for lease in answer.leases:
                     put.groups.add(lease_id=lease.lease_id, group=group_of(lease.instance, version, lease.attempt))

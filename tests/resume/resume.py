@@ -181,11 +181,12 @@ class Town(ByHand):
         with (self.checkpoints / ".lock").open("a") as lock:  # what was killed stands for the process that holds it
             fcntl.flock(lock, fcntl.LOCK_EX)
 
-    def kill(self, kill: Kill) -> str:
-        """Kill the trainer at the moment given; return what it was doing."""
+    def kill(self, kill: Kill, last: int) -> str:
+        """Kill the trainer, which cannot end before it has the step `last`, at the moment given; return what it did."""
         self.until_step(kill.step)
         if kill.in_checkpoint:
-            self.until(self._being_written)
+            last_one = self.checkpoints / f"step-{last:08d}"
+            self.until(lambda: self._being_written() or last_one.exists())
         time.sleep(kill.delay)
         doing = "in mid-checkpoint" if self._being_written() else "between checkpoints"
         self.end_trainer()
@@ -260,15 +261,16 @@ def train(
     with ExitStack() as stack:
         town = stack.enter_context(closing(Town(folder, pythons, model)))
         town.make_run(steps, invalid)
-        producer = stack.enter_context(closing(Producer(town.stub, RUN)))
+        producer = stack.enter_context(closing(Producer(town.stub, RUN, last=steps - 1)))
         producer.start()
         if restore is not None:
             town.start("trainer")
             town.restore(restore)
         for kill in kills:
             town.start("trainer")
-            killed[town.kill(kill)] += 1
+            killed[town.kill(kill, steps - 1)] += 1
         town.start("trainer")
+        producer.finish()
         town.expect_end(0)
         producer.close()
         assert producer.failure is None, f"the producer failed: {producer.failure}"

@@ -7,6 +7,7 @@ OpenTelemetry; it is imported by `configure` alone, and only where an endpoint i
 """
 
 import atexit
+import io
 import json
 import os
 import re
@@ -130,10 +131,9 @@ def _chrome_exporter(path: Path, process: str) -> "SpanExporter":
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError), path.open("x", encoding="utf-8") as new:
         new.write("[\n")
-    file = path.open("a", encoding="utf-8")
+    # Unbuffered: what the formatter returns is appended whole, also where several processes append at once.
+    file = io.TextIOWrapper(path.open("ab", buffering=0), encoding="utf-8", write_through=True)
     file.write(_line({"ph": "M", "name": "process_name", "pid": os.getpid(), "args": {"name": process}}))
-    file.flush()
-    # It writes what the formatter returns and flushes: whole lines, also where several processes append.
     return ConsoleSpanExporter(out=file, formatter=_events)
 
 
