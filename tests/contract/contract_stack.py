@@ -5,7 +5,8 @@ from pathlib import Path
 
 from quartet.v1 import broker_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
-from servers_under_test import KINDS, Process, Redis, Server, copy_models, free_ports, python_of
+from servers_under_test import KINDS, Server, copy_models, free_ports, python_of, start_redis
+from started import Started
 from weight_arrangements import Peer, WeightEpochs
 
 from quartet_contract.calls import OWNERS, Caller
@@ -40,7 +41,7 @@ class Stack:
         self.servers: dict[str, Server] = {}
         self.alone: dict[str, Server] = {}
         self._engines: dict[str, WeightEpochs] = {}
-        self._processes: list[Process | Peer] = []
+        self._processes: list[Started] = []
         self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
         self._peers: list[Peer] = []
         self._redis_url = ""
@@ -49,7 +50,7 @@ class Stack:
     def start(self) -> None:
         """Start all; nobody is waited for but Redis and the broker."""
         copy_models(*self.models)
-        redis = Redis(self.folder)
+        redis = start_redis(self.folder)
         self._processes.append(redis)
         self._redis_url = redis.url
         for kind in ("broker", "reward"):

@@ -6,7 +6,7 @@ import redis
 from fuzz_messages import Hints
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2 as pb
-from servers_under_test import Redis, Server, free_ports
+from servers_under_test import Server, free_ports, start_redis
 
 from quartet_contract.world import EVALUATE, SERVE, TRAIN, BrokerRun, World
 
@@ -17,7 +17,7 @@ class FuzzedBroker:
     """The processes, and runs in which something is in every state."""
 
     def __init__(self, folder: Path):
-        self._redis_process = Redis(folder)
+        self._redis_process = start_redis(folder)
         self.redis = redis.Redis.from_url(self._redis_process.url)
         (port,) = free_ports(1)
         address = f"127.0.0.1:{port}"

@@ -116,6 +116,6 @@ def field_exists(kind: Descriptor, path: str) -> bool:
 
 def resident_bytes(server: Server) -> int:
     """Return the memory of a server's process."""
-    status = Path(f"/proc/{server.popen.pid}/status").read_text()
+    status = Path(f"/proc/{server.pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
     return int(line.split()[1]) * 1024

@@ -1,13 +1,13 @@
 """A broker, rollouts that come, and the trainer's real publisher; all of them processes."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from quartet.v1 import broker_pb2 as pb
-from servers_under_test import KINDS, Process, Redis, Server, copy_models, free_ports, python_of
+from servers_under_test import KINDS, Server, copy_models, free_ports, python_of, start_redis
+from started import Answering, Started
 
 from quartet_common.durations import to_duration
 
@@ -19,49 +19,21 @@ PATIENCE_SECONDS = 240.0
 SCRIPT = Path(__file__).with_name("pool_trainer.py")
 
 
-class Trainer:
-    """The process of pool_trainer.py."""
+class Trainer(Answering):
+    """The process of pool_trainer.py. `weights`: keys of [trainer.weights]."""
 
     def __init__(self, folder: Path, model: Path, broker: str, **weights: object):
-        """`weights`: keys of [trainer.weights]."""
-        self._log = folder / "pool_trainer.log"
         settings = {"timeout_seconds": DEADLINE_SECONDS, **weights}
         arguments = [str(model), broker, RUN, str(folder / "weights"), json.dumps(settings)]
-        with self._log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [str(python_of("trainer")), str(SCRIPT), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-
-    def tell(self, **order) -> None:
-        """Give an order."""
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> dict:
-        """Return its next answer."""
-        line = self._process.stdout.readline()
-        assert line, f"the trainer ended: {self._log.read_text(errors='replace')[-3000:]}"
-        return json.loads(line)
+        super().__init__([python_of("trainer"), SCRIPT, *arguments], folder / "pool_trainer.log")
 
     def publish(self, version: int) -> dict:
         """Have it publish a version; return what came of it."""
-        self.tell(do="publish", version=version)
-        return self.hear()
+        return self.order(do="publish", version=version)
 
     def members(self) -> list[str]:
         """Return the rollouts that it knows to live."""
-        self.tell(do="members")
-        return self.hear()["members"]
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait(10)
+        return self.order(do="members")["members"]
 
 
 class Pool:
@@ -70,7 +42,7 @@ class Pool:
     def __init__(self, folder: Path):
         self.folder = folder
         self.rollouts: dict[str, Server] = {}
-        self._processes: list[Process | Trainer] = []
+        self._processes: list[Started] = []
         self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
         self._count = 0
         self.environment: dict[str, str] = {}
@@ -79,7 +51,7 @@ class Pool:
     def start(self) -> None:
         """Start all, with a run without prompts, and wait until the first rollouts are members."""
         copy_models(self.folder / "model")
-        redis = Redis(self.folder)
+        redis = start_redis(self.folder)
         self._processes.append(redis)
         broker = self._server("broker", redis_url=redis.url)
         for _ in range(ROLLOUTS):

@@ -5,18 +5,14 @@ Whoever has an implementation of his own has it tested by naming the command tha
 """
 
 import atexit
-import contextlib
 import functools
 import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -24,18 +20,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quartet_common.ports import free_ports
 from quartet_contract.calls import OPTIONS, Caller
-from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 
-from preloaded import Pythons, make_models, process_of  # noqa: E402
+from preloaded import Pythons, make_models  # noqa: E402
+from started import Redis, Started  # noqa: E402
 
 PYTHONS = Pythons()
 atexit.register(PYTHONS.close)
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 KINDS = ("broker", "reward", "rollout", "trainer")
-START_SECONDS = 300.0
 
 
 def python_of(kind: str, release: bool = False) -> Path:
@@ -85,66 +80,11 @@ def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> 
     return path
 
 
-class Process:
-    """A command that runs, its output in a log."""
-
-    def __init__(self, command: list[str], folder: Path, name: str, environment: Mapping[str, str] | None = None):
-        """`environment`: variables besides those of this process."""
-        self.log = folder / f"{name}.log"
-        with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=_environment(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def must_run(self) -> None:
-        """Raise AssertionError with its last words if it has ended."""
-        assert self.popen.poll() is None, f"{self.log.stem} ended with {self.popen.returncode}: {self.last_words()}"
-
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Look again and again until a condition holds. Raises AssertionError if that takes too long, or it ends."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.log.stem}: {what} within {seconds:.0f} s? {self.last_words()}"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(0.1)  # the pause between two looks; its end would end it
-            self.must_run()
-
-    def last_words(self) -> str:
-        """Return the end of its log."""
-        return self.log.read_text(errors="replace")[-3000:]
-
-    def close(self) -> None:
-        """Kill it with all it started."""
-        # It may have ended by itself, and so all of its group.
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            self.signal(signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait(10)
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, and all it started."""
-        os.killpg(process_of(self.popen.pid), number)
+def start_redis(folder: Path) -> Redis:
+    return Redis(folder / "redis.log", *free_ports(1))
 
 
-class Redis(Process):
-    """A Redis server."""
-
-    def __init__(self, folder: Path):
-        (self.port,) = free_ports(1)
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        options = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder), "--save", ""]
-        super().__init__([find_server(), *options], folder, "redis")
-        self.wait_until(lambda: "Ready to accept connections" in self.log.read_text(), "redis answers")
-
-
-class Server(Process):
+class Server(Started):
     """One service, started."""
 
     def __init__(
@@ -163,7 +103,8 @@ class Server(Process):
         python = python_of(kind, release=bool(environment))
         if sections[kind].get("engine") == "vllm":
             python = ENVIRONMENTS / kind / "bin" / "python"
-        super().__init__([*command_of(kind, python), str(run_file)], folder, name or kind, environment)
+        command, log = [*command_of(kind, python), str(run_file)], folder / f"{name or kind}.log"
+        super().__init__(command, log, cwd=folder, env=_environment(environment))
         self._caller: Caller | None = None
 
     def caller(self) -> Caller:

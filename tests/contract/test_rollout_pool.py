@@ -34,12 +34,12 @@ def version_of(rollout: Server) -> int:
 
 def test_rollouts_that_die_or_hang_in_mid_broadcast_hold_up_nobody_and_who_lives_gets_the_version(pool):
     assert pool.trainer.publish(1)["rollouts"] == len(pool.rollouts)
-    pool.trainer.tell(do="publish", version=2, stop_at=STOP_AT)
+    pool.trainer.give(do="publish", version=2, stop_at=STOP_AT)
     assert pool.trainer.hear() == {"sending": True}
     dead, hung, *_ = pool.rollouts
     pool.rollouts.pop(dead).signal(signal.SIGKILL)
     pool.rollouts[hung].signal(signal.SIGSTOP)
-    pool.trainer.tell(go=True)
+    pool.trainer.give(go=True)
     answer = pool.trainer.hear()
     assert answer["failures"] and answer["rollouts"] == len(pool.rollouts) - 1
     assert answer["seconds"] < 2 * rollout_pool.DEADLINE_SECONDS, "one deadline is waited for, not one for each"

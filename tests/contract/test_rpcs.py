@@ -57,7 +57,7 @@ def world(stack, place, case):
 def test_good_input(stack, world, case: Good, place):
     judge_good(world, case)
     if case.last:
-        assert_ends(stack.servers["trainer"].popen)
+        assert_ends(stack.servers["trainer"])
 
 
 def assert_ends(process: subprocess.Popen) -> None:

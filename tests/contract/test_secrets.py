@@ -5,11 +5,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-import servers_under_test
 from contract_stack import ENGINES, TOKEN
 from quartet.v1 import broker_pb2, rollout_pb2
 from redis import Redis
-from servers_under_test import Process, Server, free_ports
+from servers_under_test import Server, free_ports, start_redis
+from started import Started
 
 from quartet_common.durations import to_duration
 from quartet_contract.calls import OWNERS
@@ -19,14 +19,12 @@ pytestmark = pytest.mark.timeout(300)
 PASSWORD = "p4ssw0rd-of-redis"
 
 
-def argument_lines(*processes: Process) -> list[str]:
+def argument_lines(*processes: Started) -> list[str]:
     """What `ps` shows of processes: arguments. The environment is for the same user only, and is looked at as well."""
     lines = []
     for process in processes:
         for name in ("cmdline", "environ"):
-            lines.append(
-                Path(f"/proc/{process.popen.pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
+            lines.append(Path(f"/proc/{process.pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return lines
 
 
@@ -43,12 +41,12 @@ def test_the_token_is_in_no_log_and_no_argument(stack, kind):
     finally:
         caller.metadata = known
     assert refusals[0] == "" and all(refusals[1:])
-    for text in (server.log.read_text(errors="replace"), *argument_lines(server), *refusals):
+    for text in (server.said(), *argument_lines(server), *refusals):
         assert TOKEN not in text and TOKEN.upper() not in text
 
 
 def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path: Path):
-    redis = servers_under_test.Redis(tmp_path)
+    redis = start_redis(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     server = None
     try:
@@ -69,8 +67,8 @@ def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path:
         with pytest.raises(grpc.RpcError) as raised:
             caller.call("BrokerService.ListRuns", request)
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-        server.wait_until(lambda: "subscription to Redis broke" in server.log.read_text(), "it misses its Redis")
-        for text in (server.log.read_text(errors="replace"), *argument_lines(server), str(raised.value)):
+        server.wait_until(lambda: "subscription to Redis broke" in server.said(), "it misses its Redis")
+        for text in (server.said(), *argument_lines(server), str(raised.value)):
             assert PASSWORD not in text
     finally:
         for process in filter(None, (server, redis)):
@@ -95,12 +93,12 @@ def test_without_its_secret_nobody_meets_a_weight_group(stack, world):
     stranger.timeout.CopyFrom(to_duration(2))
     world.call("RolloutService.JoinWeightGroup", stranger)
     failure = f"could not join the weight group of epoch {world.weights.epoch} "
-    server.wait_until(lambda: failure in server.log.read_text(errors="replace"), "it gives up")
+    server.wait_until(lambda: failure in server.said(), "it gives up")
     # The trainer still waits at the same store: whoever has the secret is met there.
     world.call("RolloutService.JoinWeightGroup", invitation)
     world.weights.wait_until_met()
     # And neither secret was written down, though torch names the keys that it waited for.
-    log = server.log.read_text(errors="replace")
+    log = server.said()
     for secret in (invitation.secret, stranger.secret):
         for form in (secret.hex(), str(secret)[2:-1]):
             assert form not in log

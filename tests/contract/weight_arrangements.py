@@ -1,9 +1,8 @@
 """Weight updates to one rollout, step by step, as a trainer drives them."""
 
 import base64
-import json
 import secrets
-import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,9 @@ from quartet.v1 import rollout_pb2 as pb
 
 from quartet_common.durations import to_duration
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
+from started import Answering  # noqa: E402 (beside the other suites' tests)
+
 if TYPE_CHECKING:
     from quartet_contract.world import World
 
@@ -21,39 +23,15 @@ BUCKET_BYTES = 1 << 19
 SCRIPT = Path(__file__).with_name("weight_peer.py")
 
 
-class Peer:
+class Peer(Answering):
     """A weight_peer process with the weights of one folder."""
 
     def __init__(self, python: Path, folder: Path, log: Path):
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [str(python), str(SCRIPT), str(folder), str(BUCKET_BYTES)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+        super().__init__([python, SCRIPT, folder, str(BUCKET_BYTES)], log)
         self.folder = folder
-        self._log = log
-        told = self._hear()
+        told = self.hear()
         self.manifest = pb.WeightManifest.FromString(base64.b64decode(told["manifest"]))
         self.checksum: int = told["checksum"]
-
-    def order(self, do: str, **fields) -> dict:
-        """Have something done; return the answer."""
-        self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
-        self._process.stdin.flush()
-        return self._hear()
-
-    def _hear(self) -> dict:
-        line = self._process.stdout.readline()
-        assert line, f"the weight peer ended: {self._log.read_text(errors='replace')[-2000:]}"
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait(10)
 
 
 class WeightEpochs:
@@ -78,7 +56,7 @@ class WeightEpochs:
         """Return the log-prob of each completion token under the weights that are sent, by plain transformers."""
         # Always of the same process: the library takes seconds to import.
         order = {"folder": str(self.peer.folder), "prompt": list(prompt), "completion": list(completion)}
-        return self._peers[0].order("score", **order)["log_probs"]
+        return self._peers[0].order(do="score", **order)["log_probs"]
 
     def use(self, index: int) -> "WeightEpochs":
         """Send the weights of another folder from the next epoch on."""
@@ -88,7 +66,7 @@ class WeightEpochs:
     def open(self) -> "WeightEpochs":
         """Open the store of a new epoch; rank 0 begins to join."""
         self.epoch, self.version, self._secret = self.epoch + 1, self.version + 1, secrets.token_bytes(16)
-        self._port = self.peer.order("open", epoch=self.epoch, secret=self._secret.hex())["port"]
+        self._port = self.peer.order(do="open", epoch=self.epoch, secret=self._secret.hex())["port"]
         return self
 
     def invitation(self) -> pb.JoinWeightGroupRequest:
@@ -107,7 +85,7 @@ class WeightEpochs:
 
     def wait_until_met(self) -> None:
         """Wait until both ranks are in the group."""
-        self.peer.order("meet")
+        self.peer.order(do="meet")
 
     def join(self, w: "World") -> "WeightEpochs":
         """Have the rollout in a new epoch's group."""
@@ -132,7 +110,7 @@ class WeightEpochs:
 
     def send(self) -> "WeightEpochs":
         """Broadcast all buckets."""
-        assert self.peer.order("send")["sent"] == len(self.peer.manifest.bucket_bytes) > 1
+        assert self.peer.order(do="send")["sent"] == len(self.peer.manifest.bucket_bytes) > 1
         return self
 
     def conclusion(self) -> pb.FinishWeightUpdateRequest:
@@ -167,4 +145,4 @@ class WeightEpochs:
                 w.call("RolloutService.AbortWeightUpdate", self.surrender())
         except grpc.RpcError as error:
             raise AssertionError(f"the rollout could not be settled: {error.details()}") from error
-        self.peer.order("leave")
+        self.peer.order(do="leave")

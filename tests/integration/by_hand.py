@@ -1,20 +1,18 @@
 """The four services as a person starts them in four terminals: each its own process, from its own environment."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from quartet_common.ports import free_ports
-from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 sys.path.append(str(ROOT / "tests" / "preloaded"))
+from started import Redis, Started  # noqa: E402 (beside the other suites' tests)
+
 SERVICES = ("broker", "reward", "rollout", "trainer")
 
 
@@ -43,20 +41,18 @@ class ByHand:
         settings = {f"addresses.{name}": address for name, address in self.addresses.items()}
         settings |= {"broker.redis_url": f"redis://127.0.0.1:{redis}/0", **overrides}
         self.arguments = [str(run_file), *overriding(settings)]
-        self.processes: dict[str, subprocess.Popen] = {}
+        self.processes: dict[str, Started] = {}
 
     def start_redis(self) -> None:
         """Start Redis and return when it listens."""
-        command = [find_server(), "--port", str(self.redis_port), "--appendonly", "yes", "--save", "", "--dir"]
         self.redis_data.mkdir(exist_ok=True)
-        self._start("redis", [*command, str(self.redis_data)])
-        self.wait_for("redis", "Ready to accept connections")
+        self.processes["redis"] = Redis(self.folder / "redis.log", self.redis_port, self.redis_data)
 
     def start(self, name: str, *options: str) -> None:
         """Start a service, with options of the command line; it finds the others by itself."""
         self._start(name, [self.pythons[name], "-m", f"quartet_{name}", *self.arguments, *options])
 
-    def client(self, *words: str) -> subprocess.Popen:
+    def client(self, *words: str) -> Started:
         """Start a `quartet` command; its output goes to client.log."""
         self._start("client", [self.pythons["client"], "-m", "quartet_client", *words])
         return self.processes["client"]
@@ -75,25 +71,22 @@ class ByHand:
 
     def _start(self, name: str, command: list[str | Path], **options) -> None:
         """`options` are Popen's."""
-        options = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "start_new_session": True} | options
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, **options)
+        self.processes[name] = Started(command, self.folder / f"{name}.log", **{"cwd": ROOT, **options})
 
     def log(self, name: str) -> str:
-        """Return what a process has said so far."""
+        """Return what a process, in all its lives, has said so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def wait_for(self, name: str, *texts: str, seconds: float = 120) -> None:
-        """Return when a process has said all of `texts`."""
-        deadline = time.monotonic() + seconds
-        while not all(text in self.log(name) for text in texts):
-            assert time.monotonic() < deadline, f"{name} did not say {texts}\n{self.logs()}"
-            # It may not end meanwhile; waiting for that is also the pause between two looks.
-            try:
-                self.processes[name].wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-            raise AssertionError(f"{name} ended before it said {texts}\n{self.logs()}")
+    def wait_until(self, name: str, condition: Callable[[], bool], what: str) -> None:
+        """Return when something is so, while a process runs."""
+        try:
+            self.processes[name].wait_until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from error
+
+    def wait_for(self, name: str, text: str) -> None:
+        """Return when a process has said `text`."""
+        self.wait_until(name, lambda: text in self.processes[name].said(), f"it says '{text}'")
 
     def logs(self) -> str:
         """Return the end of every log, for a failed assertion."""
@@ -102,18 +95,14 @@ class ByHand:
     def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Signal a process, which runs, and return its exit status."""
         process = self.processes[name]
-        assert process.poll() is None, f"{name} had ended with {process.returncode}: {self.log(name)[-2000:]}"
+        process.must_run()
         process.send_signal(number)
         return process.wait(timeout)
 
     def close(self) -> None:
         """Kill what is left, with everything it started."""
         for process in self.processes.values():
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait(10)
+            process.close()
 
 
 def overriding(settings: Mapping[str, object]) -> list[str]:

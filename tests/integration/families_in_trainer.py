@@ -1,7 +1,7 @@
 """Run with the trainer's environment: writes model folders, then computes log-probs of what engines made with them.
 
-`python families_in_trainer.py FOLDER`. Once the folders are there it prints "ready"; each line it reads is JSON,
-{"family", "tokens", "prompt"}, and answered by a line with the log-probs of the tokens after the first `prompt`.
+`python families_in_trainer.py FOLDER`. Once the folders are there it prints "ready". Each line it reads, {"family",
+"tokens", "prompt"}, is answered by a line with the log-probs of the tokens after the first `prompt`; all is JSON.
 """
 
 import json
@@ -45,7 +45,7 @@ if __name__ == "__main__":
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**SIZES, **values)
         save(transformers.AutoModelForCausalLM.from_config(config), build_tokenizer(), folder / family)
-    print("ready", flush=True)
+    print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(log_probs(folder / asked["family"], asked["tokens"], asked["prompt"])), flush=True)

@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from quartet_client import Client
 from quartet_common.ports import free_ports
 
 pytestmark = pytest.mark.timeout(400)
-BEGUN, ENDED = 150, 200  # seconds until the first step and the end, on a busy machine
+ENDED = 200  # seconds until the end, on a busy machine
 RUN_FILE = """
 [run]
 id = "{name}"
@@ -180,14 +179,6 @@ ENDINGS = [
 ]
 
 
-def wait_while(process: subprocess.Popen, condition: Callable[[], bool], told: Callable[[], str]) -> None:
-    deadline = time.monotonic() + BEGUN
-    while condition():
-        assert time.monotonic() < deadline and process.poll() is None, told()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
-
-
 @pytest.fixture(scope="module")
 def shared(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
     """Redis, broker and reward service for all rows."""
@@ -234,23 +225,22 @@ def test_a_run_that_ends(ending: Ending, run: ByHand, shared: ByHand, ask: Calla
     if ending.ended_before:
         first = run.client(*attach)
         with Client(shared.addresses["broker"]) as quartet:
-            wait_while(first, lambda: ending.name not in [each.run_id for each in quartet.runs()], run.logs)
+            run.wait_until("client", lambda: ending.name in [each.run_id for each in quartet.runs()], "there is a run")
             quartet.finish_run(ending.name, "failed", "it was enough")
         first.wait(ENDED)
     served = not ending.ended_before and "addresses.broker" not in ending.settings
     for name in ("rollout", "trainer") if served else ():
         run.start(name)
-    begun = len(run.log("client")) if ending.ended_before else 0
     client = run.client(*attach)
     if ending.words or ending.interrupted:
-        wait_while(client, lambda: not re.search("^step 1/", run.log("client"), re.MULTILINE), run.logs)
+        run.wait_for("client", "\nstep 1/")
     if ending.words:
         done = ask("runs", ending.words[0], ending.name, *ending.words[1:])
         assert done.returncode == 0, done.stderr
     if ending.interrupted:
         client.send_signal(signal.SIGINT)
     assert client.wait(ENDED) == ending.status, run.logs()
-    printed = run.log("client")[begun:]
+    printed = client.said()
     assert re.search(ending.printed, "\n".join(printed.splitlines()[-8:])), run.logs()
     assert "Traceback" not in printed
     if served and ending.status in (0, 1):  # the run has ended, and with it its trainer

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from by_hand import ROOT
 from preloaded import Pythons
+from started import Answering
 
 HERE = Path(__file__).parent
 PROMPT = [18, 11, 19, 11, 17]
@@ -27,24 +29,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def log_probs(pythons: Pythons, folder: Path) -> Iterator[Callable[[str, list[int]], list[float]]]:
     """The trainer's, of a family's completion; its process has left the models in `folder`."""
-    process = subprocess.Popen(
-        [pythons["trainer"], HERE / "families_in_trainer.py", folder],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "arithmetic")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-
-    def ask(family: str, tokens: list[int]) -> list[float]:
-        asked = {"family": family, "tokens": PROMPT + tokens, "prompt": len(PROMPT)}
-        print(json.dumps(asked), file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
-
-    yield ask
-    process.stdin.close()
-    assert process.wait(SECONDS) == 0
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "arithmetic")}
+    program = [pythons["trainer"], HERE / "families_in_trainer.py", folder]
+    with closing(Answering(program, folder / "trainer.log", env=variables)) as process:
+        assert process.hear() == "ready"
+        yield lambda family, tokens: process.order(family=family, tokens=PROMPT + tokens, prompt=len(PROMPT))
 
 
 @pytest.mark.timeout(2 * SECONDS)

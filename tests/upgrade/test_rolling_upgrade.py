@@ -130,11 +130,10 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
 async def attach_again(live: LiveRun, build: Build) -> None:
     """End the client as a person does; one of a build takes its place, and is shown what the run does."""
     assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130, live.log("client")[-3000:]
-    before = len(live.log("client"))
     live.attach(build)
 
     async def shown() -> object:
-        return SHOWN.search(live.log("client"), before)
+        return SHOWN.search(live.processes["client"].said())
 
     await live.until("the client shows a step", shown)
 

@@ -1,0 +1,94 @@
+"""Commands that tests start: each in a session of its own, its output in a log, killed with all that it started."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from preloaded import process_of
+
+START_SECONDS = 300.0
+LAST_WORDS = 3000  # characters
+
+
+class Started(subprocess.Popen):
+    """A command that runs. `options` are Popen's."""
+
+    def __init__(self, command: list, log: Path, **options: object):
+        self.log = log
+        self._begin = log.stat().st_size if log.exists() else 0  # where one before it ended
+        with log.open("ab") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            super().__init__(command, **{**streams, "start_new_session": True, **options})
+
+    def said(self) -> str:
+        """Return what it has said so far."""
+        return self.log.read_bytes()[self._begin :].decode(errors="replace")
+
+    def must_run(self) -> None:
+        """Raise AssertionError with its last words if it has ended."""
+        assert self.poll() is None, f"{self.log.stem} ended with {self.returncode}: {self.said()[-LAST_WORDS:]}"
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+        """Look again and again until a condition holds. Raises AssertionError if that takes too long, or it ends."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            words = self.said()[-LAST_WORDS:]
+            assert time.monotonic() < deadline, f"{self.log.stem}: {what} within {seconds:.0f} s? {words}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(0.1)  # the pause between two looks; its end would end it
+            self.must_run()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, and all it started."""
+        os.killpg(process_of(self.pid), number)
+
+    def close(self) -> None:
+        """Kill it with all it started."""
+        # It may have ended by itself, and so all of its group.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait(10)
+
+
+class Answering(Started):
+    """A program that answers orders, one JSON object a line each."""
+
+    def __init__(self, command: list, log: Path, **options: object):
+        with log.open("ab") as errors:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
+            super().__init__(command, log, **pipes, **options)
+
+    def give(self, **order: object) -> None:
+        """Give an order."""
+        self.stdin.write(json.dumps(order) + "\n")
+        self.stdin.flush()
+
+    def hear(self):
+        """Return its next answer. Raises AssertionError with its last words if it has ended."""
+        line = self.stdout.readline()
+        assert line, f"{self.log.stem} ended: {self.said()[-LAST_WORDS:]}"
+        return json.loads(line)
+
+    def order(self, **order: object):
+        """Give an order; return the answer."""
+        self.give(**order)
+        return self.hear()
+
+
+class Redis(Started):
+    """A Redis server that answers; with `data` it keeps there what it has, and finds it there."""
+
+    def __init__(self, log: Path, port: int, data: Path | None = None):
+        from quartet_local.process import find_server  # not of the programs of a release
+
+        self.url = f"redis://127.0.0.1:{port}/0"
+        kept = ["--appendonly", "yes", "--dir", str(data)] if data else ["--dir", str(log.parent)]
+        super().__init__([find_server(), "--bind", "127.0.0.1", "--port", str(port), "--save", "", *kept], log)
+        self.wait_until(lambda: "Ready to accept connections" in self.said(), "it answers")
