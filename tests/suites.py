@@ -92,7 +92,7 @@ SUITES = (
     Suite("integration", "dev", 1200, "tests/integration"),
     Suite("families", "dev", 500, "tests/families"),
     Suite("hostile", "reward", 500, "tests/hostile"),
-    Suite("chaos", "dev", 600, "tests/chaos"),
+    Suite("chaos", "dev", 900, "tests/chaos"),
     Suite("attacks", "dev", 400, "tests/attacks"),
     Suite("resume", "dev", 500, "tests/resume"),
     Suite("upgrade", "dev", 400, "tests/upgrade"),

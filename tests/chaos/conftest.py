@@ -2,22 +2,18 @@
 
 import asyncio
 import functools
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import chaos
-import lan
 import network
 import pytest
+import run
 from preloaded import Pythons
 from schedule import RESTORE_DECK, Fault, draw
-from town import HERE, Plan
-
-from quartet_local import guard
+from town import Plan
 
 SEED = 20
 GROUPS, FAULTS = 300, 20
@@ -47,7 +43,7 @@ def pythons() -> Iterator[Pythons]:
 
 @pytest.fixture(scope="session")
 def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """By name: the short form and the controls, each Done; "network": exit status and output, or why it cannot run."""
+    """By name: the short form and the controls, each Done; "network": the result of that form."""
     return asyncio.run(_all(tmp_path_factory.mktemp("chaos"), pythons))
 
 
@@ -71,9 +67,9 @@ async def _all(root: Path, pythons: Pythons) -> dict:
         return {name: await _one(pythons, *what) for name, what in others.items()}
 
     everything = _one(pythons, tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS))
-    done, first, of_network = await asyncio.gather(
-        one_by_one(), everything, asyncio.to_thread(_network, root / "network")
-    )
+    size = {"groups": NETWORK_GROUPS, "faults": NETWORK_FAULTS, "seed": 1, "limit": LIMIT_SECONDS}
+    cut = asyncio.to_thread(run.network_form, folder=root, **size)
+    done, first, of_network = await asyncio.gather(one_by_one(), everything, cut)
     return {**done, "faults of all kinds": first, "network": of_network}
 
 
@@ -81,14 +77,3 @@ async def _one(pythons: Pythons, schedule: tuple[Fault, ...], plan: Plan) -> Don
     say = functools.partial(print, f"{plan.folder.name}:")
     report = await chaos.run(plan, network.Loopback(), pythons, schedule, SEED, LIMIT_SECONDS, say)
     return Done(report, schedule, plan.folder)
-
-
-def _network(folder: Path) -> tuple[int, str] | str:
-    if reason := lan.why_not():
-        return reason
-    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", str(LIMIT_SECONDS)]
-    where = ["--folder", str(folder), "--results", str(folder / "chaos.json")]
-    # It has its own limit, and ends with this process.
-    command = [sys.executable, "-I", "-S", guard.__file__, "10", sys.executable, str(HERE / "run.py"), "--network"]
-    done = subprocess.run([*command, *size, *where], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr

@@ -47,10 +47,11 @@ def main() -> int:
     for form in [arguments.form] if arguments.form else FORMS:
         share = 1 if arguments.form or form == "processes" else 2
         if form == "network":
-            results[form] = _network(arguments, share)
+            size = {"groups": arguments.groups // share, "faults": arguments.faults // share}
+            results[form] = network_form(arguments.folder, **size, seed=arguments.seed, limit=arguments.limit)
         else:
             _run(form, arguments, share)
-            results[form] = _report(arguments, form)
+            results[form] = _report(arguments.folder / form)
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     arguments.results.write_text(json.dumps(results, indent=1) + "\n")
     print()
@@ -101,23 +102,23 @@ def _signals(arguments: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
-def _network(arguments: argparse.Namespace, share: int) -> dict[str, Any]:
+def network_form(folder: Path, groups: int, faults: int, seed: int, limit: float) -> dict[str, Any]:
     """Run this program again, in namespaces of its own."""
     if reason := lan.why_not():
         return {"impossible": reason, "line": f"not possible here: {reason}"}
-    size = ["--groups", str(arguments.groups // share), "--faults", str(arguments.faults // share)]
-    same = ["--seed", str(arguments.seed), "--limit", str(arguments.limit), "--folder", str(arguments.folder)]
-    command = lan.within([sys.executable, __file__, "--network", *size, *same])
-    shutil.rmtree(arguments.folder / "network", ignore_errors=True)
+    given = {"groups": groups, "faults": faults, "seed": seed, "limit": limit, "folder": folder}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = lan.within([sys.executable, __file__, "--network", *words])
+    shutil.rmtree(folder / "network", ignore_errors=True)
     guarded = [sys.executable, "-I", "-S", guard.__file__, "10", *command]
     # Process ids are others there: no interpreters that suites share.
     environment = {**os.environ, INSIDE: "1", SHARED: ""}
     subprocess.run(guarded, stdin=subprocess.DEVNULL, env=environment, check=False)
-    return _report(arguments, "network")
+    return _report(folder / "network")
 
 
-def _report(arguments: argparse.Namespace, form: str) -> dict[str, Any]:
-    path = arguments.folder / form / "report.json"
+def _report(folder: Path) -> dict[str, Any]:
+    path = folder / "report.json"
     if not path.exists():
         return {"right": False, "line": "it ended without a report; what it said stands above"}
     return json.loads(path.read_text())
