@@ -143,7 +143,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
             live.start(kind)
         live.attach()
         async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
-            await _until_trained(live, client, 2)
+            await live.until("two steps are trained", lambda: _step(client, least=2))
             bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
             await asyncio.sleep(quiet)
             began = time.monotonic()
@@ -171,17 +171,11 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
     return report
 
 
-async def _until_trained(live: LiveRun, client: AsyncClient, steps: int) -> None:
-    async with asyncio.timeout(SECONDS):
-        while await _step(client) < steps:
-            live.must_run()
-            await asyncio.sleep(0.1)
-
-
-async def _step(client: AsyncClient) -> int:
-    """Return the number of steps trained; 0 while there is no broker or no run."""
+async def _step(client: AsyncClient, least: int = 0) -> int:
+    """Return the number of steps trained; 0 while there is no broker or no run, or fewer than `least`."""
     try:
-        return (await client.run(RUN)).policy_version
+        step = (await client.run(RUN)).policy_version
+        return step if step >= least else 0
     except QuartetError as error:
         if error.code not in {*AWAY, grpc.StatusCode.NOT_FOUND}:
             raise

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from quartet.v1 import broker_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
-from servers_under_test import KINDS, Server, copy_models, free_ports, python_of, start_redis
-from started import Started
+from servers_under_test import KINDS, Server, Servers, copy_models, free_addresses, python_of
 from weight_arrangements import Peer, WeightEpochs
 
 from quartet_contract.calls import OWNERS, Caller
@@ -24,7 +23,7 @@ SMALL_MESSAGES = 1 << 20
 ENGINES = ("transformers", "vllm")
 
 
-class Stack:
+class Stack(Servers):
     """Broker, reward, trainer and a rollout of each engine, which work together; and one of each kind that is alone."""
 
     def __init__(
@@ -35,14 +34,12 @@ class Stack:
         environment: Mapping[str, str] | None = None,
     ):
         """`engines`: of the rollouts; `alone`: kinds of which one is alone; `environment`: more variables."""
-        self._engine_names, self._alone_kinds, self._environment = engines, alone, environment
-        self.folder = folder
+        super().__init__(folder, environment)
+        self._engine_names, self._alone_kinds = engines, alone
         self.models = [folder / "model-0", folder / "model-1"]
         self.servers: dict[str, Server] = {}
         self.alone: dict[str, Server] = {}
         self._engines: dict[str, WeightEpochs] = {}
-        self._processes: list[Started] = []
-        self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
         self._peers: list[Peer] = []
         self._redis_url = ""
         self._trained = False
@@ -50,14 +47,11 @@ class Stack:
     def start(self) -> None:
         """Start all; nobody is waited for but Redis and the broker."""
         copy_models(*self.models)
-        redis = start_redis(self.folder)
-        self._processes.append(redis)
-        self._redis_url = redis.url
+        _, self._redis_url = self.start_redis()
         for kind in ("broker", "reward"):
             self.servers[kind] = self._start(kind)
         for engine in self._engine_names:
-            (port,) = free_ports(1)
-            self.servers[engine] = self._start("rollout", engine, address=f"127.0.0.1:{port}", engine=engine)
+            self.servers[engine] = self._start("rollout", engine, address=free_addresses()["rollout"], engine=engine)
         for kind in self._alone_kinds:
             section = {"engine": ENGINES[0]} if kind == "rollout" else {}
             self.alone[kind] = self._start(kind, f"{kind}-alone", alone=True, **section)
@@ -89,39 +83,25 @@ class Stack:
         server.wait_until(has_trained, "it has trained a step")
         self._trained = True
 
-    def close(self) -> None:
-        """Kill everything."""
-        for process in reversed(self._processes):
-            process.close()
-
     def _start(
         self, kind: str, name: str = "", address: str = "", run: str = RUN, alone: bool = False, **section: object
     ) -> Server:
         name = name or kind
-        ports = dict(zip(KINDS, free_ports(4), strict=True))  # nothing listens there
-        addresses = {each: f"127.0.0.1:{port}" for each, port in ports.items()} if alone else dict(self._addresses)
-        if address:
-            addresses[kind] = address
+        sections: dict[str, dict[str, object]] = {
+            "run": {"id": run, "folder": str(self.folder / f"run-{name}"), "group_size": 2, "groups_per_step": 1},
+            "model": {"path": str(self.models[0])},
+            "addresses": free_addresses() if alone else self.addresses | ({kind: address} if address else {}),
+        }
         if kind == "broker":
             section["redis_url"] = self._redis_url
         if kind == "trainer":
             section |= {"tensorboard": False, "learning_rate": 1e-4}
-        sections: dict[str, dict[str, object]] = {
-            "run": {"id": run, "folder": str(self.folder / f"run-{name}"), "group_size": 2, "groups_per_step": 1},
-            "model": {"path": str(self.models[0])},
-            "addresses": addresses,
-            "security": {},
-            "server": {"metrics": False},
-            kind: section,
-        }
         if alone:
             token_file = self.folder / "token"
             token_file.write_text(TOKEN)
-            sections["security"]["token_file"] = str(token_file)
-            sections["server"]["max_message_bytes"] = SMALL_MESSAGES
-        server = Server(kind, self.folder, sections, name, TOKEN if alone else "", self._environment)
-        self._processes.append(server)
-        return server
+            sections["security"] = {"token_file": str(token_file)}
+            sections["server"] = {"metrics": False, "max_message_bytes": SMALL_MESSAGES}
+        return self.serve(kind, name, TOKEN if alone else "", sections, **section)
 
     def wait_until_loaded(self, engine: str) -> None:
         """Wait until the rollout of an engine can take calls about weights."""
@@ -141,7 +121,7 @@ class Stack:
     def _started_peers(self) -> list[Peer]:
         if not self._peers:
             self._peers = [Peer(python_of("trainer"), model, self.folder / "peer.log") for model in self.models]
-            self._processes += self._peers
+            self.processes += self._peers
         return self._peers
 
     def _prepare_training(self) -> None:

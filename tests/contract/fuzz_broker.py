@@ -6,28 +6,22 @@ import redis
 from fuzz_messages import Hints
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2 as pb
-from servers_under_test import Server, free_ports, start_redis
+from servers_under_test import Servers
 
 from quartet_contract.world import EVALUATE, SERVE, TRAIN, BrokerRun, World
 
 LONG = Duration(seconds=30 * 86400)
 
 
-class FuzzedBroker:
+class FuzzedBroker(Servers):
     """The processes, and runs in which something is in every state."""
 
     def __init__(self, folder: Path):
-        self._redis_process = start_redis(folder)
-        self.redis = redis.Redis.from_url(self._redis_process.url)
-        (port,) = free_ports(1)
-        address = f"127.0.0.1:{port}"
-        sections = {
-            "addresses": {"broker": address},
-            "server": {"metrics": False},
-            # Time does nothing here: what Redis holds changes by calls alone.
-            "broker": {"redis_url": self._redis_process.url, "sweep_interval": 60.0},
-        }
-        self.server = Server("broker", folder, sections)
+        super().__init__(folder)
+        _, url = self.start_redis()
+        self.redis = redis.Redis.from_url(url)
+        # Time does nothing here: what Redis holds changes by calls alone.
+        self.server = self.serve("broker", redis_url=url, sweep_interval=60.0)
         self.caller = self.server.caller()
         self.world = World({"BrokerService": self.caller})
         self.hints = self._arrange()
@@ -58,10 +52,8 @@ class FuzzedBroker:
         run.finish().call("DeleteRun", pb.DeleteRunRequest(run_id=name))
 
     def close(self) -> None:
-        """Kill both."""
-        self.server.close()
         self.redis.close()
-        self._redis_process.close()
+        super().close()
 
     def _arrange(self) -> Hints:
         """Make the runs; return what messages may name."""

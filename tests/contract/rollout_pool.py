@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quartet.v1 import broker_pb2 as pb
-from servers_under_test import KINDS, Server, copy_models, free_ports, python_of, start_redis
-from started import Answering, Started
+from servers_under_test import Server, Servers, copy_models, free_addresses, python_of
+from started import Answering
 
 from quartet_common.durations import to_duration
 
@@ -36,24 +36,22 @@ class Trainer(Answering):
         return self.order(do="members")["members"]
 
 
-class Pool:
-    """Broker, rollouts that come and go, and the trainer's publisher. `folder` is empty."""
+class Pool(Servers):
+    """Broker, rollouts that come and go, and the trainer's publisher. `folder` is empty.
+
+    `environment`: of the services that are started from now on.
+    """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        super().__init__(folder)
         self.rollouts: dict[str, Server] = {}
-        self._processes: list[Started] = []
-        self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
         self._count = 0
-        self.environment: dict[str, str] = {}
-        """Variables of the services that are started from now on."""
 
     def start(self) -> None:
         """Start all, with a run without prompts, and wait until the first rollouts are members."""
         copy_models(self.folder / "model")
-        redis = start_redis(self.folder)
-        self._processes.append(redis)
-        broker = self._server("broker", redis_url=redis.url)
+        _, url = self.start_redis()
+        broker = self._serve("broker", "broker", redis_url=url)
         for _ in range(ROLLOUTS):
             self.add()
         spec = pb.RunSpec(run_id=RUN, group_size=2, groups_per_step=2, member_ttl=to_duration(MEMBER_TTL_SECONDS))
@@ -63,16 +61,16 @@ class Pool:
 
     def start_trainer(self, **weights: object) -> None:
         """Start a trainer that knows of no other, with keys of [trainer.weights]."""
-        self.trainer = Trainer(self.folder, self.folder / "model", self._addresses["broker"], **weights)
-        self._processes.append(self.trainer)
+        self.trainer = Trainer(self.folder, self.folder / "model", self.addresses["broker"], **weights)
+        self.processes.append(self.trainer)
         assert self.trainer.hear() == {"ready": True}
 
     def add(self) -> str:
         """Start a rollout, which is not waited for; return its name."""
         self._count += 1
         name = f"rollout-{self._count}"
-        (port,) = free_ports(1)
-        self.rollouts[name] = self._server("rollout", name, f"127.0.0.1:{port}", engine="transformers")
+        self.addresses["rollout"] = free_addresses()["rollout"]
+        self.rollouts[name] = self._serve("rollout", name, engine="transformers")
         return name
 
     def wait_for_members(self, count: int) -> None:
@@ -80,22 +78,9 @@ class Pool:
         some = next(iter(self.rollouts.values()))
         some.wait_until(lambda: len(self.trainer.members()) >= count, f"{count} are members", PATIENCE_SECONDS)
 
-    def _server(self, kind: str, name: str = "", address: str = "", **section: object) -> Server:
-        sections: dict[str, dict[str, object]] = {
-            "run": {"id": RUN, "folder": str(self.folder / f"run-{name or kind}")},
-            "model": {"path": str(self.folder / "model")},
-            "addresses": self._addresses | ({kind: address} if address else {}),
-            "server": {"metrics": False},
-            kind: section,
-        }
-        server = Server(kind, self.folder, sections, name, environment=self.environment)
-        self._processes.append(server)
-        return server
-
-    def close(self) -> None:
-        """Kill everything."""
-        for process in reversed(self._processes):
-            process.close()
+    def _serve(self, kind: str, name: str, **section: object) -> Server:
+        run = {"id": RUN, "folder": str(self.folder / f"run-{name}")}
+        return self.serve(kind, name, sections={"run": run, "model": {"path": str(self.folder / "model")}}, **section)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 
 from preloaded import Pythons, make_models  # noqa: E402
-from started import Redis, Started  # noqa: E402
+from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402
 
 PYTHONS = Pythons()
 atexit.register(PYTHONS.close)
@@ -80,10 +80,6 @@ def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> 
     return path
 
 
-def start_redis(folder: Path) -> Redis:
-    return Redis(folder / "redis.log", *free_ports(1))
-
-
 class Server(Started):
     """One service, started."""
 
@@ -134,3 +130,43 @@ class Server(Started):
         if self._caller is not None:
             self._caller.close()
         super().close()
+
+
+def free_addresses() -> dict[str, str]:
+    """Addresses by kind, where nothing listens."""
+    return {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(len(KINDS)), strict=True)}
+
+
+class Servers:
+    """Servers that know one another's addresses; killed together.
+
+    Args:
+        environment: more variables of theirs, a release's.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None):
+        self.folder, self.environment = folder, environment
+        self.addresses = free_addresses()
+        self.processes: list[Started] = []
+
+    def start_redis(self) -> tuple[Started, str]:
+        """Return it, once it answers, and its URL."""
+        (port,) = free_ports(1)
+        redis = Started(redis_command(port, self.folder), self.folder / "redis.log")
+        self.processes.append(redis)
+        redis.wait_until(lambda: REDIS_ANSWERS in redis.said(), "it answers")
+        return redis, f"redis://127.0.0.1:{port}/0"
+
+    def serve(
+        self, kind: str, name: str = "", token: str = "", sections: Mapping[str, Mapping] | None = None, **own: object
+    ) -> Server:
+        """Start a service, which is not waited for: `own` are the keys of its section, `sections` the others."""
+        made = {"addresses": self.addresses, "server": {"metrics": False}, **(sections or {}), kind: own}
+        server = Server(kind, self.folder, made, name, token, self.environment)
+        self.processes.append(server)
+        return server
+
+    def close(self) -> None:
+        """Kill everything."""
+        for process in reversed(self.processes):
+            process.close()

@@ -17,7 +17,7 @@ from fuzz_target import Answer, Code, fault, resident_bytes, send
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from quartet.v1 import reward_pb2
-from servers_under_test import Server, free_ports
+from servers_under_test import Servers
 
 from quartet_contract.calls import OWNERS, RPCS, Caller, method_of
 
@@ -106,9 +106,7 @@ def test_a_broker_refuses_with_a_status_and_changes_nothing(broker):
 
 
 def test_a_reward_service_refuses_with_a_status_and_goes_on(tmp_path):
-    (port,) = free_ports(1)
-    sections = {"addresses": {"reward": f"127.0.0.1:{port}"}, "server": {"metrics": False}, "reward": {}}
-    server = Server("reward", tmp_path, sections)
+    server = Servers(tmp_path).serve("reward")
     exact = reward_pb2.VerifierSpec(name="exact", weight=1)
     hints = Hints(
         # Verifiers that run code are tried by the reward service's own tests.

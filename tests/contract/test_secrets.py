@@ -1,6 +1,7 @@
 """Secrets stay secret: token, Redis' password and a weight group's secret are in no log, no answer, no argument; and
 nobody meets a weight group without its secret."""
 
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -8,7 +9,7 @@ import pytest
 from contract_stack import ENGINES, TOKEN
 from quartet.v1 import broker_pb2, rollout_pb2
 from redis import Redis
-from servers_under_test import Server, free_ports, start_redis
+from servers_under_test import Servers
 from started import Started
 
 from quartet_common.durations import to_duration
@@ -45,20 +46,13 @@ def test_the_token_is_in_no_log_and_no_argument(stack, kind):
         assert TOKEN not in text and TOKEN.upper() not in text
 
 
-def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path: Path):
-    redis = start_redis(tmp_path)
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    server = None
-    try:
-        with Redis.from_url(redis.url) as client:
+def test_redis_password_is_in_no_log_no_argument_and_no_refusal(tmp_path: Path):
+    with closing(Servers(tmp_path)) as servers:
+        redis, url = servers.start_redis()
+        with Redis.from_url(url) as client:
             client.config_set("requirepass", PASSWORD)
-        url = redis.url.replace("redis://", f"redis://:{PASSWORD}@")
-        sections = {
-            "addresses": {"broker": address},
-            "server": {"metrics": False},
-            "broker": {"redis_url": url, "redis_timeout": 1.0},
-        }
-        server = Server("broker", tmp_path, sections)
+        with_password = url.replace("redis://", f"redis://:{PASSWORD}@")
+        server = servers.serve("broker", redis_url=with_password, redis_timeout=1.0)
         caller = server.caller()
         request = broker_pb2.ListRunsRequest()
         assert caller.call("BrokerService.ListRuns", request) is not None
@@ -70,9 +64,6 @@ def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path:
         server.wait_until(lambda: "subscription to Redis broke" in server.said(), "it misses its Redis")
         for text in (server.said(), *argument_lines(server), str(raised.value)):
             assert PASSWORD not in text
-    finally:
-        for process in filter(None, (server, redis)):
-            process.close()
 
 
 @pytest.fixture

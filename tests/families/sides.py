@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
+from started import Answering  # noqa: E402 (beside the other suites' tests)
 
 _CAUSE = re.compile(r"^(?:\S+ )?\w*(?:Error|Exception|Failure): (.+)$", re.MULTILINE)
 
@@ -35,23 +37,16 @@ def answer_orders(answer: Callable[..., Any]) -> None:
         print(json.dumps(reply), file=replies, flush=True)
 
 
-class Orders:
+class Orders(Answering):
     """A program of this folder, run by a service's environment."""
 
     def __init__(
         self, program: str, environment: str, log: Path, python: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         """`log`: where it says what it does beside its answers; `python`: of the environment."""
-        self._log, self._environment = log, environment
-        self._begun = 0
-        self._process = subprocess.Popen(
-            [python, Path(__file__).with_name(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(variables or {})},
-        )
+        self._environment, self._asked_at = environment, 0
+        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(variables or {})}
+        super().__init__([python, Path(__file__).with_name(program)], log, env={**os.environ, **own})
 
     def __call__(self, **order: Any) -> Any:
         """Give an order and return the answer. Raises Refused."""
@@ -59,19 +54,15 @@ class Orders:
         return self.answer()
 
     def give(self, **order: Any) -> None:
-        assert self._process.stdin is not None
-        self._begun = self._log.stat().st_size
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
+        self._asked_at = self.log.stat().st_size
+        super().give(**order)
 
     def answer(self) -> Any:
         """The answer to the order given last. Raises Refused."""
-        assert self._process.stdout is not None
         try:
-            line = self._process.stdout.readline()
+            line = self.stdout.readline()
         except BaseException:  # the next answer would be this order's
-            self._process.kill()
-            self._process.wait()
+            self.close()
             raise
         reply = json.loads(line) if line else {"error": "its process ended; see root cause above"}
         if isinstance(reply, dict) and "error" in reply:
@@ -80,22 +71,12 @@ class Orders:
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        finally:
-            self._process.kill()
-            self._process.wait()
+        return self.poll() is not None
 
     def _cause(self, error: str) -> str:
         """One line; where it says no more than that there is a cause, the last error of the log."""
-        with self._log.open(errors="replace") as log:
-            log.seek(self._begun)
+        with self.log.open(errors="replace") as log:
+            log.seek(self._asked_at)
             causes = _CAUSE.findall(log.read())
         # An engine core that does not start says why in a process of its own.
         own = [cause for cause in causes if "Engine core" not in cause]

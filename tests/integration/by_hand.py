@@ -11,7 +11,7 @@ from quartet_common.ports import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 sys.path.append(str(ROOT / "tests" / "preloaded"))
-from started import Redis, Started  # noqa: E402 (beside the other suites' tests)
+from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402 (beside the other suites' tests)
 
 SERVICES = ("broker", "reward", "rollout", "trainer")
 
@@ -46,7 +46,8 @@ class ByHand:
     def start_redis(self) -> None:
         """Start Redis and return when it listens."""
         self.redis_data.mkdir(exist_ok=True)
-        self.processes["redis"] = Redis(self.folder / "redis.log", self.redis_port, self.redis_data)
+        self._start("redis", redis_command(self.redis_port, self.redis_data, kept=True))
+        self.wait_for("redis", REDIS_ANSWERS)
 
     def start(self, name: str, *options: str) -> None:
         """Start a service, with options of the command line; it finds the others by itself."""
@@ -108,3 +109,9 @@ class ByHand:
 def overriding(settings: Mapping[str, object]) -> list[str]:
     """The words of the command line that set keys of the run file."""
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def write_sums(path: Path) -> None:
+    """Write thirty sums with their answers, as [data] takes them."""
+    rows = [{"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,23 +1,16 @@
 """A small model and problems for it; services started by hand and cleaned up after."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from by_hand import ENVIRONMENTS, ROOT, ByHand  # isort: skip
+from by_hand import ENVIRONMENTS, ROOT, SERVICES, ByHand, write_sums  # isort: skip
 import fixtures  # beside what `by_hand` imports
 from preloaded import Pythons
 
 pythons, model = fixtures.pythons, fixtures.model
-
-
-class Ordinary:
-    """The environments' interpreters as they are."""
-
-    def __getitem__(self, environment: str) -> Path:
-        return ENVIRONMENTS / environment / "bin" / "python"
+ORDINARY = {name: ENVIRONMENTS / name / "bin" / "python" for name in (*SERVICES, "client")}
 
 
 @pytest.fixture
@@ -28,11 +21,7 @@ def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[
 
     def make(ordinary: bool = False, **overrides: object) -> ByHand:
         for name in ("train", "heldout"):
-            lines = [
-                json.dumps({"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)})
-                for n in range(30)
-            ]
-            (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+            write_sums(tmp_path / f"{name}.jsonl")
         settings: dict[str, object] = {
             "run.id": "by-hand",
             "run.folder": tmp_path / "run",
@@ -50,7 +39,7 @@ def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[
         services = ByHand(
             tmp_path,
             ROOT / "examples" / "arithmetic" / "run.toml",
-            Ordinary() if ordinary else pythons,
+            ORDINARY if ordinary else pythons,
             settings,
         )
         made.append(services)

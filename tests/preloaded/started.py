@@ -82,13 +82,12 @@ class Answering(Started):
         return self.hear()
 
 
-class Redis(Started):
-    """A Redis server that answers; with `data` it keeps there what it has, and finds it there."""
+REDIS_ANSWERS = "Ready to accept connections"
 
-    def __init__(self, log: Path, port: int, data: Path | None = None):
-        from quartet_local.process import find_server  # not of the programs of a release
 
-        self.url = f"redis://127.0.0.1:{port}/0"
-        kept = ["--appendonly", "yes", "--dir", str(data)] if data else ["--dir", str(log.parent)]
-        super().__init__([find_server(), "--bind", "127.0.0.1", "--port", str(port), "--save", "", *kept], log)
-        self.wait_until(lambda: "Ready to accept connections" in self.said(), "it answers")
+def redis_command(port: int, folder: Path, kept: bool = False) -> list[str]:
+    """What starts a Redis; `kept`: what it holds is in the folder, and is there again when it starts again."""
+    from quartet_local.process import find_server  # not of the programs of a release
+
+    options = {"bind": "127.0.0.1", "port": port, "dir": folder, "save": "", "appendonly": "yes" if kept else "no"}
+    return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", str(value)))]

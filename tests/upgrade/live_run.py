@@ -1,7 +1,6 @@
 """Redis and the four services of a run that goes on, each a process that can be replaced by one of another build."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from quartet_client.events import RunEvent, StepFinished
 from quartet_client.models import Run
 
 sys.path.append(str(ROOT / "tests" / "integration"))
-from by_hand import ENVIRONMENTS, SERVICES, ByHand, overriding  # noqa: E402, F401 (beside the other suite's tests)
+from by_hand import ENVIRONMENTS, SERVICES, ByHand, overriding, write_sums  # noqa: E402, F401 (beside the other suite's)
 
 RUN = "upgraded"
 SECONDS = 300.0  # for anything that is waited for
@@ -47,8 +46,7 @@ class LiveRun(ByHand):
         own: Mapping[str, Mapping[str, object]] | None = None,
     ):
         data = folder / "train.jsonl"
-        rows = [{"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)} for n in range(30)]
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_sums(data)
         keys: dict[str, object] = {
             "run.id": RUN,
             "run.folder": folder / "run",
