@@ -20,7 +20,7 @@ from quartet.v1 import broker_pb2 as broker
 from quartet.v1 import common_pb2, experience_pb2, reward_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
 
-from quartet_contract.calls import OWNERS, RPCS, Caller, method_of
+from quartet_contract.calls import CHEAP, OWNERS, RPCS, Caller, method_of
 from quartet_contract.target import group_tensors
 from quartet_contract.world import SERVE, TRAIN, instance, put_group
 
@@ -313,7 +313,7 @@ def _silent_watchers(attacker: Attacker) -> Iterator[str]:
 
 @attack("metadata of a megabyte", EXHAUSTED)
 def _large_metadata(attacker: Attacker) -> Iterator[str]:
-    rpc, request = attacker.chance.choice(_STATUS)
+    rpc, request = attacker.chance.choice(list(CHEAP.values()))
     yield attacker.code(rpc, request, (("x-attack", "x" * MEBI),))
 
 
@@ -428,13 +428,6 @@ def _long_texts(attacker: Attacker) -> Iterator[str]:
 
 # Connections
 
-_STATUS: tuple[tuple[str, Message], ...] = (
-    ("BrokerService.ListRuns", broker.ListRunsRequest()),
-    ("RewardService.ListVerifiers", reward_pb2.ListVerifiersRequest()),
-    ("RolloutService.GetStatus", rollout.RolloutServiceGetStatusRequest()),
-    ("TrainerService.GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
-)
-
 
 @attack("connections that are left half open", CLOSED)
 def _half_open(attacker: Attacker) -> Iterator[str]:
@@ -445,9 +438,8 @@ def _half_open(attacker: Attacker) -> Iterator[str]:
 
 @attack("connections that do not speak gRPC", CLOSED)
 def _wrong_protocol(attacker: Attacker) -> Iterator[str]:
-    rpc, _ = attacker.chance.choice(_STATUS)
-    (kind,) = [kind for kind, service in OWNERS.items() if rpc.startswith(service)]
-    method = method_of(rpc)
+    kind = attacker.chance.choice(list(CHEAP))
+    method = method_of(CHEAP[kind][0])
     conversations = hostile_conversations(f"/{method.containing_service.full_name}/{method.name}")
     with connect(attacker.addresses[kind]) as connection, suppress(OSError):  # it may be let go while we speak
         connection.sendall(attacker.chance.choice(list(conversations.values())) + frame(200, 255, 7, b"?" * 50))

@@ -180,10 +180,3 @@ def test_a_service_refuses_the_key_of_the_authority(pki, tmp_path):
     (folder / "notes").unlink()
     with pytest.raises(ConfigError, match="is the private key of the CA"):
         certificates.check_service_files(held(pki, "ca"))
-
-
-def test_the_key_of_the_authority_is_not_exported(pki, tmp_path):
-    for name, into in (("ca", tmp_path / "x"), ("broker", pki)):
-        with pytest.raises(InputError):
-            export(pki, name, into)
-    assert authority.read_info(pki / "broker.pem").server_roles == ("broker",)

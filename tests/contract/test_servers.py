@@ -7,18 +7,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_contract import cases_handshake
-from quartet_contract.calls import OWNERS, RPCS, SERVICES
+from quartet_contract.calls import CHEAP, OWNERS, RPCS, SERVICES
 
 HANDSHAKE = "HandshakeService.Handshake"
-CHEAP = {
-    "broker": ("BrokerService.ListRuns", broker_pb2.ListRunsRequest()),
-    "reward": ("RewardService.ListVerifiers", reward_pb2.ListVerifiersRequest()),
-    "rollout": ("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest()),
-    "trainer": ("TrainerService.GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
-}
 AWAITED = {"broker": "", "reward": "", "rollout": "broker at", "trainer": "broker at"}
 """What each waits for while the others are absent."""
 

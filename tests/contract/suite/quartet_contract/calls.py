@@ -27,6 +27,14 @@ OWNERS = {
 
 RPCS = [f"{service.name}.{method.name}" for service in SERVICES.values() for method in service.methods]
 
+CHEAP: dict[str, tuple[str, Message]] = {
+    "broker": ("BrokerService.ListRuns", broker_pb2.ListRunsRequest()),
+    "reward": ("RewardService.ListVerifiers", reward_pb2.ListVerifiersRequest()),
+    "rollout": ("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest()),
+    "trainer": ("TrainerService.GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
+}
+"""By kind of server, a call that it answers in every state."""
+
 # gRPC's own backoff grows to minutes: too long for servers that are just starting.
 OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
