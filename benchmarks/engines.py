@@ -2,7 +2,7 @@
 
 - Ours: broker, reward service and rollout, as processes. The rollout has been given its weights as a trainer gives
   them. A round queues prompts at the broker, and ends when the broker has accepted their last group: leased, generated
-  with log-probs, every completion scored, put.
+  with log-probs, every completion scored, put. With --alone, the engine alone, in one process.
 - The peer of the vllm engine is vLLM's own `AsyncLLM` on the same prompts, all at once, with `n` completions a prompt
   and log-probs on, configured as our engine configures it.
 - The peer of the transformers engine is `model.generate` with `output_scores`, 128 completions a batch, and the
@@ -10,8 +10,8 @@
 
 Random models of the demo's kind, 0.3 M, 30 M and 125 M parameters; 8 completions a prompt, 32 new tokens at most,
 temperature 1, float32, one thread each, 128 completions at once. A random model ends some completions early: tokens are
-counted as they come. All sides are up at the same time and work in turn, round by round, the order turned round each
-time (A B C, C B A), so that what the machine does besides meets all alike. The median of each side's rounds counts.
+counted as they come. Both sides are up at the same time and work in turn, round by round, the order turned round each
+time, so that what the machine does besides meets both alike. The median of each side's rounds counts.
 """
 
 import argparse
@@ -26,36 +26,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
+from sizes import SIZES, write
 
 COMPLETIONS, NEW_TOKENS, AT_ONCE = 8, 32, 128
 IN_ENGINE = 192  # so that the engine always has a completion to put into a place that becomes free
+ROUNDS = 4
 LIMIT_SECONDS = 240
 CALL_SECONDS = 60
 LOOK_SECONDS = 0.02
 EVER_QUEUED = 1 << 16
 RUN = "bench"
-# Prompts of a round, turns (two rounds each), and what differs from the tests' model, by the name of the size.
-SIZES = {
-    "0.3 M": (960, 1, {}),
-    "30 M": (
-        64,
-        1,
-        {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8},
-    ),
-    "125 M": (
-        16,
-        1,
-        {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16},
-    ),
-}
-# Where ours computes, the configuration's default first, and the peers.
-OURS = {"vllm": ["process"], "transformers": ["process", "thread"]}
-PEERS = {
-    "vllm": {"AsyncLLM": "bare AsyncLLM"},
-    "transformers": {"model.generate": "model.generate"},
-}
+PROMPTS = {"0.3 M": 960, "30 M": 64, "125 M": 16, "0.5 B": 960}
+"""Of a round."""
+PEERS = {"vllm": "bare AsyncLLM", "transformers": "model.generate"}
 Generate = Callable[[], int]
 """Makes a round's completions; returns their tokens."""
 
@@ -69,15 +55,13 @@ def prompts(count: int) -> list[list[int]]:
 
 
 @contextlib.contextmanager
-def through_the_service(engine: str, form: str, model: str, count: int) -> Iterator[Generate]:
+def through_the_service(engine: str, model: str, count: int) -> Iterator[Generate]:
     """Broker, reward service and rollout; this process is client and trainer."""
     import grpc
     from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, rollout_pb2, rollout_pb2_grpc
 
     settings = [f"run.id={RUN}", f"model.path={model}", f"rollout.max_running_completions={IN_ENGINE}"]
     settings += [f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs={AT_ONCE}"]
-    if engine == "transformers":
-        settings.append(f"rollout.transformers.place={form}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(service("broker", folder, [f"broker.redis_url={os.environ['REDIS_URL']}"]))
@@ -177,6 +161,33 @@ def give_weights(rollout: str, model: Path) -> None:
         sender.stop()
 
 
+@contextlib.contextmanager
+def alone(name: str, model: str, count: int) -> Iterator[Generate]:
+    """Our engine without a service."""
+    from quartet_rollout.engines import SamplingSettings, create_engine
+
+    engine, sampling = create_engine(name, model, options(name)), SamplingSettings(max_new_tokens=NEW_TOKENS)
+
+    async def draw(number: int, prompt: list[int]) -> int:
+        return sum([len(one.token_ids) async for one in engine.generate(str(number), prompt, COMPLETIONS, sampling)])
+
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
+
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        yield lambda: runner.run(all_of_them())
+        runner.run(engine.close())
+
+
+def options(name: str) -> dict[str, Any]:
+    """Of an engine, which leaves room on a GPU for the other side's."""
+    import torch
+
+    fixed = {"kv_cache_gib": 4, "gpu_memory_utilization": 0.1}
+    return {"max_num_seqs": AT_ONCE, **(fixed if name == "vllm" and torch.cuda.is_available() else {})}
+
+
 # --- The peers --------------------------------------------------------------------------------------------------------
 
 
@@ -185,8 +196,8 @@ def bare_vllm(model: str, count: int) -> Generate:
     from quartet_rollout.engines.options import VllmOptions
     from quartet_rollout.engines.vllm_engine import environment
 
-    options = VllmOptions(max_num_seqs=AT_ONCE)
-    environment.prepare(options)
+    same = VllmOptions(**options("vllm"))
+    environment.prepare(same)
     import numpy as np
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -196,7 +207,7 @@ def bare_vllm(model: str, count: int) -> Generate:
 
     from quartet_rollout.engines.vllm_engine.arguments import engine_arguments
 
-    arguments = engine_arguments(model, options)
+    arguments = engine_arguments(model, same)
     del arguments["weight_transfer_config"], arguments["worker_extension_cls"]
     if arguments["enforce_eager"]:
         environment.disable_compilation()
@@ -257,27 +268,20 @@ def bare_transformers(model_path: str, count: int) -> Generate:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
-def write(size: str, model: str) -> None:
-    """Write the model of a size."""
-    sys.path.append(str(ROOT / "services/rollout/tests/engines"))
-    from models import write_model
-
-    write_model(Path(model), tied=True, seed=0, **SIZES[size][2])
-
-
-def be(kind: str, side: str, name: str, size: str, model: str) -> None:
+def be(kind: str, name: str, size: str, count: int, model: str) -> None:
     """Be one side: a round for each line of the input, tokens per second as a line of the output."""
     sys.path.append(str(ROOT / "services/rollout/tests/engines"))
     lines, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # What libraries print is no answer.
-    count = SIZES[size][0]
+    if kind == "write":
+        return write(size, Path(model))
     with contextlib.ExitStack() as stack:
-        if kind == "ours":
-            generate = stack.enter_context(through_the_service(name, side, model, count))
-        elif name == "vllm":
-            generate = bare_vllm(model, count)
+        if kind == "service":
+            generate = stack.enter_context(through_the_service(name, model, count))
+        elif kind == "alone":
+            generate = stack.enter_context(alone(name, model, count))
         else:
-            generate = bare_transformers(model, count)
+            generate = bare_vllm(model, count) if name == "vllm" else bare_transformers(model, count)
         generate()
         print(json.dumps({"ready": True}), file=lines, flush=True)
         for _ in sys.stdin:
@@ -286,62 +290,60 @@ def be(kind: str, side: str, name: str, size: str, model: str) -> None:
             print(json.dumps({"rate": tokens / (time.perf_counter() - started)}), file=lines, flush=True)
 
 
-def compare(name: str, size: str, forms: list[str], model: Path, folder: Path) -> Iterator[Figure]:
-    """One engine at one size, each of its forms beside the faster of its peers."""
-    from broker_town import redis_server  # Of the development environment, where the sides do not live.
-
-    sides = [("ours", form) for form in forms] + [("peer", peer) for peer in PEERS[name]]
-    rates: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
-    python = str(ENVIRONMENTS / "rollout" / "bin" / "python")
+def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Path) -> Figure:
+    """One engine at one size, "alone" or through the "service", beside its peer."""
+    rates: dict[str, list[float]] = {ours: [], "peer": []}
     with contextlib.ExitStack() as stack:
+        if ours == "service":
+            from broker_town import redis_server  # Of the development environment, where the sides do not live.
+
+            own = folder / f"redis-{name}-{size}".replace(" ", "")
+            own.mkdir()
+            os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(own))
         running = {}
-        for kind, side in sides:
-            if kind == "ours":
-                own = folder / f"redis-{name}-{size}-{side}".replace(" ", "")
-                own.mkdir()
-                os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(own))
-            command = [python, __file__, "--side", kind, side, name, size, str(model)]
-            running[kind, side] = Side(command, folder / f"{name} {size} {side}.log", stack)
-            # One after another: starting, all at once would leave the cores to the engines, and their Redis none.
-            running[kind, side].hear()
-        for turn in range(2 * SIZES[size][1]):
-            for side in sides if turn % 2 == 0 else reversed(sides):
-                running[side].tell({"round": turn})
-                rates[side].append(running[side].hear()["rate"])
-    middle = {side: statistics.median(each) for side, each in rates.items()}
-    for (kind, side), each in rates.items():
-        print(f"{name}, {size}, {kind}, {side}: {[round(rate) for rate in each]} tokens/s", file=sys.stderr, flush=True)
-    faster = max(PEERS[name], key=lambda side: middle["peer", side])
-    for form in forms:
-        title = f"engines: {name}, {size} parameters" + (f", form {form}" if form != OURS[name][0] else "")
-        yield Figure(title, "tokens/s", middle["ours", form], middle["peer", faster], PEERS[name][faster], "higher")
+        for kind in rates:
+            command = [*PROGRAM, kind, name, size, str(count), str(model)]
+            running[kind] = Side(command, folder / f"{name} {size} {kind}.log", stack)
+            # One after another: starting, both at once would leave the cores to the engines, and their Redis none.
+            running[kind].hear()
+        for turn in range(ROUNDS):
+            for kind in rates if turn % 2 == 0 else reversed(rates):
+                running[kind].tell({"round": turn})
+                rates[kind].append(running[kind].hear()["rate"])
+    for kind, each in rates.items():
+        print(f"{name}, {size}, {kind}: {[round(rate) for rate in each]} tokens/s", file=sys.stderr, flush=True)
+    title = f"engines: {name}, {size} parameters" + (", the engine alone" if ours == "alone" else "")
+    middle = {kind: statistics.median(each) for kind, each in rates.items()}
+    return Figure(title, "tokens/s", middle[ours], middle["peer"], PEERS[name], "higher")
 
 
-def main(engines: list[str], sizes: list[str], form: str | None) -> None:
+def main(ours: str, engines: list[str], sizes: list[str], count: int | None) -> None:
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             model = Path(folder) / size.replace(" ", "")
-            python = str(ENVIRONMENTS / "rollout" / "bin" / "python")
-            subprocess.run([python, __file__, "--write", size, str(model)], check=True, timeout=LIMIT_SECONDS)
-            for name in engines:
-                forms = [one for one in OURS[name] if form in (None, one)]
-                figures += compare(name, size, forms, model, Path(folder))
+            subprocess.run([*PROGRAM, "write", "", size, "0", str(model)], check=True, timeout=LIMIT_SECONDS)
+            prompts = count or PROMPTS[size]
+            figures += [compare(ours, name, size, prompts, model, Path(folder)) for name in engines]
     report(*figures)
 
+
+PROGRAM = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__, "--side"]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=sorted(PEERS), help="this one only")
-    parser.add_argument("--size", choices=sorted(SIZES), help="this one only")
-    parser.add_argument("--form", help="this form of our engine only")
-    parser.add_argument("--side", nargs=5, metavar=("KIND", "SIDE", "ENGINE", "SIZE", "FOLDER"), help=argparse.SUPPRESS)
-    parser.add_argument("--write", nargs=2, metavar=("SIZE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--size", choices=SIZES, help="this one only; default: all but 0.5 B, which wants a GPU")
+    parser.add_argument("--prompts", type=int, help="of a round; default: as many as make some seconds on two cores")
+    parser.add_argument("--alone", action="store_true", help="our engine without the service")
+    parser.add_argument(
+        "--side", nargs=5, metavar=("KIND", "ENGINE", "SIZE", "PROMPTS", "FOLDER"), help=argparse.SUPPRESS
+    )
     chosen = parser.parse_args()
     if chosen.side:
-        be(*chosen.side)
-    elif chosen.write:
-        write(*chosen.write)
+        kind, name, size, count, model = chosen.side
+        be(kind, name, size, int(count), model)
     else:
         engines = [chosen.engine] if chosen.engine else list(PEERS)
-        main(engines, [chosen.size] if chosen.size else list(SIZES), chosen.form)
+        sizes = [chosen.size] if chosen.size else list(SIZES)[:-1]
+        main("alone" if chosen.alone else "service", engines, sizes, chosen.prompts)

@@ -4,11 +4,12 @@ An engine generates without pause in this process (the rollout's environment); a
 `Transfer`, sends full weights of 500 MB over Gloo from another. Each update is received, paused, installed and resumed
 as the service does it. Beside their limits: how long generation stands still, which may be the installation and 100 ms;
 tokens a second while an update comes in over a link that is held to 100 MB/s (`tc`, in a network namespace that this
-program makes for itself), which may be a fifth less than just before. Then tokens a second in the seconds after an
-update, and those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as long
-as reading all of the running completions anew. On standard error: tokens a second around an update, as bars.
+program makes for itself; not with --free-link), which may be a fifth less than just before. Then tokens a second in the
+seconds after an update, and those before it: where the KV cache is kept, and where it is computed again, which on a CPU
+takes as long as reading all of the running completions anew. On standard error: tokens a second around an update, as
+bars.
 
-    .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6]
+    .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6] [--size "30 M"]
 
 Both engines by default, each where it computes by default: on a CPU in a process of its own.
 """
@@ -29,6 +30,7 @@ from pathlib import Path
 
 import torch
 from measuring import ENVIRONMENTS, Figure, process, report
+from sizes import SIZES, write
 
 TIMEOUT_SECONDS = 120.0
 WINDOW_SECONDS = 3.0
@@ -42,30 +44,6 @@ STREAMS = 16
 LINK_BYTES = 100_000_000  # a second
 LEAST_SHARE = 0.8  # of the tokens a second before
 ENGINES = ("transformers", "vllm")
-
-MODEL = {  # about 125 million parameters: 500 MB of float32
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 14,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "vocab_size": 4096,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
-
-
-def write_model(folder: Path) -> None:
-    """A random Qwen2 with a tokenizer of single characters."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config(**MODEL, dtype="float32")).save_pretrained(folder)
-    vocabulary = {"<eos>": 0} | {chr(code): code for code in range(32, 127)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
-
 
 # --- The trainer's side, in its own environment -----------------------------------------------------------------------
 
@@ -82,7 +60,8 @@ def send(folder: Path) -> None:
 
     torch.set_num_threads(1)
     weights = load_file(folder / "model.safetensors")
-    specs = [(name, tensor_pb2.DTYPE_FLOAT32, tensor.shape) for name, tensor in weights.items()]
+    dtype = tensor_pb2.Dtype.Value(str(next(iter(weights.values())).dtype).replace("torch.", "DTYPE_").upper())
+    specs = [(name, dtype, tensor.shape) for name, tensor in weights.items()]
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
     (folder / "manifest").write_bytes(manifest.SerializeToString())
     store, secret, packer = WeightStore("127.0.0.1"), secrets.token_bytes(8), Packer(manifest)
@@ -146,10 +125,12 @@ class Watch:
         return "\n".join(f"{start:+5.1f} s {rate:7.0f} {'#' * round(50 * rate / most)}" for start, rate in rates)
 
 
-async def measure(engine, trainer: subprocess.Popen, manifest, updates: int, watch: Watch) -> dict[str, list[float]]:
+async def measure(
+    engine, trainer: subprocess.Popen, manifest, updates: int, slow: int, watch: Watch
+) -> dict[str, list[float]]:
     """Return, for each update, seconds of stall and of its parts, and tokens/s before, during and after it; draw bars.
 
-    `updates` of each kind: the KV cache kept, computed again, and over the slow link, where it is kept.
+    `updates` of each kind: the KV cache kept and computed again; and `slow` over the slow link, where it is kept.
     """
 
     def tokens_since(when: float, tokens: int) -> float:
@@ -163,7 +144,7 @@ async def measure(engine, trainer: subprocess.Popen, manifest, updates: int, wat
     names = ("stall", "installation", "transfer", "before", "kept", "computed again", "before, slow", "during, slow")
     seen: dict[str, list[float]] = {name: [] for name in names}
     moments: dict[str, list[float]] = {"kept": [], "computed again": []}
-    ways = [None, *["kept", "computed again"] * updates, *["slow"] * updates]  # the first makes the buffers
+    ways = [None, *["kept", "computed again"] * updates, *["slow"] * slow]  # the first makes the buffers
     for version, way in enumerate(ways):
         if way == "slow" and ways[version - 1] != "slow":
             hold_link()
@@ -207,14 +188,14 @@ def in_a_namespace(arguments: list[str]) -> None:
     os.execvp("unshare", ["unshare", "--net", *rootless, *begin, *program])
 
 
-async def main(name: str, updates: int) -> list[Figure]:
+async def main(name: str, size: str, updates: int, slow: int) -> list[Figure]:
     from quartet.v1 import rollout_pb2
 
     from quartet_rollout.engines import WeightGroupInfo, create_engine
 
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        write_model(folder)
+        write(size, folder)
         options = {"max_num_seqs": STREAMS} | ({"kv_cache_gib": 0.25} if name == "vllm" else {"device": "cpu"})
         engine = create_engine(name, str(folder), options)
         await engine.start()
@@ -230,39 +211,43 @@ async def main(name: str, updates: int) -> list[Figure]:
             generating = asyncio.create_task(keep_generating(engine))
             watch = Watch(engine)
             looking = asyncio.create_task(watch.look())
-            seen = await measure(engine, trainer, manifest, updates, watch)
+            seen = await measure(engine, trainer, manifest, updates, slow, watch)
             for task in (generating, looking):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         await engine.close()
-    median = {key: statistics.median(values) for key, values in seen.items()}
-    size = sum(manifest.bucket_bytes) / 1e6
+    median = {key: statistics.median(values) for key, values in seen.items() if values}
+    megabytes = sum(manifest.bucket_bytes) / 1e6
     print(json.dumps({key: [round(value, 3) for value in values] for key, values in seen.items()}), file=sys.stderr)
-    title = f"weight_stall: update of {size:.0f} MB, {name}"
-    most = statistics.median(seen["installation"]) + ALLOWANCE_SECONDS
-    least, slow = LEAST_SHARE * median["before, slow"], f"over {LINK_BYTES / 1e6:.0f} MB/s"
-    figures = [
-        Figure(f"{title}, stall", "s", median["stall"], most, "installation + 100 ms", "lower"),
-        Figure(f"{title}, while it comes {slow}", "tokens/s", median["during, slow"], least, "80% of before", "higher"),
-    ]
+    title = f"weight_stall: update of {megabytes:.0f} MB, {name}"
+    most = median["installation"] + ALLOWANCE_SECONDS
+    figures = [Figure(f"{title}, stall", "s", median["stall"], most, "installation + 100 ms", "lower")]
+    if slow:
+        while_slow = f"{title}, while it comes over {LINK_BYTES / 1e6:.0f} MB/s"
+        least = LEAST_SHARE * median["before, slow"]
+        figures.append(Figure(while_slow, "tokens/s", median["during, slow"], least, "80% of before", "higher"))
     for way in ("kept", "computed again"):
-        name = f"{title}, KV cache {way}"
-        figures.append(Figure(name, "tokens/s", median[way], median["before"], "before the update", "higher"))
+        after = f"{title}, KV cache {way}"
+        figures.append(Figure(after, "tokens/s", median[way], median["before"], "before the update", "higher"))
     return figures
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=ENGINES, help="this one only")
+    parser.add_argument("--size", choices=SIZES, default="125 M", help="of the model")
     parser.add_argument("--updates", type=int, default=3, help="of each way")
+    parser.add_argument("--free-link", action="store_true", help="without updates over a slow link")
     parser.add_argument("--within", action="store_true", help="in the namespace already")
     parser.add_argument("--send", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     if arguments.send:
         send(arguments.send)
-    elif not arguments.within:
+    elif not arguments.within and not arguments.free_link:
         in_a_namespace(sys.argv[1:])
     else:
         engines = [arguments.engine] if arguments.engine else ENGINES
-        report(*(figure for name in engines for figure in asyncio.run(main(name, arguments.updates))))
+        slow = 0 if arguments.free_link else arguments.updates
+        chosen = (arguments.size, arguments.updates, slow)
+        report(*(figure for name in engines for figure in asyncio.run(main(name, *chosen))))

@@ -1,8 +1,8 @@
 """What a GPU host proves in minutes (`make gpu`): a part after the other, into one JSON file and a table.
 
 A part that cannot run here is "not run", with the reason, never "passed". Exit status: 0: every part passed; 1: one
-failed; 3: none failed, and some were not run. With --cpu, the parts that have a form for it run it: Gloo for NCCL, and
-tiny models.
+failed; 3: none failed, and some were not run. With --cpu, the parts run in their form for it: Gloo for NCCL, vLLM's
+build for CPUs, and tiny models.
 """
 
 import argparse
@@ -26,8 +26,11 @@ RESULT = ROOT / ".quartet" / "results" / "gpu.json"
 STEPS = 5
 PLUGINS = ("torch_ddp", "low_level_zero", "torch_fsdp", "gemini", "hybrid_parallel")
 NEAR = {"fp32": 1e-4, "bf16": 5e-2}
-"""A step's loss and gradient norm to those in fp64, relative, and absolute below 1."""
-SECONDS = 300.0
+"""A step's loss and gradient norm to those in fp64, relative, and absolute below 1; twice that, absolute, a token's
+log-prob to that in fp32."""
+SECONDS = 600.0
+NOTE = "note"
+"""Key of what a part measured: what of it did not run, or ran otherwise."""
 _VERSIONS = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -85,6 +88,20 @@ def gpu_count() -> int:
     return len(gpus)
 
 
+def has_vllm() -> bool:
+    return (
+        ask([python("rollout"), "-c", "import importlib.util as i; print(i.find_spec('vllm') is not None)"]) == "True\n"
+    )
+
+
+def need_vllm(cpu: bool) -> None:
+    """Raise NotRun without vLLM, or without the GPU that it is to run on."""
+    if not cpu:
+        gpu_count()
+    if not has_vllm():
+        raise NotRun("vLLM is not installed in the rollout environment")
+
+
 def versions(cpu: bool) -> dict[str, object]:
     """(a) Driver, torch and NCCL of each environment."""
     if not cpu:
@@ -120,6 +137,54 @@ def plugins(cpu: bool) -> dict[str, object]:
     return {"exact": exact, **found}
 
 
+def generation(cpu: bool) -> dict[str, object]:
+    """(d) vLLM's log-probs, around an update in flight and sleep, and with masks, beside transformers'."""
+    need_vllm(cpu)
+    program = [python("rollout"), str(ROOT / "tests/gpu/generation.py"), *([] if cpu else ["--large"])]
+    # On a GPU the first of vLLM's model runners gives masks, and the second is its default.
+    runs = {"default": {}} if cpu else {"default": {}, "first model runner": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
+    found = {name: json.loads(ask(program, **variables).splitlines()[-1]) for name, variables in runs.items()}
+    near = 2 * NEAR["fp32" if cpu else "bf16"]
+    for name, each in found.items():
+        for kind, off in each["largest"].items():
+            assert off <= near, f"{name}, {kind}: a log-prob is off by {off:g}, more than {near:g}"
+        assert each["carried over"], f"{name}: no completion has tokens of both versions"
+        for level, slept in each["sleep"].items():
+            assert slept["same_tokens"], f"{name}: other tokens after sleep of level {level}"
+            assert slept["freed_gib"] > 4.5, f"{name}: sleep of level {level} freed {slept['freed_gib']} GiB of 5"
+    missing = [what for what in ("masks", "sleep") if not any(each[what] for each in found.values())]
+    return {**found, **({NOTE: f"without {' and '.join(missing)}, which vLLM lacks here"} if missing else {})}
+
+
+def speed(cpu: bool) -> dict[str, object]:
+    """(f) The engine's tokens/s beside bare AsyncLLM's, an update's GB/s beside a flat broadcast's, and its pause."""
+    need_vllm(cpu)
+    size = ["--size", "0.3 M" if cpu else "0.5 B"]
+    programs = {
+        "engines": ["rollout", "--engine", "vllm", "--alone", *size, *(["--prompts", "64"] if cpu else [])],
+        "weights": ["trainer", "--size", "50" if cpu else "500"],
+        "weight_stall": ["rollout", "--engine", "vllm", "--free-link", "--updates", "1", *size],
+    }
+    figures = []
+    for name, (environment, *arguments) in programs.items():
+        program = [python(environment), str(ROOT / "benchmarks" / f"{name}.py"), *arguments]
+        figures += json.loads(ask(program, OMP_NUM_THREADS="1").splitlines()[-1])
+    return {
+        f"{each['name']} / {each['peer_name']}": {
+            each["unit"]: round(each["ours"], 3),
+            "ratio": round(each["ours"] / each["peer"], 3),
+        }
+        for each in figures
+    }
+
+
+def stand_in(cpu: bool, mode: str) -> str:
+    """Why the transformers engine stands in for vLLM; "" where vLLM runs."""
+    if cpu and mode == "sleep":
+        return "vLLM cannot sleep on a CPU"
+    return "" if has_vllm() else "vLLM is not installed"
+
+
 def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
     """(e) A whole run with both services on one GPU, by `quartet run`, and its audit."""
 
@@ -129,7 +194,8 @@ def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             ask([python("trainer"), "-c", _MODEL, str(folder / "model")], ROOT / "examples" / "arithmetic")
-            run_file(folder, mode)
+            reason = stand_in(cpu, mode)
+            run_file(folder, mode, "transformers" if reason else "vllm")
             quartet = str(Path(python("client")).with_name("quartet"))
             visible = {} if cpu else {"CUDA_VISIBLE_DEVICES": str(read_gpus()[0].index)}
             began = time.monotonic()
@@ -139,13 +205,14 @@ def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
             assert audit and int(audit[1]) == 2 * STEPS, f"the audit is not clean: {said[-500:]}"
             sleeps = (folder / "run" / "logs" / "rollout.log").read_text().count("the engine sleeps")
             assert sleeps >= STEPS if mode == "sleep" else sleeps == 0, f"{sleeps} sleeps in {STEPS} steps"
-        return {"steps": STEPS, "groups": int(audit[1]), "sleeps": sleeps, "run_seconds": round(seconds, 1)}
+        found = {"steps": STEPS, "groups": int(audit[1]), "sleeps": sleeps, "run_seconds": round(seconds, 1)}
+        return {**found, **({NOTE: f"with the transformers engine: {reason}"} if reason else {})}
 
     return run
 
 
-def run_file(folder: Path, mode: str) -> None:
-    """Write a run of the demo's tiny model, with the transformers engine, which stands in for vLLM."""
+def run_file(folder: Path, mode: str, engine: str) -> None:
+    """Write a run of the demo's tiny model."""
     rows = ({"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8))
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = ("broker", "reward", "rollout", "trainer")
@@ -169,24 +236,20 @@ passes = 0
 [addresses]
 {addresses}
 [rollout]
-engine = "transformers"
+engine = "{engine}"
 [launcher]
 colocate = "{mode}"
 """)
-
-
-def unwritten(cpu: bool) -> dict[str, object]:
-    raise NotRun("its program is not written yet")
 
 
 PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {
     "a": ("driver, torch and NCCL of each environment", versions),
     "b": ("weight group: broadcast, members lost, new epochs", group),
     "c": ("each trainer plugin beside an fp64 step on the CPU", plugins),
-    "d": ("vLLM: log-probs, update in flight, sleep levels, masks", unwritten),
-    "e sleep": ("a run on one GPU in turns, its audit (transformers engine)", colocated("sleep")),
-    "e split": ("a run on one GPU side by side, its audit (transformers engine)", colocated("split")),
-    "f": ("pause, GB/s and tokens/s beside bare vLLM", unwritten),
+    "d": ("vLLM: log-probs, update in flight, sleep levels, masks", generation),
+    "e sleep": ("a run on one GPU in turns, its audit", colocated("sleep")),
+    "e split": ("a run on one GPU side by side, its audit", colocated("split")),
+    "f": ("pause, GB/s and tokens/s beside bare vLLM", speed),
 }
 
 
@@ -197,6 +260,7 @@ def prove(part: str, cpu: bool) -> Result:
     result = Result(part, claim, "passed")
     try:
         result.measured = run(cpu)
+        result.detail = str(result.measured.pop(NOTE, ""))
     except NotRun as reason:
         result.outcome, result.detail = "not run", str(reason)
     except (AssertionError, subprocess.SubprocessError, OSError, ValueError) as error:

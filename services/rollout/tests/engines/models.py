@@ -58,10 +58,11 @@ def write_model(folder: Path, *, tied: bool, seed: int, **changes: object) -> Pa
     from transformers import AutoModelForCausalLM, Qwen2Config  # Seconds, which the sender does not need to spend.
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config_dict(tied, **changes), indent=2))
+    config = config_dict(tied, **changes)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "transformers_version": "4.51.3"}))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**config_dict(tied, **changes)), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**config), dtype=getattr(torch, config["torch_dtype"]))
     state = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(folder)
