@@ -49,6 +49,7 @@ BENCHMARKS = (
     Benchmark("trl_grpo", "dev", 900),
     Benchmark("weights", "trainer", 240),
     Benchmark("weights_memory", "trainer", 300),
+    Benchmark("loading_memory", "trainer", 600),
     Benchmark("weight_stall", "rollout", 900),
     Benchmark("engines", "dev", 1200),
     Benchmark("simulate", "dev", 600),

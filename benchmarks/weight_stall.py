@@ -71,8 +71,9 @@ def send(folder: Path) -> None:
     snapshot = Snapshot(manifest)
     snapshot.take(1, iter(weights.items()))
     for _ in sys.stdin:
-        group, deadline = WeightGroup(1, {}, channel), time.monotonic() + TIMEOUT_SECONDS
-        Transfer("bench", 1, group, {}, lambda _: True, deadline, packer, snapshot).run()
+        group = WeightGroup("bench", 1, {}, channel, lambda _: True)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        Transfer(group, 1, deadline, packer, snapshot).run()
 
 
 # --- The rollout's side -----------------------------------------------------------------------------------------------

@@ -115,8 +115,9 @@ class Sides:
 
         self._tell("ours")
         # Without members nobody is called: what is left is the broadcast, the checksum, and maybe the packing.
-        group, deadline = WeightGroup(0, {}, self._groups[0]), time.monotonic() + TIMEOUT_SECONDS
-        Transfer("bench", 0, group, {}, lambda _: True, deadline, self._packer, weights).run()
+        group = WeightGroup("bench", 0, {}, self._groups[0], lambda _: True)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        Transfer(group, 0, deadline, self._packer, weights).run()
         self._answer("ours" if weights is self._snapshot else "ours, no copy")
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -63,7 +63,7 @@ def main() -> None:
     )
 
 
-def make_model(folder: Path) -> int:
+def make_model(folder: Path, dtype: torch.dtype = torch.float32) -> int:
     """Returns its bytes."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
@@ -79,7 +79,7 @@ def make_model(folder: Path) -> int:
             sliding_window=None,
         )
     )
-    model.save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
 
 

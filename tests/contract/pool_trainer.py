@@ -49,7 +49,6 @@ def main() -> None:
     )
     stub = broker_pb2_grpc.BrokerServiceStub(connect_sync(broker))
     members = Members(stub, run, lambda: me, HEARTBEAT_SECONDS, on_change=lambda: None)
-    members.start()
     settings = WeightsSection(bucket_bytes=BUCKET_BYTES, **json.loads(keys))
     store = WeightStore("127.0.0.1")
     publisher = Publisher(run, settings, store, members, SecuritySection(), specs, folder=Path(weights_folder))

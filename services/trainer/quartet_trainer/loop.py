@@ -333,7 +333,7 @@ class TrainingLoop:
         steps = self.learner.step
         if steps > 0:
             self.learner.export(self.folder / "model")
-        outcome = judge(ending.value, steps, self.session.run(), self.session.dead, self._failure)
-        if outcome.state == broker_pb2.RUN_STATE_FAILED:
-            log.error("the run has failed: %s", outcome.reason, extra={"step": steps})
-        self.session.finish(outcome.state, outcome.reason, _RECORDED[ending], self.learner.step)
+        state, reason = judge(ending.value, steps, self.session.run(), self.session.dead, self._failure)
+        if state == broker_pb2.RUN_STATE_FAILED:
+            log.error("the run has failed: %s", reason, extra={"step": steps})
+        self.session.finish(state, reason, _RECORDED[ending], steps)

@@ -52,9 +52,6 @@ class Members:
             threading.Thread(target=self._watch, name="watch-members", daemon=True),
             threading.Thread(target=self._stay_member, name="heartbeat", daemon=True),
         ]
-
-    def start(self) -> None:
-        """Begin to watch."""
         for thread in self._threads:
             thread.start()
 

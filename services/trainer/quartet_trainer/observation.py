@@ -29,7 +29,7 @@ def doing(status: rollout_pb2.RolloutServiceGetStatusResponse) -> str:
 
 
 class RolloutObserver:
-    """Asks every live rollout every `interval` seconds. One that does not answer is not counted."""
+    """Asks every live rollout every `interval` seconds, with 0 never. One that does not answer is not counted."""
 
     def __init__(
         self,
@@ -49,10 +49,8 @@ class RolloutObserver:
         self._since: dict[str, tuple[str, float]] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="observe-rollouts", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        if interval:
+            self._thread.start()
 
     def metrics(self) -> dict[str, float]:
         """Return shares of the rollouts' time since the last call; nothing if no rollout was seen."""

@@ -2,19 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.text import without_numbers
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What FinishRun is told besides the ending."""
-
-    state: broker_pb2.RunState
-    reason: str
 
 
 def judge(
@@ -23,8 +14,8 @@ def judge(
     run: broker_pb2.Run,
     list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]],
     failure: str = "",
-) -> Outcome:
-    """Return the outcome of a run; it has failed by `failure`, if it trained no step, or if most prompts are dead.
+) -> tuple[broker_pb2.RunState, str]:
+    """Return a run's state and why. It has failed by `failure`, if it trained no step, or if most prompts are dead.
 
     Args:
         ending: why the training ended, in words.
@@ -34,16 +25,16 @@ def judge(
         failure: why it has failed whatever was trained; "": see for yourself.
     """
     if failure:
-        return Outcome(broker_pb2.RUN_STATE_FAILED, f"{ending}: {steps} steps trained; {failure}")
+        return broker_pb2.RUN_STATE_FAILED, f"{ending}: {steps} steps trained; {failure}"
     stats, trained = run.stats, f"{ending}: {steps} steps trained"
     done = stats.dead_training + stats.committed + stats.trained + stats.dropped
     if steps > 0 and 2 * stats.dead_training <= done:
-        return Outcome(broker_pb2.RUN_STATE_SUCCEEDED, trained)
+        return broker_pb2.RUN_STATE_SUCCEEDED, trained
     if stats.dead_training:
         why = f"{stats.dead_training} of {done} prompts are dead{_most_common(list_dead())}"
     else:
         why = f"{done} prompts came to an end, and a step takes {run.spec.groups_per_step} groups (run.groups_per_step)"
-    return Outcome(broker_pb2.RUN_STATE_FAILED, f"{trained}; {why}")
+    return broker_pb2.RUN_STATE_FAILED, f"{trained}; {why}"
 
 
 def _most_common(dead: Iterable[broker_pb2.DeadPrompt]) -> str:

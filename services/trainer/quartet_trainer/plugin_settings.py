@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quartet_common.checkpoints import part_of
 from quartet_common.config import Section
-
-OTHER_SEQUENCE_PARALLEL = {
-    "split_gather": "is no longer built: it needed ColossalAI's forwards, which transformers 5 has left behind",
-    "ring": "gives wrong gradients: of what a rank receives, ColossalAI 0.5.0 keeps what it sent for the backward pass",
-    "ring_attn": "is not built: ColossalAI 0.5.0 has it for some families only, and with flash attention only",
-}
-"""ColossalAI's modes that this trainer refuses, and why."""
 
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
 
@@ -88,12 +81,11 @@ class PluginSettings(Section):
     plugin: PluginName = Field(default="torch_ddp", description="ColossalAI plugin.")
     tp_size: int = Field(default=1, ge=1, description="Ranks that share each layer's matrices (hybrid_parallel).")
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
-    sequence_parallel: Literal["split_gather", "ring", "all_to_all", "ring_attn"] | None = Field(
-        default=None,
-        description="How each sequence is shared out between the matrix products (hybrid_parallel): among sp_size "
-        "ranks (all_to_all); split_gather, ring and ring_attn are refused. Unset: it is not.",
+    sp_size: int = Field(
+        default=1,
+        ge=1,
+        description="Ranks that share each sequence, and exchange positions for heads in attention (hybrid_parallel).",
     )
-    sp_size: int = Field(default=1, ge=1, description="Ranks that share each sequence (all_to_all).")
     zero_stage: Literal[1, 2] | None = Field(
         default=None,
         description="What data-parallel ranks share out: 1 the optimizer's state, 2 the gradients too. "
@@ -106,9 +98,19 @@ class PluginSettings(Section):
     )
     lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, values: Any) -> Any:
+        """Of an earlier release, where one of ColossalAI's modes could be named."""
+        if not isinstance(values, dict) or "sequence_parallel" not in values:
+            return values
+        if (mode := values["sequence_parallel"]) not in (None, "all_to_all"):
+            raise ValueError(f"sequence_parallel: got {mode!r}; the one mode is all_to_all, of sp_size ranks")
+        return {key: value for key, value in values.items() if key != "sequence_parallel"}
+
     @model_validator(mode="after")
     def _plugin_can(self) -> PluginSettings:
-        for name in ("tp_size", "pp_size"):
+        for name in ("tp_size", "pp_size", "sp_size"):
             if getattr(self, name) > 1 and self.plugin != "hybrid_parallel":
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
         if self.zero_stage and self.plugin not in ("low_level_zero", "hybrid_parallel"):
@@ -127,7 +129,6 @@ class PluginSettings(Section):
                 'offload_optimizer: true needs plugin = "low_level_zero" or "gemini", or "hybrid_parallel" with '
                 f"zero_stage, not {self.plugin!r} alone"
             )
-        self._check_sequence_parallel()
         if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero", "hybrid_parallel"):
             raise ValueError(
                 'lora.r: adapters need plugin = "torch_ddp", "low_level_zero" or "hybrid_parallel", '
@@ -138,16 +139,3 @@ class PluginSettings(Section):
                 f"lora.r: with adapters tp_size must be 1, not {self.tp_size}; pp_size and sp_size are free"
             )
         return self
-
-    def _check_sequence_parallel(self) -> None:
-        mode = self.sequence_parallel
-        if (self.sp_size > 1) != (mode == "all_to_all"):
-            raise ValueError(
-                f'sp_size: {self.sp_size} with sequence_parallel {mode!r}; above 1 with "all_to_all", and only with it'
-            )
-        if mode is None:
-            return
-        if self.plugin != "hybrid_parallel":
-            raise ValueError(f'sequence_parallel: {mode!r} needs plugin = "hybrid_parallel", not {self.plugin!r}')
-        if mode in OTHER_SEQUENCE_PARALLEL:
-            raise ValueError(f'sequence_parallel: {mode!r} {OTHER_SEQUENCE_PARALLEL[mode]}; use "all_to_all"')

@@ -206,6 +206,3 @@ def _warn(config: Config) -> None:
             "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
             "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
         )
-
-
-_MODEL_CHECKS = (_check_length, _check_experts, _check_adapter, _check_plugin, _check_critic, _check_texts)

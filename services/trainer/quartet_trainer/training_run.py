@@ -151,7 +151,9 @@ def _run_loop(
     parts.callback(journal.close)
     reporter = Reporter(session.stub, config.run.id, context.instance_id)
     parts.callback(reporter.close)
-    members = _members(context, session, run, parts)
+    heartbeat_seconds = run.spec.member_ttl.ToTimedelta().total_seconds() / 3
+    members = Members(session.stub, config.run.id, context.me, heartbeat_seconds, on_change=control.wake.set)
+    parts.callback(members.close)
     publisher = _publisher(context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set())
     trace = _trace(settings, folder, status, parts)
     weight_sync = WeightSync(
@@ -164,9 +166,7 @@ def _run_loop(
     )
     parts.callback(weight_sync.close)
     observer = RolloutObserver(members.rollouts, config.security, settings.observe_seconds, trace)
-    if settings.observe_seconds:
-        parts.callback(observer.close)
-        observer.start()
+    parts.callback(observer.close)
     invalid = InvalidGroups(
         session, learner.check_group, partial(reporter.notice, "warning"), members.alive, settings.max_invalid_groups
     )
@@ -193,21 +193,6 @@ def _run_loop(
         callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
     )
     return loop.run().value
-
-
-def _members(
-    context: TrainerContext, session: BrokerSession, run: broker_pb2.Run, parts: contextlib.ExitStack
-) -> Members:
-    members = Members(
-        session.stub,
-        context.config.run.id,
-        context.me,
-        heartbeat_seconds=run.spec.member_ttl.ToTimedelta().total_seconds() / 3,
-        on_change=context.control.wake.set,
-    )
-    members.start()
-    parts.callback(members.close)
-    return members
 
 
 def _publisher(

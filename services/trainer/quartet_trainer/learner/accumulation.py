@@ -161,6 +161,6 @@ class Accumulator:
         seconds = self._plugin.accumulate(len(texts) + len(plan.micro_batches), load, criterion)
         return sums, {
             "log_prob_diff_max": peak.item(),
-            "forward_seconds": seconds.forward,
-            "backward_seconds": seconds.backward,
+            "forward_seconds": seconds["forward"],
+            "backward_seconds": seconds["backward"],
         }

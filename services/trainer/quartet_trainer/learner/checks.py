@@ -171,9 +171,9 @@ def check_model(config: Any, settings: PluginSettings) -> None:
     own = [name for name in _OWN_ATTENTION if getattr(config, name, None)]
     if not getattr(config, "use_sliding_window", True):
         own = [name for name in own if name != "sliding_window"]
-    if settings.sequence_parallel and own:
+    if sp > 1 and own:
         raise LearnerError(
-            f"trainer.sequence_parallel is not possible with this model's attention, which has {own[0]} in config.json"
+            f"trainer.sp_size {sp} is not possible with this model's attention, which has {own[0]} in config.json"
         )
 
 

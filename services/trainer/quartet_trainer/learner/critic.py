@@ -84,7 +84,9 @@ class Critic:
         rate = settings.learning_rate if settings.critic.learning_rate is None else settings.critic.learning_rate
         own = settings.model_copy(update={"learning_rate": rate})
         self._learning_rate = LearningRate(own, max_steps)
-        causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
+        with distributed.in_turn(plugin.ranks):
+            causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
+            causal_lm.to(plugin.ranks.device)
         self.shares_prompts = attends_packed(causal_lm)
         vocabulary = plugin.causal_lm.config.vocab_size
         if causal_lm.config.vocab_size != vocabulary:

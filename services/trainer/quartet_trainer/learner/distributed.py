@@ -116,14 +116,20 @@ class WritingRanks:
         self._group = dist.new_group(backend="gloo", timeout=WRITING_TIME) if ranks.world_size > 1 else None
 
     def write(
-        self, folder: Path, facts: dict[str, Any], share: Callable[[Path], None], rest: Callable[[Path], None]
+        self,
+        folder: Path,
+        manifest: dict[str, Any] | None,
+        share: Callable[[Path], None],
+        rest: Callable[[Path], None] = lambda writing: None,
     ) -> None:
         """Have every rank write its `share` of `folder`, and rank 0 the `rest`; it is there whole, or not at all.
+
+        `manifest`: of a checkpoint, see `atomic_folder`; None: it is an exported model.
 
         Raises:
             LearnerError: a rank could not; on every rank.
         """
-        what = f"write the checkpoint {folder}"
+        what = f"write the {'model' if manifest is None else 'checkpoint'} {folder}"
         if not self._ranks.is_first:
             place = self._exchange("")[0]
             error = _failure(share, Path(place)) if place else ""
@@ -135,7 +141,7 @@ class WritingRanks:
             return
         told = False
         try:
-            with atomic_folder(folder, facts) as writing:
+            with atomic_folder(folder, manifest) as writing:
                 told = bool(self._exchange(str(writing)))
                 failures = self._exchange(_failure(share, writing))
                 if failed := next(filter(None, failures), ""):
@@ -167,23 +173,3 @@ def _failure(share: Callable[[Path], None], writing: Path) -> str:
     except WRITE_ERRORS as error:
         return str(error) or repr(error)
     return ""
-
-
-def raise_together(ranks: Ranks, error: Exception | None, what: str) -> None:
-    """Wait for rank 0's work, and raise on every rank if it failed there.
-
-    Args:
-        ranks: this process's place.
-        error: what went wrong on rank 0; ignored from other ranks.
-        what: the work, for the sentence: "write the checkpoint …".
-
-    Raises:
-        LearnerError: rank 0's work failed.
-    """
-    failed = torch.tensor([int(error is not None)], device=ranks.device)
-    if ranks.world_size > 1:
-        dist.broadcast(failed, src=0)
-    if error is not None:
-        raise LearnerError(f"could not {what}: {error}") from error
-    if failed.item():
-        raise LearnerError(f"could not {what}: rank 0 failed; its log says why")

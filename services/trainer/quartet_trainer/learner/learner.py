@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batch import ExperienceBatch, check_group, decode_groups
-from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
@@ -30,7 +28,7 @@ from quartet_trainer.learner.checks import check_model_folder, check_recorded, m
 from quartet_trainer.learner.critic import Critic, HeadCritic
 from quartet_trainer.learner.lora import check_base, write_adapter_files
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
-from quartet_trainer.learner.model import ValueHead, as_in_files, load_causal_lm, shapes_in_files
+from quartet_trainer.learner.model import ValueHead, as_in_files, load_causal_lm, shapes_in_files, without_weights
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
@@ -87,23 +85,26 @@ class BoosterLearner:
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self._plugin = create_plugin(settings, self._ranks)
-        turns = distributed.in_turn if self._plugin.loads_in_turn else nullcontext
-        with turns(self._ranks):
+        with distributed.in_turn(self._ranks):
             causal_lm = self._load(dtype)
-            if self._algorithm.has_critic and settings.critic.form == "head":
-                self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
+            self._plugin.look_at(causal_lm)
             if run.router_replay:
                 self._plugin.routing = routing_of(causal_lm)
-            self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
-            del causal_lm
-        self._plugin.meet()
+            if not settings.lora.r:  # an adapter's model stays as it is
+                without_weights(causal_lm)
+        if self._algorithm.has_critic and settings.critic.form == "head":
+            self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
+        self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
+        del causal_lm
+        if not settings.lora.r:
+            storage.read_model(self._plugin, model_path, foreign=True)
+        self._plugin.verify()
         self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
         if settings.lora.path:
             check_base(settings.lora.path, model_path)
             storage.read_model(self._plugin, settings.lora.path)
         if settings.kl_coefficient > 0:
-            with turns(self._ranks):
-                self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
+            self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
         self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"
         self._plugin.reference_in_loss = self._kl_in_loss
         texts, config = None, self._causal_lm.config
@@ -309,30 +310,24 @@ class BoosterLearner:
                     for _ in tensors:
                         pass
 
-            try:
-                self._writing_ranks.write(
-                    folder, {**(facts or {}), "format": storage.FORMAT, "step": step}, share, rest
-                )
-            finally:
-                drain()
+            manifest = {**(facts or {}), "format": storage.FORMAT, "step": step}
+            self._writing_ranks.write(folder, manifest, share, rest)
 
         return write
 
     def export(self, folder: Path) -> None:
-        def write(weights: Tensors) -> None:
-            with atomic_folder(folder) as writing:
-                named = as_in_files(self._causal_lm, weights)
-                storage.write_model(named, self._shapes_in_files(), writing, self._model_path, self._published_dtype)
+        weights = self._plugin.model_weights()
 
-        error, weights = None, self._plugin.model_weights()
-        if self._ranks.is_first:
+        def write(writing: Path) -> None:
             try:
-                write(weights)
-            except distributed.WRITE_ERRORS as caught:
-                error = caught
-        for _ in weights:  # the others go through them too, and so does rank 0 if it fails
-            pass
-        distributed.raise_together(self._ranks, error, f"write the model {folder}")
+                if self._ranks.is_first:
+                    named, shapes = as_in_files(self._causal_lm, weights), self._shapes_in_files()
+                    storage.write_model(named, shapes, writing, self._model_path, self._published_dtype)
+            finally:
+                for _ in weights:  # the others go through them too, and so does rank 0 if it fails
+                    pass
+
+        self._writing_ranks.write(folder, None, write)
 
     def load(self, folder: Path) -> dict[str, Any]:
         saved = storage.read_learner(folder)

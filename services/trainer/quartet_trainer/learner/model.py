@@ -40,6 +40,13 @@ def untied_names(model: nn.Module) -> list[str]:
     return names
 
 
+def without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Free the memory of a model's parameters. What they are then takes none until it is written to."""
+    for parameter in model.parameters():
+        parameter.data = torch.empty_like(parameter)
+    return model
+
+
 def is_converted(model: PreTrainedModel) -> bool:
     """Whether transformers made other tensors of a folder's: one of a layer's experts, `lm_head` of `embed_out`."""
     return bool(getattr(model, "_weight_conversions", None))

@@ -36,6 +36,7 @@ from transformers import AutoModelForCausalLM
 from quartet_common.checkpoints import read_manifest
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.checks import copy_companions, for_any_transformers
+from quartet_trainer.learner.distributed import in_turn
 from quartet_trainer.learner.model import is_converted, untied_names
 from quartet_trainer.learner.plugins import Plugin
 
@@ -122,15 +123,23 @@ def write_adapter(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def read_model(plugin: Plugin, folder: Path) -> None:
-    """Copy the weights of a folder that `write_model` wrote, under whatever plugin, into this rank's part of the model.
+def read_model(plugin: Plugin, folder: Path, *, foreign: bool = False) -> None:
+    """Copy the weights of a Hugging Face or adapter folder into this rank's part of the model.
+
+    Files are mapped into memory, which the ranks of a host share, and read tensor by tensor. Where transformers has to
+    make the model's tensors of the files', it loads the whole model, on one rank of a host after another.
+
+    Args:
+        foreign: the folder may be of any origin: it may hold more, and have other names that transformers reads.
 
     Raises:
         LearnerError: names or shapes are another model's.
     """
     held = {name for name, _ in plugin.parameters()}
     missing = set(plugin.specs)
-    for name, shape, read in _saved(plugin, folder):
+    for name, shape, read in _saved(plugin, folder, foreign):
+        if foreign and name not in plugin.specs:
+            continue
         if list(plugin.specs.get(name, ())) != shape:
             raise LearnerError(f"{folder} holds {name} {shape}, which this model has not")
         missing.discard(name)
@@ -140,17 +149,28 @@ def read_model(plugin: Plugin, folder: Path) -> None:
         raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
 
 
-def _saved(plugin: Plugin, folder: Path) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
+def _saved(plugin: Plugin, folder: Path, foreign: bool) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
     """Names and shapes of a folder's tensors, and what reads each."""
-    if plugin.adapter is None and is_converted(plugin.causal_lm):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=plugin.dtype, local_files_only=True)
-        state = model.state_dict()
-        yield from ((name, list(state[name].shape), state[name].clone) for name in untied_names(model))
+    files = sorted(folder.glob("*.safetensors"))
+    converted = plugin.adapter is None and is_converted(plugin.causal_lm)
+    if converted or (foreign and not plugin.specs.keys() <= _names(files)):
+        with in_turn(plugin.ranks):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=plugin.dtype, local_files_only=True)
+            state = model.state_dict()
+            yield from ((name, list(state[name].shape), state[name].clone) for name in untied_names(model))
         return
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in files:
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - safe_open has no iterator
                 yield name, weights.get_slice(name).get_shape(), partial(weights.get_tensor, name)
+
+
+def _names(files: Iterable[Path]) -> set[str]:
+    names: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            names.update(weights.keys())
+    return names
 
 
 def write_optimizer(moments: Iterable[tuple[str, Tensor]], folder: Path, rank: int, ranks: int) -> None:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import torch
-from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
+from google.protobuf.message import Message
+from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe
@@ -102,9 +103,18 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
 class WeightGroup:
     """One epoch's group: some rollouts, and the channel to them."""
 
+    run_id: str
     epoch: int
-    members: Mapping[str, broker_pb2.Member]
+    stubs: Mapping[str, rollout_pb2_grpc.RolloutServiceStub]
+    """Of its members, by instance id."""
     channel: Channel
+    alive: Callable[[str], bool]
+
+    def call(self, method: str, request: Message, deadline: float) -> Answers:
+        """Call a method at every member, until `deadline` (time.monotonic)."""
+        seconds = max(0.1, deadline - time.monotonic())
+        calls = {name: getattr(stub, method).future(request, timeout=seconds) for name, stub in self.stubs.items()}
+        return gather(calls, deadline, self.alive)
 
 
 def form_group(
@@ -112,7 +122,6 @@ def form_group(
     store: WeightStore,
     run_id: str,
     epoch: int,
-    members: Mapping[str, broker_pb2.Member],
     stubs: Mapping[str, rollout_pb2_grpc.RolloutServiceStub],
     ranks: dict[str, int],
     timeout: float,
@@ -121,6 +130,7 @@ def form_group(
     """Make the group of an epoch: rank 0 here, while every rollout joins at once.
 
     Args:
+        stubs: of the rollouts that are to be in it, by instance id.
         ranks: ranks that each rollout takes (its tensor-parallel size), 1 where unknown; corrected by its answer.
         timeout: deadline of each operation in the group, in seconds.
 
@@ -133,7 +143,7 @@ def form_group(
         transport=transport.code,
         store_host=store.host,
         store_port=store.port,
-        world_size=1 + sum(ranks.get(name, 1) for name in members),
+        world_size=1 + sum(ranks.get(name, 1) for name in stubs),
         timeout=to_duration(timeout),
         libraries=transport.libraries,
         secret=secrets.token_bytes(16),
@@ -143,8 +153,8 @@ def form_group(
     deadline = time.monotonic() + JOIN_SECONDS
     meeting = _meet(transport, request, timeout)
     calls, request.rank = {}, 1
-    for name in members:  # each call serializes the request as it is then
-        calls[name] = stubs[name].JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
+    for name, stub in stubs.items():  # each call serializes the request as it is then
+        calls[name] = stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
         request.rank += ranks.get(name, 1)
     answers = gather(calls, deadline, alive)
     answers.raise_if_bad(f"joining weight group {epoch}")
@@ -153,13 +163,13 @@ def form_group(
         ranks.update(wrong)
         raise TransferFailed(f"weight group {epoch} has other ranks than thought: {wrong}")
     while not concurrent.futures.wait([meeting], LOOK_SECONDS).done:
-        gone = [name for name in members if not alive(name)]
+        gone = [name for name in stubs if not alive(name)]
         if gone or time.monotonic() > deadline:
             raise TransferFailed(f"weight group {epoch} did not come about", dict.fromkeys(gone, "is gone"))
     if (error := meeting.exception()) is not None:
         raise TransferFailed(f"weight group {epoch} did not come about: {first_line(error, request.secret)}")
     log.info("weight group made", extra={"epoch": epoch, "ranks": request.world_size, "transport": transport.name})
-    return WeightGroup(epoch, dict(members), meeting.result())
+    return WeightGroup(run_id, epoch, dict(stubs), meeting.result(), alive)
 
 
 def _meet(
@@ -183,11 +193,8 @@ def _meet(
 class Transfer:
     """An update of the members of `group` to `version`; a `WeightUpdate` to the transport."""
 
-    run_id: str
-    version: int
     group: WeightGroup
-    stubs: Mapping[str, rollout_pb2_grpc.RolloutServiceStub]
-    alive: Callable[[str], bool]
+    version: int
     deadline: float
     """Of the whole update, by time.monotonic."""
     packer: Packer
@@ -204,6 +211,11 @@ class Transfer:
     def checksum(self) -> Callable[[], int] | None:
         return self.weights.checksum if isinstance(self.weights, Snapshot) else None
 
+    @property
+    def _update(self) -> dict[str, Any]:
+        """What every request about it says."""
+        return {"run_id": self.group.run_id, "group_epoch": self.group.epoch, "policy_version": self.version}
+
     def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
         """Carry it out and return what each rollout answered to Finish.
 
@@ -211,14 +223,8 @@ class Transfer:
             TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
         """
         checksum = self.group.channel.transfer(self)
-        finish = rollout_pb2.FinishWeightUpdateRequest(
-            run_id=self.run_id, group_epoch=self.group.epoch, policy_version=self.version, checksum=checksum
-        )
-        calls = {
-            name: self.stubs[name].FinishWeightUpdate.future(finish, timeout=self._left())
-            for name in self.group.members
-        }
-        return gather(calls, self.deadline, self.alive)
+        finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=checksum)
+        return self.group.call("FinishWeightUpdate", finish, self.deadline)
 
     def buckets(self) -> Iterator[torch.Tensor]:
         if isinstance(self.weights, Snapshot):
@@ -229,38 +235,23 @@ class Transfer:
 
     def begin(self, path: str = "") -> None:
         request = rollout_pb2.BeginWeightUpdateRequest(
-            run_id=self.run_id,
-            group_epoch=self.group.epoch,
-            policy_version=self.version,
+            **self._update,
             manifest=self.manifest,
             pause_mode=self.pause_mode,
             keep_kv_cache=self.keep_kv_cache,
             path=path,
-            timeout=to_duration(self._left()),
+            timeout=to_duration(max(0.1, self.deadline - time.monotonic())),
         )
-        calls = {
-            name: self.stubs[name].BeginWeightUpdate.future(request, timeout=self._left())
-            for name in self.group.members
-        }
-        gather(calls, self.deadline, self.alive).raise_if_bad(f"beginning update to version {self.version}")
+        answers = self.group.call("BeginWeightUpdate", request, self.deadline)
+        answers.raise_if_bad(f"beginning update to version {self.version}")
 
     def check(self) -> None:
         if time.monotonic() > self.deadline:
             raise TransferFailed("the tensors did not go through in time")
-        if gone := next((name for name in self.group.members if not self.alive(name)), ""):
+        if gone := next((name for name in self.group.stubs if not self.group.alive(name)), ""):
             raise TransferFailed("the update was given up", {gone: "is gone"})
 
     def abort(self, reason: str) -> Answers[rollout_pb2.AbortWeightUpdateResponse]:
-        """Tell every member that is alive that the update is given up; return which version stands at each."""
-        request = rollout_pb2.AbortWeightUpdateRequest(
-            run_id=self.run_id, group_epoch=self.group.epoch, policy_version=self.version, reason=reason
-        )
-        calls = {
-            name: self.stubs[name].AbortWeightUpdate.future(request, timeout=ABORT_SECONDS)
-            for name in self.group.members
-            if self.alive(name)
-        }
-        return gather(calls, time.monotonic() + ABORT_SECONDS, self.alive)
-
-    def _left(self) -> float:
-        return max(0.1, self.deadline - time.monotonic())
+        """Tell every member that the update is given up; return which version stands at each."""
+        request = rollout_pb2.AbortWeightUpdateRequest(**self._update, reason=reason)
+        return self.group.call("AbortWeightUpdate", request, time.monotonic() + ABORT_SECONDS)

@@ -211,16 +211,12 @@ class Publisher:
         self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights | Snapshot, deadline: float
     ) -> None:
         self._handshake(targets)
-        stubs = {name: self._peers[name].stub for name in targets}
         group = self._group
-        if group is None or group.members.keys() != targets.keys():
-            group = self._make_group(targets, stubs)
+        if group is None or group.stubs.keys() != targets.keys():
+            group = self._make_group(targets)
         transfer = Transfer(
-            self._run_id,
-            version,
             group,
-            stubs,
-            self._worth_waiting_for,
+            version,
             deadline,
             self._packer,
             weights,
@@ -257,20 +253,18 @@ class Publisher:
         if refused:
             raise TransferFailed("handshake failed", refused)
 
-    def _make_group(
-        self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
-    ) -> WeightGroup:
+    def _make_group(self, targets: Iterable[str]) -> WeightGroup:
         self._drop_group()
+        stubs = {name: self._peers[name].stub for name in targets}
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
         self._group = form_group(
             self._transport,
             self._store,
             self._run_id,
             self._last_epoch,
-            targets,
             stubs,
             self._ranks,
-            self._seconds(max(self._manifest.bucket_bytes, default=0), len(targets)),
+            self._seconds(max(self._manifest.bucket_bytes, default=0), len(stubs)),
             self._worth_waiting_for,
         )
         return self._group

@@ -44,10 +44,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2-dp2": {**HYBRID, "pp_size": 2},
     "pp2-dp2, zero 1": {**HYBRID, "pp_size": 2, "zero_stage": 1},
     "tp2-pp2": {**HYBRID, "tp_size": 2, "pp_size": 2},
-    "sp2-dp2": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all"},
-    "sp2-dp2, zero 1": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all", "zero_stage": 1},
-    "sp2-dp2, zero 2": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all", "zero_stage": 2},
-    "sp2-pp2": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all", "pp_size": 2},
+    "sp2-dp2": {**HYBRID, "sp_size": 2},
+    "sp2-dp2, zero 1": {**HYBRID, "sp_size": 2, "zero_stage": 1},
+    "sp2-dp2, zero 2": {**HYBRID, "sp_size": 2, "zero_stage": 2},
+    "sp2-pp2": {**HYBRID, "sp_size": 2, "pp_size": 2},
 }
 RECOMPUTE = {"old_log_probs": "recompute"}
 TEXTS = {"ptx": {"coefficient": 0.3, "sequences_per_step": 3}}
@@ -378,7 +378,7 @@ def test_a_family_that_names_no_layers_is_refused_by_fsdp(model_path: Path, monk
         (TP2, "Qwen2", {"vocab_size": 63}, "trainer.tp_size 2 does not divide the model's vocab_size, 63"),
         ({**SP2, "tp_size": 2}, "Qwen2", {}, "trainer.tp_size 2 * trainer.sp_size 2 does not divide the model's num_k"),
         ({**PP2, "pp_size": 4}, "Qwen2", {}, "trainer.pp_size 4 is more than the model's 3 layers"),
-        (SP2, "Qwen2", WINDOW, "trainer.sequence_parallel is not possible with this model's attention, which has slid"),
+        (SP2, "Qwen2", WINDOW, "trainer.sp_size 2 is not possible with this model's attention, which has slid"),
     ],
     ids=str,
 )

@@ -43,14 +43,10 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
         ({"tp_size": 2}, "tp_size: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'"),
         ({"zero_stage": 2}, 'zero_stage: 2 needs plugin = "low_level_zero" or "hybrid_parallel", not \'torch_ddp\''),
         ({"zero_stage": 2, "plugin": "hybrid_parallel", "pp_size": 2}, "with pp_size 2 only 1 is possible"),
-        ({"sequence_parallel": "all_to_all"}, "sp_size: 1 with sequence_parallel 'all_to_all'; above 1 with"),
-        ({"sp_size": 2}, "sp_size: 2 with sequence_parallel None; above 1 with"),
-        ({"sequence_parallel": "split_gather", "tp_size": 2, "plugin": "hybrid_parallel"}, "is no longer built"),
-        ({"sequence_parallel": "ring", "tp_size": 2, "plugin": "hybrid_parallel"}, "'ring' gives wrong gradients"),
-        ({"sequence_parallel": "ring_attn", "plugin": "hybrid_parallel"}, "'ring_attn' is not built"),
+        ({"sp_size": 2, "plugin": "low_level_zero"}, 'sp_size: 2 needs plugin = "hybrid_parallel", not \'low_level_z'),
         (
-            {"sequence_parallel": "all_to_all", "sp_size": 2, "plugin": "low_level_zero"},
-            "sequence_parallel: 'all_to_all' needs plugin = \"hybrid_parallel\", not 'low_level_zero'",
+            {"sequence_parallel": "ring", "sp_size": 2, "plugin": "hybrid_parallel"},
+            "got 'ring'; the one mode is all",
         ),
         ({"mini_batches": 0}, "mini_batches"),
         (
@@ -133,17 +129,6 @@ def test_models_that_cannot_be_trained_from(tmp_path: Path, change: dict[str, An
     assert check_model_folder(tmp_path) == config
     file.write_text(json.dumps({**config, **change}), encoding="utf-8")
     with pytest.raises(ModelFolderError, match=message):
-        check_model_folder(tmp_path)
-
-
-def test_folders_that_are_no_models(tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="there is no folder"):
-        check_model_folder(tmp_path / "nowhere")
-    with pytest.raises(ModelFolderError, match=r"has no config\.json"):
-        check_model_folder(tmp_path)
-    make_model(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelFolderError, match=r"has no model\.safetensors"):
         check_model_folder(tmp_path)
 
 

@@ -1,7 +1,8 @@
-"""What the trainer says of a run file before it starts: refusals are in test_service.py."""
+"""What the trainer says of a run file before it starts."""
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,11 @@ from quartet_trainer.config import TrainerSection
 from quartet_trainer.preflight import preflight
 
 LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
+
+
+def check(model_path: Path, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    basics = [f"model.path={model_path}", f"run.folder={tmp_path}"]
+    return preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
 
 
 @pytest.mark.parametrize(
@@ -35,26 +41,37 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
     model_path: Path, tmp_path: Path, caplog, overrides: list[str], warning: str | None
 ):
     caplog.set_level(logging.WARNING)
-    basics = [f"model.path={model_path}", f"run.folder={tmp_path}"]
-    preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
+    check(model_path, tmp_path, *overrides)
     assert [record.message.startswith(warning or "nothing") for record in caplog.records] == [True] * bool(warning)
 
 
-def test_router_replay_of_a_dense_model_is_refused_before_anything_starts(model_path: Path, tmp_path: Path):
-    wanted = [f"model.path={model_path}", f"run.folder={tmp_path}", "run.router_replay=true"]
-    with pytest.raises(ConfigError, match="run.router_replay is true; a 'qwen2' model has no experts that its routers"):
-        preflight(load_config("trainer", TrainerSection, None, wanted))
-
-
-def test_sampling_that_cannot_be_replayed_is_refused(model_path: Path, tmp_path: Path):
-    penalized = ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"]
+@pytest.mark.parametrize(
+    ("overrides", "sentences"),
+    [
+        (["trainer.learning_rat=1"], ["unknown key trainer.learning_rat in --set: did you mean 'learning_rate'?"]),
+        (["trainer.weights.transport=pigeon"], ["trainer.weights.transport: got 'pigeon'"]),
+        (["trainer.ranks=0"], ["trainer.ranks: got 0 in --set: input should be greater than or equal to 1"]),
+        (["trainer.checkpoint.keep_last=0"], ["trainer.checkpoint.keep_last: got 0"]),
+        (
+            ["run.sampling.temperature=0"],
+            ["run.sampling.temperature: got 0, at which nothing can be trained; allowed: 1e-06 or above"],
+        ),
+        (["run.folder=/proc/version/run"], ["run.folder: '/proc/version/run' cannot be made"]),
+        (
+            ["run.router_replay=true"],
+            ["run.router_replay is true; a 'qwen2' model has no experts that its routers choose by top-k scores"],
+        ),
+        (
+            ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"],
+            ["run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"],
+        ),
+    ],
+    ids=lambda values: values[0],
+)
+def test_what_cannot_be_trained_is_refused(
+    model_path: Path, tmp_path: Path, overrides: list[str], sentences: list[str]
+):
     with pytest.raises(ConfigError) as refusal:
-        preflight(
-            load_config(
-                "trainer", TrainerSection, None, [f"model.path={model_path}", f"run.folder={tmp_path}", *penalized]
-            )
-        )
-    starts = "run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"
-    assert [problem.startswith(start) for problem, start in zip(refusal.value.problems, starts, strict=True)] == [
-        True
-    ] * 2
+        check(model_path, tmp_path, *overrides)
+    for problem, start in zip(refusal.value.problems, sentences, strict=True):
+        assert problem.startswith(start)

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.attention import attends_packed
-from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.distributed import Ranks, in_turn
 from quartet_trainer.learner.lora import Adapter
 from quartet_trainer.learner.model import Policy, ValueHead, untied_names
 from quartet_trainer.learner.router import RouterStatistics
@@ -82,14 +82,6 @@ without one) and, of a plugin with a value head only, the values [t], to its par
 CreateOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-@dataclass
-class Seconds:
-    """Where the time of a step's passes went, on this rank."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-
-
 class Phases:
     """Times phases one after another: on CUDA by events in its stream, so that none waits for the one before."""
 
@@ -139,9 +131,6 @@ class Plugin(ABC):
     """Of a mixture of experts, under a plugin that runs `Policy`."""
     routing: Routing | None = None
     """How the model routes, if micro-batches have `routed_experts`; set before `boost`."""
-    loads_in_turn = False
-    """Whether `boost` and `keep_reference` are local, and leave a rank its share only: ranks may then load one after
-    another, so that a host never holds the model more than once."""
     reference_in_loss = False
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
     _autocast: torch.dtype | None = None
@@ -161,26 +150,25 @@ class Plugin(ABC):
         self.dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         """What the optimizer keeps the weights in."""
 
+    def look_at(self, causal_lm: PreTrainedModel) -> None:
+        """Take from a whole model what is needed of it when it is spread. Local."""
+        self.router = RouterStatistics.of(causal_lm, self.ranks.device)
+
     def boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        """Spread a whole model, which this takes over, and make its optimizer."""
+        """Spread a model, which this takes over, and make its optimizer. Its weights may be `assign`ed afterwards."""
         state = causal_lm.state_dict()
         self.specs = self.model_specs = {name: state[name].shape for name in untied_names(causal_lm)}
         if self.settings.lora.r:
             self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
             self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}
-        if self.settings.plugin != "hybrid_parallel":
-            self.router = RouterStatistics.of(causal_lm, self.ranks.device)
         with exact_buffers(causal_lm):
             self._boost(causal_lm, create_optimizer)
-        if self.settings.precision == "bf16" and not self.adapter and not self.loads_in_turn:
-            for name in self.specs:  # the optimizer's are in float32, and may have been made of rounded ones
-                self.assign(name, state[name])
 
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
 
-    def meet(self) -> None:  # noqa: B027 - nothing, for most
-        """Exchange what the ranks must know of each other; called once all have boosted."""
+    def verify(self) -> None:  # noqa: B027 - nothing, for most
+        """Raise LearnerError if the model, spread and with its weights, computes something else than it did whole."""
 
     def _policy(self, causal_lm: PreTrainedModel) -> Policy:
         """The policy to boost, where it is `Policy` that makes the log-probs."""
@@ -200,14 +188,18 @@ class Plugin(ABC):
         """
         if self.adapter is None:
             dtype = next(self.causal_lm.parameters()).dtype
-            self._reference = Policy(load(), self._autocast).eval().requires_grad_(False)
-            with exact_buffers(self._reference):
-                self._reference.to(self.ranks.device, dtype)
+            with in_turn(self.ranks):
+                self._reference = Policy(load(), self._autocast).eval().requires_grad_(False)
+                with exact_buffers(self._reference):
+                    self._reference.to(self.ranks.device, dtype)
 
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+    def accumulate(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
         """Add the gradient of the sum, over this rank's micro-batches and all ranks, of the criterion's losses.
 
         Where a rank takes part in more passes than it has micro-batches, its last stands in, without weight.
+
+        Returns:
+            Seconds of "forward" and "backward", this rank's.
         """
         phases, rounds = Phases(self.ranks.device), self._rounds(count)
         for index in range(rounds):
@@ -222,7 +214,7 @@ class Plugin(ABC):
                     loss = 0.0 * sum(output.sum() for output in (log_probs, *values))
                 phases.begin("backward")
                 self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-        return Seconds(**phases.end())
+        return phases.end()
 
     def _rounds(self, count: int) -> int:
         """Passes with gradient of a rank with `count` micro-batches: more, where every backward takes all ranks."""

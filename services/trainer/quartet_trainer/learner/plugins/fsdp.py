@@ -14,7 +14,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.distributed import Ranks, in_turn
 from quartet_trainer.learner.model import Policy
 from quartet_trainer.learner.plugins.base import CreateOptimizer
 from quartet_trainer.learner.plugins.ranged import Ranged
@@ -42,8 +42,6 @@ class TorchFsdp(Ranged):
     A unit's tensors are flattened, put one after another and cut evenly.
     """
 
-    loads_in_turn = True
-
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         precision = None
         if settings.precision == "bf16":
@@ -69,13 +67,12 @@ class TorchFsdp(Ranged):
         # one. There is no need: the parameters stay the same objects.
         self.model, *_ = self.booster.boost(_Shell(policy))
         self.optimizer = FSDPOptimizerWrapper(optimizer, self.model)
-
-    def meet(self) -> None:
         self._share_ranges({name: parameter.numel() for name, parameter in self._held.items()})
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Spread as the policy is."""
-        self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))
+        with in_turn(self.ranks):
+            self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._held.values() if parameter.grad is not None]

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batch import MicroBatch
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.model import Policy
+from quartet_trainer.learner.distributed import Ranks, in_turn
+from quartet_trainer.learner.model import Policy, without_weights
 from quartet_trainer.learner.plugins.base import CreateOptimizer, exact_buffers
 from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner_settings import LearnerSettings
@@ -103,11 +103,19 @@ class Gemini(Ranged):
         begin, end = self.optimizer.param_to_range[held]
         return end - begin
 
+    @torch.no_grad()
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Spread as the policy is, in chunks of its own."""
-        shell = _Shell(Policy(load().eval()))
+        with in_turn(self.ranks):
+            shell = _Shell(Policy(without_weights(load().eval())))
         with exact_buffers(shell):
             self._reference, *_ = self.booster.boost(shell)
+        for own, kept in zip(self._chunks(self.model), self._chunks(self._reference), strict=True):
+            kept.payload.copy_(own.payload)
+
+    def _chunks(self, model: nn.Module) -> list[Any]:
+        """A boosted model's chunks in order."""
+        return list(dict.fromkeys(map(model.chunk_manager.get_chunk, model.fp16_params)))
 
     def _outputs(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         model.module.inputs = micro_batch.inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,22 +12,33 @@ from colossalai.booster import Booster
 from colossalai.booster.plugin import HybridParallelPlugin
 from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelZeroOptimizer, get_param_info
 from colossalai.shardformer import ShardFormer
-from torch import Tensor
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.checks import check_model, check_ranks
-from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Seconds, exact_buffers
+from quartet_trainer.learner.distributed import Ranks, in_turn
+from quartet_trainer.learner.lora import merge
+from quartet_trainer.learner.model import without_weights
+from quartet_trainer.learner.plugins.base import (
+    CreateOptimizer,
+    Criterion,
+    Load,
+    Phases,
+    Plugin,
+    clip_parts,
+    exact_buffers,
+)
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
-from quartet_trainer.learner.plugins.sharded import Sharded
+from quartet_trainer.learner.plugins.sharded import Shards
 from quartet_trainer.learner.plugins.sharding_policy import ShardingPolicy, check_log_probs, check_modules, probe
 from quartet_trainer.learner.plugins.stage import Stage
 from quartet_trainer.learner.plugins.zero import ZeroRows
 from quartet_trainer.learner_settings import LearnerSettings
 
 
-class HybridParallel(Sharded):
+class HybridParallel(Plugin):
     """Tensor, pipeline and data parallelism, each alone or together.
 
     Without stages, micro-batches run one by one as under DDP. With stages, all micro-batches of a step go through one
@@ -37,10 +49,19 @@ class HybridParallel(Sharded):
     `ZeroRows`. Stage 1 exchanges gradients in a step's last backward, stage 2, without stages only, in each.
     """
 
+    _shards: Shards
+    """Of what is trained."""
+    _model_shards: Shards
+    """With an adapter only: of the model that it is in."""
+    _layers: dict[int, LoraLayer | None]
+    """With an adapter only: the layer whose adapter belongs to a parameter of the model, by the parameter's id."""
+    _rows: ZeroRows | None = None
+    """With ZeRO only."""
+
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
         check_ranks(settings, ranks.world_size)
-        self._half = settings.precision == "bf16"
+        self._half = settings.precision == "bf16"  # the model is in it, and the optimizer has copies in float32
         data_size = ranks.world_size // (tp * pp * sp)
         # Ranks that share sequences hold the same weights: ZeRO counts them in. One alone has nothing to share out.
         zero_stage = (settings.zero_stage or 0) if data_size * sp > 1 else 0
@@ -50,8 +71,8 @@ class HybridParallel(Sharded):
             # fp32 leaves the weights as they are loaded; with bf16 the optimizer has copies in float32.
             precision="bf16" if self._half else "fp32",
             zero_stage=zero_stage,
-            enable_sequence_parallelism=settings.sequence_parallel is not None,
-            sequence_parallelism_mode=settings.sequence_parallel,
+            enable_sequence_parallelism=sp > 1,
+            sequence_parallelism_mode="all_to_all" if sp > 1 else None,
             sp_size=sp,
             num_microbatches=1,  # set for each step, see _schedule
             microbatch_size=1,
@@ -66,9 +87,10 @@ class HybridParallel(Sharded):
         self._staged = pp > 1
         self._zero_stage = zero_stage
         replicas = parallel.mixed_dp_group  # of the same weights: data-parallel ranks and those that share sequences
+        # Along each of these groups ranks step with different parts of the model: the sum over all is the whole.
         self._holders = (parallel.tp_group, parallel.pp_group, *([replicas] if zero_stage else []))
         self._sequence: SequenceParallel | None = None
-        if settings.sequence_parallel:
+        if sp > 1:
             self._sequence = SequenceParallel(parallel.sp_group)
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
         self._reference_stage: Stage
@@ -76,10 +98,13 @@ class HybridParallel(Sharded):
         self.data_size = data_size
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
 
-    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+    def look_at(self, causal_lm: PreTrainedModel) -> None:
+        """Check it, and note what `verify` compares with."""
         check_model(causal_lm.config, self.settings)
         check_modules(causal_lm, self.settings)
-        micro_batch, expected = probe(causal_lm)
+        self._probe = probe(causal_lm)
+
+    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         tied = causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
         optimizer = create_optimizer(causal_lm)
         if self._zero_stage:
@@ -95,8 +120,18 @@ class HybridParallel(Sharded):
             )
         self.model.convert_fn = None  # it would round the temperatures to bf16
         self.causal_lm = self.model.unwrap()
-        self._find_shards(self.adapter, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group)
+        groups = {"tp_group": self._parallel.tp_group, "pp_group": self._parallel.pp_group}
+        if self.adapter is None:
+            self._shards = Shards(self.causal_lm.named_parameters(), self.specs, tied, **groups)
+        else:
+            self._shards = Shards(self.adapter.parameters(), self.specs, tied, **groups)
+            held = list(self.adapter.model_parameters())
+            self._model_shards = Shards([(name, p) for name, p, _ in held], self.model_specs, tied, **groups)
+            self._layers = {id(parameter): layer for _, parameter, layer in held}
         self._stage = self._make_stage(self.causal_lm)
+
+    def verify(self) -> None:
+        micro_batch, expected = self._probe
         found = self.log_probs(micro_batch.to(self.ranks.device, self.dtype))
         check_log_probs(found, expected, self.settings.precision, self._last)
 
@@ -122,18 +157,22 @@ class HybridParallel(Sharded):
         parallel = self._parallel
         return Stage(causal_lm, stages=parallel.stage_manager, tp_group=parallel.tp_group, sequence=self._sequence)
 
+    @torch.no_grad()
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Sharded as the policy is, without DDP around it, which needs gradients. Under an adapter it is there."""
         if self.adapter:
             return
-        causal_lm = load().eval().requires_grad_(False)
+        with in_turn(self.ranks):
+            causal_lm = without_weights(load().eval().requires_grad_(False))
         sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm, policy=ShardingPolicy())
         dtype = next(self.causal_lm.parameters()).dtype
         with exact_buffers(sharded):
             sharded.to(self.ranks.device, dtype)
+        for own, kept in zip(self.causal_lm.parameters(), sharded.parameters(), strict=True):
+            kept.copy_(own)
         self._reference_stage = self._make_stage(sharded)
 
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+    def accumulate(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
         if self._staged:
             return self._accumulate_staged(count, load, criterion)
         return super().accumulate(count, load, criterion)
@@ -151,7 +190,7 @@ class HybridParallel(Sharded):
         self.model.require_grad_sync = exchange
         return nullcontext()
 
-    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
         references: list[Tensor | None] = [None] * count
         if self.reference_in_loss:
             references = [self.reference_log_probs(load(index)) for index in range(count)]
@@ -172,7 +211,7 @@ class HybridParallel(Sharded):
             self._schedule(padded), self.model, loss, self.optimizer, return_loss=False, return_outputs=False
         )
         forward = self._stage.end()
-        return Seconds(forward=forward, backward=phases.end()["all"] - forward)
+        return {"forward": forward, "backward": phases.end()["all"] - forward}
 
     def _schedule(self, micro_batches: int) -> Iterator[dict[str, Tensor]]:
         """Prepare the schedule for that many micro-batches; the "batch" it cuts up is only their numbers."""
@@ -205,3 +244,63 @@ class HybridParallel(Sharded):
         self._parallel.scheduler.forward_backward_step(stage.causal_lm, self._schedule(1), keep)
         stage.end()
         return found
+
+    def clip_gradient(self, max_norm: float) -> float:
+        own: dict[int, Tensor] = {id(p): p.grad for _, p in self.parameters() if p.grad is not None}
+        if self._rows:
+            own = {id(parameter): row for parameter, row in self._rows.gradients()}
+        parts = [(own[id(p)], share) for _, p, share in self._shards.gradients() if id(p) in own]
+        return clip_parts(parts, max_norm, self.ranks.device, self._holders)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._shards.parameters()
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        piece = self._shards.piece(name, whole)
+        return self._rows.row(piece) if self._rows else piece
+
+    def trained(self, parameter: nn.Parameter) -> Tensor:
+        if self._rows:
+            return self._rows.master(parameter)
+        return self.optimizer.get_working_to_master_map()[id(parameter)] if self._half else parameter
+
+    @torch.no_grad()
+    def assign(self, name: str, whole: Tensor) -> None:
+        for held, parameter in self.parameters():
+            if held == name:
+                parameter.copy_(self._shards.piece(name, whole))
+                self.trained(parameter).copy_(self.piece(name, whole))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self.specs:
+            yield name, self._whole(name, self.trained)
+
+    def model_weights(self) -> Iterator[tuple[str, Tensor]]:
+        if self.adapter is None:
+            yield from self.weights()
+            return
+        dtype = next(self.causal_lm.parameters()).dtype
+        for name in self.model_specs:
+            yield name, self._model_shards.whole(name, lambda p: merge(p, self._layers[id(p)]), dtype)
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
+        if not states:
+            return
+        step = next(iter(states.values()))["step"].detach()
+
+        def held(moment: str) -> Callable[[nn.Parameter], Tensor]:
+            return lambda parameter: states[self.trained(parameter)][moment]
+
+        for name in self.specs:
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield f"{moment}/{name}", self._whole(name, held(moment))
+            yield f"step/{name}", step.clone()
+
+    def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
+        """A whole tensor from what the ranks' optimizers hold of it, each the `kept` of its parameter."""
+        rows = self._rows
+        if rows is None:
+            return self._shards.whole(name, lambda p: kept(p).detach(), self.dtype)
+        # ZeRO keeps float32, whatever the model is in.
+        return self._shards.whole(name, lambda p: rows.join(kept(p), p.shape), torch.float32)

@@ -1,0 +1,95 @@
+"""Memory of a host while the ranks of a trainer load a model, beside what they hold afterwards and the model once.
+
+Four ranks load a model of 481 MiB in bfloat16, 961 MiB in float32, under each plugin. Measured is the sum of their
+proportional set sizes (a page that several map counts once), every 20 ms until all have loaded, less what it was
+before. The limit: what the ranks hold in the end, and one model in float32.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from measuring import ROOT, Figure, report
+from weights_memory import MIB, make_model
+
+sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
+
+from learner_helpers import Run
+from processes import FORKS, Forked
+
+from quartet_common.ports import free_port
+from quartet_trainer.launch import leave_process
+from quartet_trainer.learner import LearnerSettings, create_learner, distributed
+
+RANKS = 4
+SETTINGS = {
+    "torch_ddp": {},
+    "low_level_zero": {"precision": "bf16"},
+    "torch_fsdp": {},
+    "gemini": {},
+    "hybrid_parallel": {"tp_size": 2, "pp_size": 2},
+}
+SECONDS = 240.0
+
+
+def main() -> None:
+    figures = []
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "model"
+        size = 2 * make_model(path, torch.bfloat16) / MIB
+        for plugin in sys.argv[1:] or SETTINGS:
+            peak, held = measure(Path(name), path, plugin)
+            what = f"loading_memory: {RANKS} ranks, {size:.0f} MiB of weights, {plugin}"
+            figures.append(Figure(what, "MiB", peak, held + size, f"{held:,.0f} MiB held, and the model", "lower"))
+            print(figures[-1], file=sys.stderr, flush=True)
+    report(*figures)
+
+
+def measure(folder: Path, model: Path, plugin: str) -> tuple[float, float]:
+    """The greatest sum of PSS while the ranks load, and that when all have loaded, in MiB."""
+    port, pipes = free_port(), [FORKS.Pipe() for _ in range(RANKS)]
+    ranks = [
+        Forked(folder / f"{plugin}-{rank}", load, rank, port, model, plugin, pipes[rank][1]) for rank in range(RANKS)
+    ]
+    try:
+        for rank, (ours, _) in zip(ranks, pipes, strict=True):
+            assert ours.poll(SECONDS) and ours.recv() == "ready", rank.said()[-3000:]
+        before = peak = pss(ranks)
+        for ours, _ in pipes:
+            ours.send("load")
+        deadline, waiting = time.monotonic() + SECONDS, [ours for ours, _ in pipes]
+        while waiting:
+            assert time.monotonic() < deadline, ranks[0].said()[-3000:]
+            assert all(rank.poll() is None for rank in ranks), [rank.said()[-2000:] for rank in ranks]
+            peak = max(peak, pss(ranks))
+            waiting = [ours for ours in waiting if not ours.poll(0.02 / len(waiting))]
+        return peak - before, pss(ranks) - before
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def pss(ranks: list[Forked]) -> float:
+    """The sum of their proportional set sizes, in MiB."""
+    texts = [Path(f"/proc/{rank.process.pid}/smaps_rollup").read_text() for rank in ranks]
+    return sum(int(text.split("\nPss:")[1].split()[0]) for text in texts) / 1024
+
+
+def load(rank: int, port: int, model: Path, plugin: str, said) -> None:
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    distributed.initialize(seed=0)
+    said.send("ready")
+    said.recv()
+    learner = create_learner(LearnerSettings(plugin=plugin, **SETTINGS[plugin]), model, Run())
+    said.send("loaded")
+    time.sleep(SECONDS)
+    leave_process(int(learner.step))
+
+
+if __name__ == "__main__":
+    main()
