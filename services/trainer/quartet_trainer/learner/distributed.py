@@ -129,7 +129,7 @@ class WritingRanks:
         Raises:
             LearnerError: a rank could not; on every rank.
         """
-        what = f"write the {'model' if manifest is None else 'checkpoint'} {folder}"
+        what = f"write the model {folder}" if manifest is None else f"write the checkpoint {folder}"
         if not self._ranks.is_first:
             place = self._exchange("")[0]
             error = _failure(share, Path(place)) if place else ""

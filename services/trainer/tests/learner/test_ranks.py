@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def test_ranks_end_right_after_a_collective(tmp_path: Path) -> None:
 SIZES = {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 12288, "num_hidden_layers": 2}
 
 
-def rank_of_two(rank: int, port: int, model: Path, plugin: dict[str, Any], parent: Connection) -> None:
+def rank_of_two(rank: int, port: int, model: Path, parent: Connection) -> None:
     """Asks when it begins, and with the whole model in memory."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -65,7 +64,7 @@ def rank_of_two(rank: int, port: int, model: Path, plugin: dict[str, Any], paren
     BoosterLearner._load = watched
     parent.send(rank)
     assert parent.recv() == "go on"
-    create_learner(settings(precision="fp32", kl_coefficient=0.1, **plugin), model, Run())
+    create_learner(settings(plugin="torch_fsdp", precision="fp32", kl_coefficient=0.1), model, Run())
     parent.send(rank)
     assert parent.recv() == "go on"
     leave_process(0)
@@ -78,21 +77,13 @@ def own_memory(process: int) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("plugin", "expected"),
-    [
-        ({"plugin": "torch_fsdp"}, (1, 1, 2, 2.5)),
-        ({"plugin": "hybrid_parallel", "tp_size": 2}, (1, 1, 2, 2)),  # its reference model is spread empty, too
-    ],
-    ids=["fsdp", "hybrid"],
-)
-def test_two_ranks_never_hold_two_models(tmp_path: Path, plugin: dict[str, Any], expected: tuple[float, ...]) -> None:
+def test_two_ranks_never_hold_two_models(tmp_path: Path) -> None:
     """Policy, then reference model: each rank keeps half of both, and what else is held at a time is one. Matrices are
     large enough for malloc to give them back."""
     path = make_model(tmp_path / "model", dtype=torch.bfloat16, num_attention_heads=8, num_key_value_heads=8, **SIZES)
     size = 2 * (path / "model.safetensors").stat().st_size  # in float32
     port, pipes = free_port(), [FORKS.Pipe() for _ in range(2)]
-    ranks = [Forked(tmp_path / f"stderr-{n}", rank_of_two, n, port, path, plugin, pipes[n][1]) for n in (0, 1)]
+    ranks = [Forked(tmp_path / f"stderr-{n}", rank_of_two, n, port, path, pipes[n][1]) for n in (0, 1)]
     try:
         ours = [pipe[0] for pipe in pipes]
         assert all(one.poll(100) and one.recv() == n for n, one in enumerate(ours)), [rank.said() for rank in ranks]
@@ -112,5 +103,5 @@ def test_two_ranks_never_hold_two_models(tmp_path: Path, plugin: dict[str, Any],
     finally:
         for rank in ranks:
             rank.end()
-    for found, models in zip(held, expected, strict=True):
+    for found, models in zip(held, (1, 1, 2, 2.5), strict=True):
         assert found < models + 0.3, held
