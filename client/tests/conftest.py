@@ -55,6 +55,19 @@ def nowhere() -> str:
 
 
 @pytest.fixture
+def run_file_of(write):
+    """Write a run file with so many training prompts and, as a set, held-out ones; `run`, `data`: further keys."""
+
+    def _write(run_id: str, prompts: int, held: str, *, run: str = "", data: str = "") -> Path:
+        lines = "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(prompts))
+        train, heldout = write("train.jsonl", lines), write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n')
+        sets = f"[data.evaluation]\n{held} = '{heldout}'\n"
+        return write("run.toml", f"[run]\nid = '{run_id}'\n{run}\n[data]\ntrain = '{train}'\n{data}\n{sets}")
+
+    return _write
+
+
+@pytest.fixture
 def write(tmp_path):
     """Write a file of the given name and text; return its path."""
 

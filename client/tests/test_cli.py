@@ -29,13 +29,8 @@ def quartet(services, capsys):
 
 
 @pytest.fixture
-def run_file(write):
-    train = write("train.jsonl", "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(4)))
-    held = write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n')
-    return write(
-        "run.toml",
-        f"[run]\nid = 'demo'\nmax_steps = 2\n[data]\ntrain = '{train}'\n[data.evaluation]\nheld = '{held}'\n",
-    )
+def run_file(run_file_of):
+    return run_file_of("demo", 4, "held", run="max_steps = 2")
 
 
 @pytest.fixture
@@ -209,6 +204,7 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
     ("arguments", "sentence"),
     [
         (["run", "gone.toml"], "run file: cannot read 'gone.toml': no such file or directory"),
+        (["run", "FOLDER/train.jsonl"], "train.jsonl is not valid TOML"),
         (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in --set: did you mean 'group_size'?"),
         (["run", "RUN", "--set", "data.train=gone.jsonl", "--attach"], "cannot read 'gone.jsonl'"),
         (["run", "RUN", "--attach", "--wait", "0", "--broker", "NOWHERE"], "broker at NOWHERE: nothing listens there"),

@@ -12,14 +12,8 @@ from quartet_common.config import load_config
 
 
 @pytest.fixture
-def config(write):
-    train = write("train.jsonl", "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(20)))
-    held = write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n')
-    path = write(
-        "run.toml",
-        f"[run]\nid = 'demo'\nmax_queued_prompts = 16\n[data]\ntrain = '{train}'\npasses = 2\n"
-        f"[data.evaluation]\nheldout = '{held}'\n",
-    )
+def config(run_file_of):
+    path = run_file_of("demo", 20, "heldout", run="max_queued_prompts = 16", data="passes = 2")
     return load_config("data", DataSection, path)
 
 
@@ -35,21 +29,6 @@ async def test_a_run_is_made_fed_as_there_is_room_and_its_prompts_ended(services
     assert report.evaluation == {"heldout": 1} and len(broker.sets[("demo", "heldout")]) == 1
     assert broker.runs["demo"].prompts_ended
     assert {f"pass-{p}/{i}" for p in range(2) for i in range(20)} <= broker.instances["demo"].keys()
-
-
-async def test_stopped_and_started_again_it_submits_nothing_twice(services, config):
-    broker, stop = services.broker, asyncio.Event()
-    async with AsyncClient(services.addresses["broker"]) as client:
-        feeding = asyncio.create_task(feed(config, client, stop))
-        await until(lambda: broker.runs and broker._queued("demo") == 16)
-        stop.set()
-        report = await feeding
-        assert report.ended_by == "stop" and not broker.runs["demo"].prompts_ended
-        broker.room_made = 40
-        again = await feed(config, client, asyncio.Event())
-        assert (again.submitted, again.known, again.ended_by) == (24, 16, "prompts")
-        finished = await feed(config, client, asyncio.Event())
-        assert (finished.submitted, finished.ended_by) == (0, "prompts")
 
 
 async def test_a_broker_that_forgot_prompts_is_given_all_of_them_again(services, config):
@@ -89,7 +68,6 @@ async def test_it_ends_when_the_run_ends(services, config):
         await until(lambda: broker.runs and broker._queued("demo") == 16)
         await client.finish_run("demo", "succeeded", "max_steps reached")
         assert (await feeding).ended_by == "run"
-        assert (await feed(config, client, asyncio.Event())).ended_by == "run"
 
 
 async def test_a_run_of_another_specification_is_refused(services, config):

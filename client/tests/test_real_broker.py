@@ -31,14 +31,12 @@ async def rollout(address):
 
 
 @pytest.fixture
-def config(write):
-    train = write("train.jsonl", "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(20)))
-    held = write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n{"prompt": "8", "gt_answer": "9"}\n')
-    text = (
-        f"[run]\nid = 'feeding'\nmax_queued_prompts = 16\ngroups_per_step = 100\n"
-        f"[data]\ntrain = '{train}'\npasses = 2\n[data.evaluation]\nheldout = '{held}'\n"
-    )
-    return load_config("data", DataSection, write("run.toml", text))
+def config(run_file_of):
+    keys = "max_queued_prompts = 16\ngroups_per_step = 100"
+    path = run_file_of("feeding", 20, "heldout", run=keys, data="passes = 2")
+    with (path.parent / "held.jsonl").open("a") as held:
+        held.write('{"prompt": "8", "gt_answer": "9"}\n')
+    return load_config("data", DataSection, path)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +74,13 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(addre
         stop.set()
         report = await feeding
         assert (report.submitted, report.ended_by) == (16, "stop")
+        assert not (await client.run("feeding")).prompts_ended
         rollout("feeding")
         report = await feed(config, client, asyncio.Event())
         assert (report.submitted, report.known, report.ended_by) == (24, 16, "prompts")
         assert (await client.run("feeding")).prompts_ended
+        report = await feed(config, client, asyncio.Event())
+        assert (report.submitted, report.ended_by) == (0, "prompts")
         result = await client.evaluate("feeding", "heldout", timeout=60)
         assert (result.prompts, result.finished, result.accuracy) == (2, 2, 0.5)
         progress = RunProgress("feeding")

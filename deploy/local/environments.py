@@ -70,6 +70,7 @@ class Environment:
 def service(name: str, contents: str, torch: str = "") -> Environment:
     packages = ("protos", "services/common", f"services/{name}")
     requirements, overrides = f"services/{name}/requirements.txt", f"services/{name}/overrides.txt"
+    overrides = overrides if (ROOT / overrides).exists() else ""
     gpu = f"services/{name}/requirements-gpu.txt" if torch else ""
     return Environment(name, contents, requirements, packages, overrides, torch, bool(torch), gpu_requirements=gpu)
 
@@ -216,10 +217,11 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
     if not environment.python.exists():
         create_virtual_environment(uv, environment, progress)
     python = ("--python", str(environment.python))
-    override_options = ("--overrides", str(ROOT / environment.overrides)) if has_overrides(environment) else ()
+    override_options = ("--overrides", str(ROOT / environment.overrides)) if environment.overrides else ()
     files = [environment.requirements, *(test_requirements(environment) if with_tests else ())]
     requirements = [part for file in files for part in ("-r", str(ROOT / file))]
-    command = ("pip", "install", *python, "--exact", *requirements, *override_options)
+    editables = [part for package in environment.packages for part in ("--editable", str(ROOT / package))]
+    command = ("pip", "install", *python, "--exact", *requirements, *editables, *override_options)
     try:
         run("installing its requirements", *command, *torch_options(environment.torch, os.environ))
     except EnvironmentFailure as failure:
@@ -227,9 +229,6 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
             raise
         progress.say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
         run("installing its requirements", *command)
-    if environment.packages:
-        editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
-        run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
     if added_file(environment).exists():
         pins = ("--constraint", str(ROOT / environment.requirements), *override_options)
         what = f"installing what {added_file(environment).relative_to(ROOT)} adds"
@@ -302,7 +301,7 @@ def read_stamp(environment: Environment) -> dict[str, str | None]:
 def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | None]:
     """Digests of everything that decides an environment's contents (editable code is not among it)."""
     files = [environment.requirements, *(f"{package}/pyproject.toml" for package in environment.packages)]
-    if has_overrides(environment):
+    if environment.overrides:
         files.append(environment.overrides)
     missing = [file for file in files if not (ROOT / file).exists()]
     if missing:
@@ -328,10 +327,6 @@ def test_requirements(environment: Environment) -> list[str]:
     """What the tests of all services need, and what those of this one need besides."""
     own = str(Path(environment.requirements).with_name("requirements-test.txt"))
     return [REQUIREMENTS_TEST, own] if (ROOT / own).exists() else [REQUIREMENTS_TEST]
-
-
-def has_overrides(environment: Environment) -> bool:
-    return bool(environment.overrides) and (ROOT / environment.overrides).exists()
 
 
 def main(arguments: list[str] | None = None) -> int:

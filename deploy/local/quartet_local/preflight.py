@@ -218,12 +218,6 @@ async def _with_holder(config: LoadedConfig, complaint: str) -> str:
     return complaint + await holder(config, held[0]) if held else complaint
 
 
-async def check_services(services: Sequence[Service], path: Path | None, overrides: list[str]) -> None:
-    """Dry-run services side by side. Raises ConfigError with all that is wrong, LaunchError."""
-    if complaints := await _dry_runs(services, path, overrides, redis_later=False):
-        raise ConfigError(*complaints)
-
-
 async def download_model(plan: Plan, say: Say) -> list[str]:
     """Return settings that give the services the model's folder, if it is one of the hub, with its weights, or has
     another tokenizer or chat template.

@@ -6,15 +6,17 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from quartet_client.connection import until_first
 from quartet_local import guard
 from quartet_local.config import LaunchError, service_python
 
@@ -31,6 +33,9 @@ class Process:
         kind: the service it is; default: its name.
         grace: seconds from SIGTERM to SIGKILL if the launcher dies without stopping it.
         environment: variables that it has beyond the launcher's.
+
+    Attributes:
+        ready: set once the present start has said READY=1, as services of systemd do (sd_notify).
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Process:
         self._log_start = 0
         self._popen: subprocess.Popen | None = None
         self.exited: asyncio.Future[int] | None = None  # of the present start; its result is the exit status
+        self.ready = asyncio.Event()
 
     @property
     def running(self) -> bool:
@@ -64,20 +70,36 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), *self._command]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._environment}
+        notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notified.bind("")  # to a free name, which begins with a zero byte: sd_notify's @
+        address = "@" + notified.getsockname()[1:].decode()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NOTIFY_SOCKET": address, **self._environment}
         environment.pop("PYTHONPATH", None)  # a service sees its own environment only
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self.exited = loop.create_future()
-        threading.Thread(target=self._wait, args=(self._popen, self.exited, loop), daemon=True).start()
+        self.ready.clear()
+        loop.add_reader(notified, self._heed, notified)
+        threading.Thread(target=self._wait, args=(self._popen, self.exited, notified, loop), daemon=True).start()
+
+    def _heed(self, notified: socket.socket) -> None:
+        if b"READY=1" in notified.recv(4096).split(b"\n"):
+            self.ready.set()
 
     @staticmethod
-    def _wait(popen: subprocess.Popen, exited: asyncio.Future, loop: asyncio.AbstractEventLoop) -> None:
+    def _wait(
+        popen: subprocess.Popen, exited: asyncio.Future, notified: socket.socket, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        def tell() -> None:
+            loop.remove_reader(notified)
+            notified.close()
+            exited.set_result(status)
+
         status = popen.wait()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(exited.set_result, status)
+            loop.call_soon_threadsafe(tell)
 
     async def wait(self) -> int:
         """Return the exit status of the present start (128 + n: killed by signal n)."""
@@ -96,10 +118,9 @@ class Process:
         if not self.running:
             return
         self.terminate()
-        waits = [asyncio.ensure_future(self.wait()), asyncio.ensure_future(hurry.wait())]
-        await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await until_first(self.wait(), hurry.wait())
         if self.running:
             self.terminate()  # the guard kills at the second one
             await self.wait()

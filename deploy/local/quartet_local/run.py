@@ -26,7 +26,7 @@ from quartet_client.view import RunView
 from quartet_common.config import ConfigError
 from quartet_common.run_file import run_file_text
 from quartet_local.config import LaunchError
-from quartet_local.preflight import Plan, check_run, check_services, download_model, service_command
+from quartet_local.preflight import Plan, check_run, download_model, service_command
 from quartet_local.process import Process, redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
 
@@ -66,7 +66,8 @@ class Launch(ABC):
     async def services(self) -> AsyncIterator[Supervisor]:
         """The plan's services, healthy, and Redis unless the run file names one; stopped at the end."""
         config, path = self._config, self._config.path
-        overrides = [*self._overrides, *self._additions(), *await download_model(self._plan, self.say)]
+        drain = f"server.drain_seconds={min(config.server.drain_seconds, _DRAIN_SECONDS)}"
+        overrides = [*self._overrides, drain, *await download_model(self._plan, self.say)]
         services = self._plan.services
         for service in services:
             if service.gpus:
@@ -92,15 +93,11 @@ class Launch(ABC):
                 processes[service.name] = Process(
                     service.name, command, log, service.kind, environment=service.environment
                 )
-            addresses = {service.name: service.address for service in services}
-            self._supervisor = supervisor = Supervisor(
-                processes, redis_url, addresses, config.security, config.section, self.say
-            )
+            self._supervisor = supervisor = Supervisor(processes, redis_url, config.section, self.say)
             try:
                 if self._plan.own_redis:
                     await supervisor.start("redis")
-                    await check_services(services[:1], path, overrides)
-                await self._start(supervisor, tuple(addresses))
+                await self._start(supervisor, tuple(service.name for service in services))
                 yield supervisor
             finally:
                 await supervisor.stop()
@@ -108,11 +105,6 @@ class Launch(ABC):
     async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
         """Start the services, of which the broker is the first."""
         await supervisor.start(*names)
-
-    def _additions(self) -> list[str]:
-        """Settings that make the services' drain fit into the launcher's."""
-        seconds = min(self._config.server.drain_seconds, _DRAIN_SECONDS)
-        return [f"server.drain_seconds={seconds}"]
 
 
 async def keep_up_until(
@@ -123,21 +115,16 @@ async def keep_up_until(
 ) -> None:
     """Keep all processes up, see `Supervisor.keep`, until the task is done. Raises what it raises, and LaunchError."""
     keeping = [asyncio.create_task(supervisor.keep(name, end_was_due, steps)) for name in supervisor.names]
+    pending = {done, *keeping}
     try:
-        await _until_done(done, keeping)
+        while done in pending:
+            ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
     finally:
         for task in (done, *keeping):
             task.cancel()
         await asyncio.gather(done, *keeping, return_exceptions=True)
-
-
-async def _until_done(main: asyncio.Task, others: list[asyncio.Task]) -> None:
-    """Wait for the main task, or for the first failure of any."""
-    pending = {main, *others}
-    while main in pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
 
 
 def launched(make: Callable[[], Launch]) -> int:

@@ -2,14 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from quartet_common.channel import connect
-from quartet_common.config import SecuritySection
+from quartet_client.connection import until_first
 from quartet_common.log import get_logger
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.process import Process, tell_exit, wait_until_ready
@@ -18,8 +15,7 @@ log = get_logger(__name__)
 
 _CONFIGURATION_ERROR = 2
 _REDIS_TIMEOUT = 60.0  # seconds; it reads its data back first
-_PROBE_SECONDS = 1.0
-_PROBE_PAUSE = 0.2
+_LOOK_SECONDS = 0.2
 _ENDING_SECONDS = 1.0  # from a process's last answer to its exit
 _RESTART_PAUSE = 1.0  # more before each restart but the first
 
@@ -38,7 +34,6 @@ class Supervisor:
     Args:
         processes: by name; "redis" first if there is one of ours.
         redis_url: of the embedded Redis, if there is one.
-        addresses: of the services, by name.
         say: tells the person at the terminal a line.
     """
 
@@ -46,15 +41,11 @@ class Supervisor:
         self,
         processes: dict[str, Process],
         redis_url: str | None,
-        addresses: Mapping[str, str],
-        security: SecuritySection,
         settings: LauncherSection,
         say: Callable[[str], None],
     ):
         self._processes = processes
         self._redis_url = redis_url
-        self._addresses = addresses
-        self._security = security
         self._settings = settings
         self._say = say
         self.hurry = asyncio.Event()  # set: kill what is left at once
@@ -96,38 +87,19 @@ class Supervisor:
         self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def _until_serving(self, process: Process, timeout: float) -> None:
-        serving = asyncio.create_task(self._poll_health(process))
-        exited = asyncio.ensure_future(process.wait())
         try:
-            await asyncio.wait([serving, exited], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if exited.done():
-                status = exited.result()
-                code = _CONFIGURATION_ERROR if status == _CONFIGURATION_ERROR else 1
-                told = "" if status == _CONFIGURATION_ERROR else f"{process.name} {tell_exit(status)} while starting: "
-                raise LaunchError(f"{told}{process.last_words()}{'' if code == 2 else f' (log: {process.log})'}", code)
-            if not serving.done():
-                raise LaunchError(
-                    f"{process.name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
-                    f"its log is {process.log}"
-                )
-            await serving
-        finally:
-            serving.cancel()
-            exited.cancel()
-
-    async def _poll_health(self, process: Process) -> None:
-        address = self._addresses[process.name]
-        async with connect(address, self._security, service=process.kind) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            while True:
-                try:
-                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_SECONDS)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-                except grpc.aio.AioRpcError as error:
-                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        raise LaunchError(f"health check at {address}: {error.details()}") from error
-                await asyncio.sleep(_PROBE_PAUSE)
+            async with asyncio.timeout(timeout):
+                await until_first(process.ready.wait(), process.wait())
+        except TimeoutError:
+            raise LaunchError(
+                f"{process.name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
+                f"its log is {process.log}"
+            ) from None
+        if not process.running:
+            status, words = await process.wait(), process.last_words()
+            if status == _CONFIGURATION_ERROR:
+                raise LaunchError(words, status)
+            raise LaunchError(f"{process.name} {tell_exit(status)} while starting: {words} (log: {process.log})")
 
     async def keep(
         self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]], steps: Callable[[], int]
@@ -177,19 +149,16 @@ class Supervisor:
             except LaunchError:
                 if process.running or time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(_PROBE_PAUSE)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def wait(self, name: str, timeout: float) -> bool:
         """Wait for a process to end by itself. Return False if it did not in time."""
         process = self._processes[name]
-        if not process.running:
-            return True
-        try:
-            async with asyncio.timeout(timeout):
-                await process.wait()
-        except TimeoutError:
-            return False
-        return True
+        if process.running:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await process.wait()
+        return not process.running
 
     async def start_ended(self, *names: str) -> None:
         """Start again, one after the other, those that have ended or are about to. Raises LaunchError."""

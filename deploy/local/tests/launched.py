@@ -31,14 +31,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False) -> Path:
-    """Make a checkout with this launcher, whose services begin with their imports done, and return its folder.
+    """Make a checkout whose launcher and services begin with their imports done, and return its folder.
 
     Its environments are for the CPU; those made `by_hand` are taken for GPUs where there are some.
     """
     local = folder / "deploy" / "local"
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
     (local / "environments.py").symlink_to(ROOT / "deploy" / "local" / "environments.py")
-    for name in SERVICES:
+    for name in (*SERVICES, "client"):
         (folder / ".quartet" / "envs" / name).mkdir(parents=True)
         (folder / ".quartet" / "envs" / name / "bin").symlink_to(pythons[name].parent)
         if not by_hand:
@@ -65,10 +65,13 @@ class Launched:
     ):
         self.mark = uuid.uuid4().hex
         self.output = output
-        path = {"PYTHONPATH": str(checkout / "deploy" / "local")} if checkout else {}
+        quartet, path = [str(QUARTET)], {}
+        if checkout:
+            quartet = [str(checkout / ".quartet" / "envs" / "client" / "bin" / "python"), "-m", "quartet_client"]
+            path = {"PYTHONPATH": str(checkout / "deploy" / "local")}
         with output.open("w") as file:
             self.process = subprocess.Popen(
-                [str(QUARTET), *command, *arguments],
+                [*quartet, *command, *arguments],
                 cwd=ROOT,
                 env={**os.environ, **path, **environment, _MARK: self.mark},
                 stdin=subprocess.DEVNULL,

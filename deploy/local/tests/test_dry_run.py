@@ -130,13 +130,16 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
 
 
 def test_rows_of_a_function_are_checked_by_the_services_as_lines_are(dry_run, tmp_path):
+    """A map of columns leaves out what it does not name."""
     source = tmp_path / "data.py"
-    source.write_text(f"def train():\n    return {[{**row, 'gt_answer': '1'} for row, _ in ROWS[:3]]!r}\n")
-    lines = dry_run(f"data.train={{path='{source}:train', fields={{prompt='prompt', gt_answer='gt_answer'}}}}")
-    assert_each_is_reported_once(lines, [f"{source}:train, row 1: the prompt has 303 tokens"])
-    lines = dry_run(f"data.train={source}:train")
-    rows = [f"{source}:train, row {at}: {words}" for at, words in ((2, "verifiers[0].name"), (3, "environment.name"))]
-    assert_each_is_reported_once(lines, [f"{source}:train, row 1: the prompt has 303 tokens", *rows])
+    rows = [{**row, "gt_answer": "1"} for row, _ in ROWS[:3]]
+    source.write_text(f"def train():\n    return {rows!r}\n\nheld = train\n")
+    lines = dry_run(
+        f"data.train={{path='{source}:train', fields={{prompt='prompt', gt_answer='gt_answer'}}}}",
+        f"data.evaluation={{held='{source}:held'}}",
+    )
+    said = ("held, row 1: the prompt has", "held, row 2: verifiers[0].name", "held, row 3: environment.name")
+    assert_each_is_reported_once(lines, [f"{source}:{words}" for words in ("train, row 1: the prompt has", *said)])
 
 
 def cut_off(folder: Path) -> None:

@@ -45,9 +45,10 @@ def test_status_of_the_command_is_the_guards():
 
 
 def test_detached_children_of_a_command_that_ends_are_killed(sleeper):
-    process = guarded(f"setsid bash -c '{sleeper}' & (setsid bash -c '{sleeper}' &) ; sleep 1; exit 3")
-    assert until(lambda: len(running(sleeper)) == 2)
-    assert process.wait(10) == 3
+    script = f"setsid bash -c '{sleeper}' & (setsid bash -c '{sleeper}' &) ; read; exit 3"
+    with guarded(script, stdin=subprocess.PIPE) as process:
+        assert until(lambda: len(running(sleeper)) == 2)
+    assert process.returncode == 3
     assert not running(sleeper)
 
 
@@ -67,12 +68,11 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(sleeper):
     assert not running(sleeper)
 
 
-def test_a_second_sigterm_kills_at_once(sleeper):
+def test_a_second_signal_kills_at_once(sleeper):
     process = guarded(f"trap '' TERM; {sleeper}", grace=60.0)
     assert until(lambda: running(sleeper))
-    process.terminate()
-    time.sleep(0.3)
-    process.terminate()
+    for number in (signal.SIGTERM, signal.SIGINT):  # two of a kind that nobody has read yet are one
+        process.send_signal(number)
     assert process.wait(5) == 128 + signal.SIGKILL
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fake_nvidia_smi
 import pytest
-from launched import SERVICES, preloaded_checkout
+from launched import SERVICES, free_ports, preloaded_checkout
 from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
@@ -52,7 +52,7 @@ def test_ctrl_c_leaves_nothing(launch, run_file, moment):
 def test_ctrl_c_with_services_that_import_for_themselves_and_vllm(launch, run_file):
     settings = ("--set", "run.max_steps=1000000", "--set", "rollout.engine=vllm")
     launched = launch(run_file, *settings, checkout=None)
-    interrupt(launched, "step 2")
+    interrupt(launched, "step 1")
     said = launched.text().partition("run launched is active\n")[2].partition("step 1/")[0]
     assert "rollout waits for engine loading\n" in said and "trainer loads the model" in said
 
@@ -121,18 +121,12 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
         launched.wait_for_line(f"{service} was killed by SIGKILL; starting it again (1 of 3)", 30)
         launched.wait_for_line(f"{service} ready after", READY, times=2)
         launched.wait_until(lambda steps=steps: launched.text().count("\nstep ") > steps, READY, f"after {service}")
+    launched.wait_for_line("run launched is succeeded", READY)
+    os.kill(launched.service("redis"), signal.SIGKILL)  # and after the run's end, for the audit
     assert launched.wait(240) == 0, launched.text()
     assert "run launched succeeded after 20 steps" in launched.text()
     assert exactly_once(launched, steps=20)
     launched.assert_gone(within=1.0)
-
-
-def test_redis_killed_after_the_runs_end_is_started_again_for_the_audit(launch, run_file):
-    launched = launch(run_file, "--set", "run.max_steps=2")
-    launched.wait_for_line("run launched is succeeded", READY)
-    os.kill(launched.service("redis"), signal.SIGKILL)
-    assert launched.wait(60) == 0, launched.text()
-    assert exactly_once(launched, steps=2)
 
 
 async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up(
@@ -161,6 +155,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     picture.print(RunView(progress, picture).render())
     assert sum(line.strip("│ ").startswith("rollout ") for line in picture.file.getvalue().splitlines()) == 2
     await its_addresses_are_its_own(launch, run_file, tmp_path)
+    its_folder_is_its_own(launch, run_file)
     os.kill(int(services[3].instance_id.split("-")[-2]), signal.SIGKILL)
     launched.wait_for_line("rollout-2 was killed by SIGKILL; starting it again (1 of 3)", 30)
     launched.wait_for_line("rollout-2 ready after", READY, times=2)
@@ -202,6 +197,13 @@ def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_
 
 def _rollouts(run: Run) -> dict[str, str]:
     return {member.instance_id: member.address for member in run.members if member.kind == "rollout"}
+
+
+def its_folder_is_its_own(launch, run_file):
+    addresses = (f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4), strict=True))
+    second = launch(run_file, *(part for address in addresses for part in ("--set", address)))
+    assert second.wait(READY) == 2
+    assert second.text().splitlines()[-1].startswith("quartet: run.folder: another launcher is at work in ")
 
 
 async def its_addresses_are_its_own(launch, run_file, tmp_path):

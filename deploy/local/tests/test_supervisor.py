@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from quartet_common.config import SecuritySection
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.process import Process
 from quartet_local.supervisor import STOP_ORDER, Supervisor
@@ -24,7 +23,7 @@ async def deaths(folder, steps, enough: int) -> int:
     """Keep a process that dies at once until it has died often enough; return how often it did."""
     process = Process("reward", ["sh", "-c", "exit 3"], folder / "reward.log")
     settings = LauncherSection(max_restarts=1)
-    supervisor = StartsOnly({"reward": process}, None, {}, SecuritySection(), settings, lambda _: None)
+    supervisor = StartsOnly({"reward": process}, None, settings, lambda _: None)
     died = itertools.count(1)
     last = 0
 

@@ -63,8 +63,6 @@ def settings(small: Path, tmp_path: Path, *more: str) -> list[str]:
 
 def test_its_way_with_a_small_model(launch, small, tmp_path):
     """Stop strings and the template's arguments reach what is generated and exported."""
-    launched = launch(FOLDER / "run.toml", *settings(small, tmp_path), command=("run", "--dry-run"))
-    assert launched.wait(120) == 0, launched.text()
     more = ("model.template_arguments={enable_thinking=false}", 'run.sampling.stop=["1", "2", "3"]')
     launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, *more))
     assert launched.wait(240) == 0, launched.text()
