@@ -44,16 +44,8 @@ from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec, verifier_spec
 from quartet_common.text import encodable
 
-_PURPOSES = {
-    "serve": experience_pb2.PURPOSE_SERVE,
-    "train": experience_pb2.PURPOSE_TRAIN,
-    "evaluate": experience_pb2.PURPOSE_EVALUATE,
-}
-_END_STATES = {
-    "succeeded": broker_pb2.RUN_STATE_SUCCEEDED,
-    "failed": broker_pb2.RUN_STATE_FAILED,
-    "cancelled": broker_pb2.RUN_STATE_CANCELLED,
-}
+_PURPOSES = ("serve", "train", "evaluate")
+_END_STATES = ("succeeded", "failed", "cancelled")
 _EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
 _MAX_SCORE_ITEMS = 1024
 
@@ -145,7 +137,7 @@ class AsyncClient:
         if state not in _END_STATES:
             raise InputError(f"state: got '{state}'; allowed: {', '.join(_END_STATES)}")
         request = broker_pb2.FinishRunRequest(
-            run_id=run_id, state=_END_STATES[state], reason=reason, ending=broker_pb2.RUN_ENDING_REQUESTED
+            run_id=run_id, state=f"RUN_STATE_{state.upper()}", reason=reason, ending=broker_pb2.RUN_ENDING_REQUESTED
         )
         return Run.from_proto((await self._broker("FinishRun", request)).run)
 
@@ -196,7 +188,7 @@ class AsyncClient:
             raise InputError(f"instance_ids: got {len(instance_ids)} for {len(parsed)} prompts; give one for each")
         instances = [
             experience_pb2.PromptInstance(
-                instance_id=instance_id, prompt=prompt.to_proto(f"prompt-{index}"), purpose=_PURPOSES[purpose]
+                instance_id=instance_id, prompt=prompt.to_proto(f"prompt-{index}"), purpose=f"PURPOSE_{purpose.upper()}"
             )
             for index, (instance_id, prompt) in enumerate(zip(instance_ids, parsed, strict=True))
         ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -160,6 +160,13 @@ async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def repeatedly(stop: asyncio.Event, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do this again and again, so many seconds apart, until `stop` is set. Raises what it raises."""
+    while not stop.is_set():
+        await work()
+        await wait_for(stop, seconds)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:

@@ -3,14 +3,14 @@
 Metric names are those of docs/metrics.md. The launcher, `quartet watch` and `quartet run` draw it with `view`.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from quartet_client.events import (
-    CheckpointSaved,
     EvaluationFinished,
     GroupSample,
     MemberChanged,
@@ -18,23 +18,18 @@ from quartet_client.events import (
     RunEvent,
     RunStateChanged,
     StepFinished,
-    WeightsPublished,
 )
-from quartet_client.models import Group, Member, Run, RunStats, ServiceStatus
+from quartet_client.models import Evaluation, Group, Member, Run, RunStats, ServiceStatus
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def figure_of(metrics: Mapping[str, Any], evaluation_set: str, name: str) -> Any:
     """Return `eval/{set}/{name}`; None if it was not reported, or is no figure of the set because prompts were lost."""
     return None if incomplete(metrics, evaluation_set) else metrics.get(f"eval/{evaluation_set}/{name}")
-
-
-def accuracy_text(value: float | None, interval: tuple[float, float] | None, judged: int, form: str = ".1%") -> str:
-    """Return "81.2% (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
-    if value is None:
-        return "–"
-    if interval is None:
-        return f"{value:{form}}"
-    return f"{value:{form}} (95%: {interval[0]:{form}} to {interval[1]:{form}}, n = {judged})"
 
 
 def incomplete(metrics: Mapping[str, Any], evaluation_set: str) -> str:
@@ -62,16 +57,6 @@ _NOTICES_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class StepPoint:
-    """A finished step: its reward and answer accuracy on training prompts, if it reported them."""
-
-    step: int
-    at: datetime
-    reward: float | None
-    accuracy: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationPoint:
     """An evaluation of a set at a policy version.
 
@@ -83,12 +68,29 @@ class EvaluationPoint:
     """
 
     policy_version: int
-    at: datetime
     accuracy: float | None
     reward: float | None
     incomplete: str = ""
     interval: tuple[float, float] | None = None
     judged: int = 0
+
+    @classmethod
+    def of(cls, name: str, policy_version: int, metrics: Mapping[str, Any]) -> "EvaluationPoint":
+        """Return what the metrics tell of the set `name`; values that are no finite numbers are left out."""
+        told = (figure_of(metrics, name, key) for key in ("ans_acc", "reward", "ans_acc_low", "ans_acc_high", "judged"))
+        accuracy, reward, low, high, judged = (float(value) if is_number(value) else None for value in told)
+        interval = None if low is None or high is None else (low, high)
+        return cls(policy_version, accuracy, reward, incomplete(metrics, name), interval, int(judged or 0))
+
+
+def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
+    """Return "81.2% (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
+    if of.accuracy is None:
+        return "–"
+    if of.interval is None:
+        return f"{of.accuracy:{form}}"
+    low, high = of.interval
+    return f"{of.accuracy:{form}} (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
 
 
 @dataclass
@@ -102,7 +104,7 @@ class RunProgress:
         stepped: True from the first step on, and again after each resume.
         groups_per_step: of a whole batch.
         metrics: of the last step.
-        steps: finished steps, oldest first. A step that is replayed after a restart is replaced.
+        rewards: each finished step and its mean reward. A step that is replayed undoes those that came after it.
         evaluations: by set, oldest first.
         members: live members by instance id.
         sample: the last finished group that was shown.
@@ -119,16 +121,13 @@ class RunProgress:
     ended_at: datetime | None = None
     last_event_id: str = ""
     policy_version: int = 0
-    published_version: int = -1
     steps_done: int = 0
     stepped: bool = False
     groups_per_step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    steps: list[StepPoint] = field(default_factory=list)
+    rewards: list[tuple[int, float | None]] = field(default_factory=list)
     evaluations: dict[str, list[EvaluationPoint]] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
-    weights: WeightsPublished | None = None
-    checkpoint: CheckpointSaved | None = None
     sample: Group | None = None
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=_NOTICES_KEPT))
     stats: RunStats | None = None
@@ -161,13 +160,9 @@ class RunProgress:
                 else:
                     self.ended_at = event.at
             case StepFinished() as step:
-                self._fold_step(step, event.at)
+                self._fold_step(step)
             case EvaluationFinished() as evaluation:
-                self._fold_evaluation(evaluation, event.at)
-            case WeightsPublished() as weights:
-                self.weights, self.published_version = weights, weights.policy_version
-            case CheckpointSaved() as checkpoint:
-                self.checkpoint = checkpoint
+                self._fold_evaluation(evaluation)
             case MemberChanged(member=member, gone=True):
                 self.members.pop(member.instance_id, None)
             case MemberChanged(member=member):
@@ -190,23 +185,18 @@ class RunProgress:
         """Take in how a service is."""
         self.services[service.kind] = service
 
-    def _fold_step(self, step: StepFinished, at: datetime) -> None:
+    def _fold_step(self, step: StepFinished) -> None:
         self.stepped = True
         self.steps_done, self.policy_version, self.metrics = step.step + 1, step.policy_version, step.metrics
-        while self.steps and self.steps[-1].step >= step.step:
-            self.steps.pop()
-        self.steps.append(StepPoint(step.step, at, step.metrics.get(REWARD), step.metrics.get(ACCURACY)))
+        while self.rewards and self.rewards[-1][0] >= step.step:
+            self.rewards.pop()
+        self.rewards.append((step.step, step.metrics.get(REWARD)))
 
-    def _fold_evaluation(self, evaluation: EvaluationFinished, at: datetime) -> None:
+    def _fold_evaluation(self, evaluation: EvaluationFinished) -> None:
         points = self.evaluations.setdefault(evaluation.evaluation_set, [])
         while points and points[-1].policy_version >= evaluation.policy_version:
             points.pop()
-        metrics, name = evaluation.metrics, evaluation.evaluation_set
-        keys = ("ans_acc", "reward", "ans_acc_low", "ans_acc_high", "judged")
-        accuracy, reward, low, high, judged = (figure_of(metrics, name, key) for key in keys)
-        lost, interval = incomplete(metrics, name), None if low is None or high is None else (low, high)
-        version = evaluation.policy_version
-        points.append(EvaluationPoint(version, at, accuracy, reward, lost, interval, int(judged or 0)))
+        points.append(EvaluationPoint.of(evaluation.evaluation_set, evaluation.policy_version, evaluation.metrics))
 
 
 # Of the trainer, by phase; a phase that is not here has nothing to say.

@@ -1,6 +1,6 @@
-"""What is written to a terminal: no text of a policy, a service or a file can steer it. Charts of one line."""
+"""What is written to a terminal: no text of a policy, a service or a file can steer it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -43,31 +43,3 @@ def complain(error: Exception, ending: str = "") -> None:
 def echo(line: object, err: bool = False) -> None:
     """Print a line, control characters escaped."""
     click.echo(one_line(str(line)), err=err)
-
-
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
-    """Return `values` as one row of blocks, at most `width` characters; values that do not fit are averaged.
-
-    Args:
-        low, high: the scale's ends; by default the values' own. The lowest value still shows: its block is an eighth.
-    """
-    if not values or width < 1:
-        return ""
-    shares = _resample(values, width)
-    bottom = min(shares) if low is None else low
-    span = (max(shares) if high is None else high) - bottom
-    return "".join(_EIGHTHS[1 if span <= 0 else max(1, min(8, round((x - bottom) / span * 8)))] for x in shares)
-
-
-def _resample(values: Sequence[float], width: int) -> list[float]:
-    if len(values) <= width:
-        return list(values)
-    shares = []
-    for column in range(width):
-        begin, end = column * len(values) // width, (column + 1) * len(values) // width
-        part = values[begin:end]
-        shares.append(sum(part) / len(part))
-    return shares

@@ -4,6 +4,7 @@ import asyncio
 import math
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,13 +15,13 @@ from rich.text import Text
 
 from quartet_client import progress as metrics
 from quartet_client.async_client import AsyncClient
-from quartet_client.connection import KINDS, until_first, wait_for
+from quartet_client.connection import KINDS, repeatedly, until_first
 from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
-from quartet_client.progress import EvaluationPoint, RunProgress, accuracy_text, starting
-from quartet_client.terminal import Terminal, sparkline
+from quartet_client.progress import RunProgress, accuracy_text, starting
+from quartet_client.terminal import Terminal
 from quartet_common.text import Repeats, block, one_line, without_numbers
 
 _STATE_STYLES = {
@@ -91,7 +92,7 @@ class RunView:
     def render(self) -> RenderableType:
         """Return the whole picture."""
         state = self.progress
-        parts = [_header(state), _curves(state, self.console.width), _services(state), _last_step(state)]
+        parts = [_header(state), _curve(state), _services(state), _last_step(state)]
         if state.sample and state.sample.completions:
             parts.append(_sample(state.sample))
         if state.notices:
@@ -108,7 +109,7 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
             return one_line("  ".join([f"step {step.step + 1}{of}", *figures]))
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][-1]
-            accuracy = accuracy_text(point.accuracy, point.interval, point.judged, ".3f")
+            accuracy = accuracy_text(point, ".3f")
             figures_of_it = f"accuracy {accuracy}  reward {_number(point.reward)}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
             return one_line(f"evaluation {at}: {point.incomplete or figures_of_it}")
@@ -153,39 +154,26 @@ def _header(state: RunProgress) -> RenderableType:
     return Panel(Group(*rows), border_style="dim")
 
 
-def _curves(state: RunProgress, width: int) -> RenderableType:
-    """Held-out accuracy by policy version, or, before the first evaluation, the training reward."""
-    for name, points in state.evaluations.items():
-        known = [point for point in points if point.accuracy is not None]
-        if known:
-            return _accuracy_panel(name, known, width, points[-1])
-    rewards = [point.reward for point in state.steps if point.reward is not None]
-    if not rewards:
+def _curve(state: RunProgress) -> RenderableType:
+    """From where to where: held-out accuracy, before its first evaluation the training reward."""
+    text = Text(overflow="ellipsis")
+    known = {
+        name: [point for point in points if point.accuracy is not None] for name, points in state.evaluations.items()
+    }
+    rewards = [reward for _, reward in state.rewards if reward is not None]
+    if name := next(filter(known.get, known), ""):
+        first, last, newest = known[name][0], known[name][-1], state.evaluations[name][-1]
+        text.append(f"accuracy on {one_line(name)}: {first.accuracy:.0%} at version {first.policy_version} → ")
+        text.append(accuracy_text(last, ".0%"), "bold")
+        text.append(f" at version {last.policy_version}")
+        if newest.incomplete:
+            text.append(f"; {newest.incomplete} at version {newest.policy_version}", "yellow")
+    elif rewards:
+        text.append(f"training reward {rewards[0]:.2f} → {rewards[-1]:.2f}")
+    else:
         doing = "".join(f"\n{one_line(f'{kind} {what}')}" for kind, what in starting(state).items())
         text = Text(f"no step yet{doing}", "dim", overflow="ellipsis", no_wrap=True)
-        return Panel(text, title="learning curve", title_align="left", border_style="dim")
-    chart = Text(sparkline(rewards, max(10, width - 24)), "cyan")
-    return Panel(
-        Text.assemble(chart, f"  {rewards[0]:.2f} → {rewards[-1]:.2f}"),
-        title="training reward",
-        title_align="left",
-        border_style="dim",
-    )
-
-
-def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int, newest: EvaluationPoint) -> RenderableType:
-    values = [point.accuracy or 0.0 for point in points]
-    stretch = max(1, min(6, (width - 16) // len(values)))  # few points: wide columns
-    line = sparkline([value for value in values for _ in range(stretch)], max(10, width - 16), 0.0, 1.0)
-    first, last = points[0], points[-1]
-    title = Text.assemble(
-        f"accuracy on {name}: {first.accuracy:.0%} at version {first.policy_version} → ",
-        (accuracy_text(last.accuracy, last.interval, last.judged, ".0%"), "bold"),
-        f" at version {last.policy_version}",
-    )
-    if newest.incomplete:
-        title.append(f"; {newest.incomplete} at version {newest.policy_version}", "yellow")
-    return Panel(Text(line, "green"), title=title, title_align="left", border_style="dim")
+    return Panel(text, border_style="dim")
 
 
 def _services(state: RunProgress) -> RenderableType:
@@ -312,33 +300,27 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
         QuartetError: there is no such run, or the broker is away for too long.
     """
     stop = stop or asyncio.Event()
-    view.progress.fold_run(await client.run(view.progress.run_id))
-    services = (_ask_service(client, view, kind, stop) for kind in KINDS)
-    await until_first(_follow(client, view), stop.wait(), _draw(view, stop), _ask_run(client, view, stop), *services)
+    progress = view.progress
+    progress.fold_run(await client.run(progress.run_id))
 
+    async def follow() -> None:
+        async for event in client.watch(progress.run_id, progress.last_event_id):
+            progress.fold(event)
+            view.tell(event)
 
-async def _follow(client: AsyncClient, view: RunView) -> None:
-    async for event in client.watch(view.progress.run_id, view.progress.last_event_id):
-        view.progress.fold(event)
-        view.tell(event)
-
-
-async def _draw(view: RunView, stop: asyncio.Event) -> None:
-    while not stop.is_set():
+    async def draw() -> None:
         view.refresh()
-        await wait_for(stop, _DRAW_SECONDS)
 
-
-async def _ask_run(client: AsyncClient, view: RunView, stop: asyncio.Event) -> None:
-    while not stop.is_set():
+    async def ask_run() -> None:
         # A broker that is away shows in its own row; the counts are then those of its last answer.
         with suppress(QuartetError):
-            view.progress.fold_run(await client.run(view.progress.run_id))
-        await wait_for(stop, _ASK_SECONDS)
+            progress.fold_run(await client.run(progress.run_id))
 
+    async def ask_service(kind: str) -> None:
+        progress.fold_service(await client.service(kind))
 
-async def _ask_service(client: AsyncClient, view: RunView, kind: str, stop: asyncio.Event) -> None:
-    """One task for each service: one that does not answer keeps none of the others waiting."""
-    while not stop.is_set():
-        view.progress.fold_service(await client.service(kind))
-        await wait_for(stop, _ASK_SECONDS)
+    # One task for each service: one that does not answer keeps none of the others waiting.
+    asking = (repeatedly(stop, _ASK_SECONDS, partial(ask_service, kind)) for kind in KINDS)
+    await until_first(
+        follow(), stop.wait(), repeatedly(stop, _DRAW_SECONDS, draw), repeatedly(stop, _ASK_SECONDS, ask_run), *asking
+    )

@@ -239,6 +239,18 @@ def transcript(instance: experience_pb2.PromptInstance) -> experience_pb2.GroupT
     )
 
 
+def hostile_sample(text: str, completion: str = "", count: int = 1) -> broker_pb2.RunEvent:
+    """Return a sampled group with a text wherever there may be one; `completion`: what the answer begins with."""
+    score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=text, parsed_answer=text)
+    info = experience_pb2.CompletionInfo(text=f"<think>{text}</think>{completion}{text}", tokens=3, score=score)
+    info.version_spans.add(policy_version=2, begin=0, end=3)
+    instance = experience_pb2.PromptInstance(instance_id=text, prompt=experience_pb2.Prompt(text=text))
+    done = experience_pb2.GroupTranscript(
+        instance=instance, prompt_text=text, completions=[info] * count, rollout_id=text
+    )
+    return broker_pb2.RunEvent(sample=broker_pb2.GroupSample(transcript=done.SerializeToString()))
+
+
 class SmallReward(reward_pb2_grpc.RewardServiceServicer):
     """Rewards 1 if the completion contains the answer; refuses an empty one."""
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
+from quartet.v1 import broker_pb2
+from small_services import hostile_sample
 
 from quartet_client import AsyncClient
 from quartet_client.dashboard import Collector, PageServer, Picture
@@ -225,16 +226,6 @@ async def _until(get, true_of, document: str = "state"):
         raise AssertionError(f"in vain for 60 s; the last {document}: {json.dumps(told)[:3000]}") from None
 
 
-def _sample(text: str) -> broker_pb2.GroupSample:
-    score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=text, parsed_answer=text)
-    info = experience_pb2.CompletionInfo(text=f"<think>{text}</think>{text}", tokens=3, score=score)
-    info.version_spans.add(policy_version=2, begin=0, end=3)
-    instance = experience_pb2.PromptInstance(instance_id=text)
-    instance.prompt.text = text
-    done = experience_pb2.GroupTranscript(instance=instance, prompt_text=text, completions=[info])
-    return broker_pb2.GroupSample(transcript=done.SerializeToString())
-
-
 async def _filled(services, client: AsyncClient) -> None:
     """Make a run in the small broker with a step, a sample and a notice that attack the page."""
     await client.create_run("demo")
@@ -242,7 +233,7 @@ async def _filled(services, client: AsyncClient) -> None:
     notice = broker_pb2.Notice(level="warning", text=ATTACK, source=ATTACK)
     for event in (
         broker_pb2.RunEvent(step=step),
-        broker_pb2.RunEvent(sample=_sample(ATTACK)),
+        hostile_sample(ATTACK),
         broker_pb2.RunEvent(notice=notice),
     ):
         await asyncio.to_thread(services.call, services.broker.add_event, "demo", event)

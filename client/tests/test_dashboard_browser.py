@@ -8,8 +8,8 @@ from urllib.request import urlopen
 
 import pytest
 from headless_chromium import CHROMIUM, chromium
-from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
-from small_services import SmallServices
+from quartet.v1 import broker_pb2
+from small_services import SmallServices, hostile_sample
 
 from quartet_client import Client
 
@@ -49,13 +49,7 @@ def _attacking_events():
     for step in range(30):
         told = broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics | {"reward/mean": step / 30})
         yield broker_pb2.RunEvent(step=told)
-    score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=ATTACK, parsed_answer=ATTACK)
-    info = experience_pb2.CompletionInfo(text=f"<think>{ATTACK}</think>{'long' * 900}{ATTACK}", tokens=3, score=score)
-    instance = experience_pb2.PromptInstance(instance_id=ATTACK)
-    done = experience_pb2.GroupTranscript(
-        instance=instance, prompt_text=ATTACK, completions=[info] * 8, rollout_id=ATTACK
-    )
-    yield broker_pb2.RunEvent(sample=broker_pb2.GroupSample(transcript=done.SerializeToString()))
+    yield hostile_sample(ATTACK, "long" * 900, count=8)
     yield broker_pb2.RunEvent(notice=broker_pb2.Notice(level=ATTACK, text=ATTACK, source=ATTACK))
     weights = broker_pb2.WeightsPublished(policy_version=30, group_epoch=1, rollouts=1, bytes=10)
     yield broker_pb2.RunEvent(weights=weights)

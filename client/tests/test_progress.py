@@ -65,10 +65,10 @@ def test_a_whole_run():
         Notice("warning", "slow", "trainer-1"),
         RunStateChanged("succeeded", "all steps done"),
     )
-    assert progress.steps_done == 2 and progress.policy_version == 2 and progress.published_version == 0
-    assert [point.reward for point in progress.steps] == [0.2, 0.4]
+    assert progress.steps_done == 2 and progress.policy_version == 2
+    assert progress.rewards == [(0, 0.2), (1, 0.4)]
     assert [(p.policy_version, p.accuracy) for p in progress.evaluations["held"]] == [(0, 0.1), (2, 0.9)]
-    assert progress.members == {"rollout-1": ROLLOUT} and progress.checkpoint.step == 2
+    assert progress.members == {"rollout-1": ROLLOUT}
     assert progress.ended and progress.succeeded and progress.reason == "all steps done"
     assert progress.ended_at - progress.started_at == timedelta(seconds=11)
     assert not _fold(progress, MemberChanged(ROLLOUT, True, "no heartbeat")).members
@@ -76,7 +76,7 @@ def test_a_whole_run():
 
 def test_a_trainer_that_restarts_replaces_the_steps_it_repeats():
     progress = _fold(RunProgress("demo"), _step(0, 0.1), _step(1, 0.2), _step(2, 0.3), _step(1, 0.25))
-    assert [(point.step, point.reward) for point in progress.steps] == [(0, 0.1), (1, 0.25)]
+    assert progress.rewards == [(0, 0.1), (1, 0.25)]
     assert progress.steps_done == 2
 
 

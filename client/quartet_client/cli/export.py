@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.progress import accuracy_text, figure_of
+from quartet_client.progress import EvaluationPoint, accuracy_text
 from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
@@ -21,13 +21,13 @@ from quartet_common.plugins import install_command
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's metrics by optimizer step."""
+    """A run's metrics by optimizer step, and its evaluations by set."""
 
     name: str
     steps: list[int]
     times: list[float]
     metrics: list[dict[str, float]]
-    evaluations: list[tuple[int, dict[str, float]]]
+    evaluations: dict[str, list[EvaluationPoint]]
 
     def series(self, metric: str) -> list[float]:
         """Return one metric, a value a step; NaN where a step lacks it."""
@@ -40,25 +40,26 @@ def read_curves(folder: Path) -> Curves:
     A run that was resumed wrote some steps twice: the last writing counts.
     """
     steps: dict[int, dict] = {}
-    evaluations: dict[int, dict[str, float]] = {}
+    evaluations: dict[str, dict[int, EvaluationPoint]] = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if row["kind"] == "step":
             steps[row["step"]] = row
         elif row["kind"] == "evaluation":
-            evaluations.setdefault(row["policy_version"], {}).update(_metrics_of(row))
+            version = row["policy_version"]
+            for name in {key[len("eval/") : -len("/ans_acc")] for key in row if key.endswith("/ans_acc")}:
+                evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, row)
     rows = [steps[step] for step in sorted(steps)]
     return Curves(
         name=folder.name,
         steps=[row["step"] for row in rows],
         times=[row["time"] for row in rows],
-        metrics=[_metrics_of(row) for row in rows],
-        evaluations=sorted(evaluations.items()),
+        metrics=[{name: value for name, value in row.items() if "/" in name} for row in rows],
+        evaluations={name: [at[version] for version in sorted(at)] for name, at in sorted(evaluations.items())},
     )
 
 
-def _metrics_of(row: dict) -> dict[str, float]:
-    return {name: value for name, value in row.items() if "/" in name}
+_UNKNOWN = (float("nan"), float("nan"))
 
 
 def plot_runs(folders: Sequence[Path], output: Path) -> None:
@@ -78,16 +79,14 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
     # Okabe and Ito's colours: they can be told apart by colour-blind readers.
     colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
     for run, colour in zip(runs, colours * len(runs), strict=False):
-        names = sorted({name for _, metrics in run.evaluations for name in metrics if name.endswith("/ans_acc")})
-        for name, style in zip(names, ["-", "--", ":", "-."] * len(names), strict=False):
-            held = name.removeprefix("eval/").removesuffix("/ans_acc")
-            known = [(version, figure_of(metrics, held, "ans_acc")) for version, metrics in run.evaluations]
-            points = [(version, 100 * accuracy) for version, accuracy in known if accuracy is not None]
+        styles = ["-", "--", ":", "-."] * len(run.evaluations)
+        for (held, evaluated), style in zip(run.evaluations.items(), styles, strict=False):
+            points = [(each.policy_version, 100 * each.accuracy) for each in evaluated if each.accuracy is not None]
             if not points:
                 continue
             label = f"{run.name}: {held}"
             axes[0, 0].plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=label)
-            ends = [(version, *_interval(metrics, held)) for version, metrics in run.evaluations]
+            ends = [(each.policy_version, *(100 * end for end in each.interval or _UNKNOWN)) for each in evaluated]
             axes[0, 0].fill_between(*zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
         for axis, metric, _ in panels:
             values = run.series(metric)
@@ -106,12 +105,6 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(output, dpi=130)
     plt.close(figure)
-
-
-def _interval(metrics: dict[str, float], held: str) -> list[float]:
-    """Return the ends of the accuracy's interval in percent; NaN where there is none."""
-    ends = [figure_of(metrics, held, key) for key in ("ans_acc_low", "ans_acc_high")]
-    return [float("nan") if end is None else 100 * end for end in ends]
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
@@ -228,7 +221,7 @@ def model_card(title: str, folder: Path, version: int) -> str:
         curves = read_curves(home)
         steps = [step + 1 for step in curves.steps if not version or step < version]
         facts["optimizer steps"] = max(steps, default=0)
-        evaluations = _evaluations([one for one in curves.evaluations if not version or one[0] <= version])
+        evaluations = _evaluations(curves, version)
     for name, value in (
         ("algorithm", trainer.get("algorithm")),
         ("completions per step", f"{run.get('groups_per_step', '?')} prompts × {run.get('group_size', '?')}"),
@@ -255,15 +248,14 @@ def model_card(title: str, folder: Path, version: int) -> str:
     return "\n".join([*lines, *evaluations, ""])
 
 
-def _evaluations(points: list[tuple[int, dict[str, float]]]) -> list[str]:
-    """Return a table of the first and the last accuracy on each set."""
-    sets: dict[str, list[str]] = {}
-    for version, metrics in points:
-        for name in (key.split("/")[1] for key in metrics if key.endswith("/ans_acc")):
-            value, low, high, judged = (
-                metrics.get(f"eval/{name}/{key}") for key in ("ans_acc", "ans_acc_low", "ans_acc_high", "judged")
-            )
-            interval = (low, high) if low is not None and high is not None else None
-            sets.setdefault(name, []).append(f"{accuracy_text(value, interval, int(judged or 0))} at version {version}")
-    rows = [f"| {name} | {found[0]} | {found[-1]} |" for name, found in sets.items()]
+def _evaluations(curves: Curves, version: int) -> list[str]:
+    """Return a table of the first and the last accuracy on each set, up to a version; 0: of all."""
+    rows = []
+    for name, points in curves.evaluations.items():
+        told = [
+            f"{accuracy_text(each)} at version {each.policy_version}"
+            for each in points
+            if not version or each.policy_version <= version
+        ]
+        rows += [f"| {name} | {told[0]} | {told[-1]} |"] if told else []
     return ["", "| evaluation | before | after |", "|---|---|---|", *rows] if rows else []

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import grpc
 from click.shell_completion import get_completion_class
-from rich.table import Table
 from rich.text import Text
 
 from quartet_client.authority import (
@@ -20,7 +19,7 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import asynchronous, console, json_option, print_json, the_launcher
+from quartet_client.cli.options import asynchronous, console, json_option, print_json, table, the_launcher
 from quartet_client.doctor import SERVICES, Finding, examine
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import echo
@@ -151,21 +150,13 @@ def show(folder: Path, as_json: bool) -> int:
 
 
 def _show(found: list[CertificateInfo]) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("certificate", "roles", "hosts", "good until", "days left"):
-        table.add_column(heading)
+    rows = []
     for info in found:
         left = info.days_left()
-        style = "red" if left < 7 else "yellow" if left < 30 else ""
-        until = f"{info.not_after:%Y-%m-%d %H:%M}"
-        table.add_row(
-            info.name,
-            ", ".join(info.roles),
-            ", ".join(info.hosts),
-            until,
-            Text(f"{left:.0f}", style),
-        )
-    console().print(table if found else "no certificates there")
+        days = Text(f"{left:.0f}", "red" if left < 7 else "yellow" if left < 30 else "")
+        rows.append([info.name, ", ".join(info.roles), ", ".join(info.hosts), f"{info.not_after:%Y-%m-%d %H:%M}", days])
+    headings = ("certificate", "roles", "hosts", "good until", "days left")
+    console().print(table(headings, rows) if found else "no certificates there")
 
 
 # A sign besides the colour: not everyone sees the one, not every terminal shows it.

@@ -45,33 +45,6 @@ class Line:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Which lines to show; empty: all.
-
-    Attributes:
-        services: of these services.
-        level: of this level or above; lines without a level are then left out.
-        groups: about one of these prompt instances.
-        text: that contain this, in whatever case.
-    """
-
-    services: tuple[str, ...] = ()
-    level: str = ""
-    groups: tuple[str, ...] = ()
-    text: str = ""
-
-    def passes(self, line: Line) -> bool:
-        """Return whether to show a line."""
-        if self.services and line.service not in self.services:
-            return False
-        if self.level and (not line.level or LEVELS.index(line.level) < LEVELS.index(self.level)):
-            return False
-        if self.groups and str(line.fields.get("group", "")) not in self.groups:
-            return False
-        return self.text.casefold() in line.raw.casefold()
-
-
 class LogFile:
     """A service's log, read as it grows."""
 
@@ -183,17 +156,22 @@ async def logs(
 ) -> int:
     """Print the logs of the run in FOLDER (by default that of the run file), the services' lines merged by time."""
     files = log_files(folder or target.config().run.path)
-    wanted = Filter(services, level or "", groups, text)
+    levels = LEVELS[LEVELS.index(level) :] if level else ("", *LEVELS)
+
+    def wanted(line: Line) -> bool:
+        return (
+            (not services or line.service in services)
+            and line.level in levels
+            and (not groups or str(line.fields.get("group", "")) in groups)
+            and text.casefold() in line.raw.casefold()
+        )
+
     out = console()
-    _print(out, deque(_passing(files, wanted), maxlen=lines), as_json)
+    _print(out, deque(filter(wanted, merged(files)), maxlen=lines), as_json)
     while follow:
         await asyncio.sleep(_LOOK_SECONDS)
-        _print(out, _passing(files, wanted), as_json)
+        _print(out, filter(wanted, merged(files)), as_json)
     return 0
-
-
-def _passing(files: Iterable[LogFile], wanted: Filter) -> Iterable[Line]:
-    return (line for line in merged(files) if wanted.passes(line))
 
 
 def _print(out: Console, lines: Iterable[Line], as_json: bool) -> None:

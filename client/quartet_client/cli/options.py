@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +14,9 @@ from typing import Any
 import click
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
@@ -84,6 +85,19 @@ def asynchronous(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[.
     return wrapped
 
 
+def connected(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Run a coroutine function as a `targeted` command, with a client of the services as its first argument."""
+
+    @targeted
+    @asynchronous
+    @functools.wraps(command)
+    async def wrapped(target: Target, *args: Any, **kwargs: Any) -> Any:
+        async with target.client() as client:
+            return await command(client, *args, **kwargs)
+
+    return wrapped
+
+
 run_option = click.option("--run", "run_id", help="The run; by default run.id of the run file, or 'default'.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -91,6 +105,26 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def console() -> Console:
     """Return a console on the standard output of now."""
     return Terminal()
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """Return a table without lines."""
+    made = Table(*headings, box=None, header_style="dim", pad_edge=False)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def facts(values: Mapping[str, RenderableType], title: str = "") -> Table:
+    """Return a table of names and values."""
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+    )
+    made.add_column(style="dim")
+    made.add_column()
+    for name, value in values.items():
+        made.add_row(name, value)
+    return made
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import click
 from rich.text import Text
 
+from quartet_client.async_client import AsyncClient
 from quartet_client.cli.options import (
     Target,
     asynchronous,
     completion_fields,
     completion_text,
+    connected,
     console,
     group_fields,
     json_option,
@@ -90,18 +92,17 @@ async def submit(
 @click.option("--seed", type=int, help="Seed, to get the same again.")
 @click.option("--rollout", "address", metavar="HOST:PORT", help="Address of the rollout.")
 @json_option
-@targeted
-@asynchronous
-async def generate(target: Target, prompt: str, chat: bool, address: str | None, as_json: bool, **given: Any) -> int:
+@connected
+async def generate(
+    client: AsyncClient, prompt: str, chat: bool, address: str | None, as_json: bool, **given: Any
+) -> int:
     """Complete PROMPT with the weights the rollout has now. Nothing is scored, stored or trained."""
     fields: dict[str, Any] = {"messages": {"role": "user", "content": prompt}} if chat else {"prompt": prompt}
     sampling = {name: value for name, value in given.items() if value is not None}
     if sampling:
         fields["sampling"] = sampling
-    async with target.client() as client:
-        completions = await client.generate(fields, address=address)
     out = console()
-    for completion in completions:
+    for completion in await client.generate(fields, address=address):
         if as_json:
             print_json(completion_fields(completion), indent=None)
         else:
@@ -199,7 +200,6 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
         if result.reward is None:
             told = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
-            accuracy = accuracy_text(result.accuracy, result.interval, result.judged)
-            told = f"accuracy {accuracy}, reward {result.reward:.3f} over {result.prompts} prompts"
+            told = f"accuracy {accuracy_text(result)}, reward {result.reward:.3f} over {result.prompts} prompts"
         console().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
     return 0 if result.reward is not None else 1

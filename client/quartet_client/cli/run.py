@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import webbrowser
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,6 @@ import click
 from click.core import ParameterSource
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
@@ -23,10 +23,12 @@ from quartet_client.cli.options import (
     Target,
     asynchronous,
     completion_text,
+    connected,
     console,
     json_option,
     print_json,
     run_option,
+    table,
     targeted,
     the_launcher,
     with_broker,
@@ -115,16 +117,15 @@ async def _until_there(
     client: AsyncClient, config: LoadedConfig[DataSection], data: RunData, patience: float, out: Console
 ) -> None:
     """Wait for the broker, which may be started after this command. Raises QuartetError if it does not come."""
-    outage, told = Outage(patience, f"run '{config.run.id}'"), patience == 0
+    outage = Outage(patience, f"run '{config.run.id}'")
     while True:
         try:
             await take_up(config, data, client)
             return
         except QuartetError as error:
             await outage.ride_out(error)
-            if not told:
+            if outage.to_be_logged():
                 out.print(f"waiting for the broker at {config.addresses.broker}", soft_wrap=True)
-                told = True
 
 
 async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float, plain: bool | None) -> int:
@@ -136,7 +137,7 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
         await feed_and_watch(config, data, client, RunView(progress, out, plain))
     for name, points in progress.evaluations.items():
         known = [point for point in points if point.accuracy is not None] or points
-        ends = [accuracy_text(point.accuracy, point.interval, point.judged) for point in (known[0], known[-1])]
+        ends = [accuracy_text(point) for point in (known[0], known[-1])]
         out.print(f"accuracy on {name}: {points[-1].incomplete or ' → '.join(ends)}", soft_wrap=True)
     return 0 if progress.succeeded else 1
 
@@ -167,35 +168,32 @@ def top(arguments: tuple[str, ...]) -> None:
 
 @click.command()
 @json_option
-@targeted
-@asynchronous
-async def status(target: Target, as_json: bool) -> int:
+@connected
+async def status(client: AsyncClient, as_json: bool) -> int:
     """Ask all services for health, versions, and what each waits for. Exit status 1 if one cannot be reached.
 
     These are the four of [addresses], and the other rollouts of the newest run.
     """
-    async with target.client() as client:
-        services = await client.status()
+    services = await client.status()
+    healthy = [service.health == "serving" for service in services]
     if as_json:
         print_json(services)
-    else:
-        console().print(_services_table(services))
-    return 0 if all(service.health == "serving" for service in services) else 1
+        return 0 if all(healthy) else 1
+    rows = [
+        (
+            each.kind,
+            each.address,
+            Text(each.health.replace("_", " "), "green" if ok else "red"),
+            each.build,
+            _doing(each),
+        )
+        for each, ok in zip(services, healthy, strict=True)
+    ]
+    console().print(table(("service", "address", "health", "build", "doing"), rows))
+    return 0 if all(healthy) else 1
 
 
-def _services_table(services: list[ServiceStatus]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
-    for heading in ("service", "address", "health", "build"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("doing", ratio=1)
-    for service in services:
-        style = "green" if service.health == "serving" else "red"
-        health = Text(service.health.replace("_", " "), style)
-        table.add_row(service.kind, service.address, health, service.build, doing(service))
-    return table
-
-
-def doing(service: ServiceStatus) -> Text:
+def _doing(service: ServiceStatus) -> Text:
     """Return what a service does, waits for, or fails at, in words."""
     if service.error:
         return Text(one_line(service.error), "red")
@@ -232,7 +230,11 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
         return 0
     out = console()
     out.print(_headline(history))
-    out.print(_moments_table(moments) if moments else Text("  the broker no longer keeps what happened to it", "dim"))
+    headings = ("time (UTC)", "after", "what", "who", "detail")
+    if moments:
+        out.print(table(headings, _rows(moments)))
+    else:
+        out.print(Text("  the broker no longer keeps what happened to it", "dim"))
     if history.group:
         for completion in history.group.completions:
             out.print(completion_text(completion))
@@ -260,19 +262,12 @@ def _headline(history: GroupHistory) -> Text:
     return text
 
 
-def _moments_table(moments: list[Moment]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
-    for heading in ("time (UTC)", "after", "what", "who"):
-        table.add_column(heading, no_wrap=heading != "who", overflow="fold")
-    table.add_column("detail", ratio=1)
-    before = moments[0].at
-    for moment in moments:
+def _rows(moments: list[Moment]) -> Iterator[tuple[str | Text, ...]]:
+    for before, moment in zip([moments[0], *moments], moments, strict=False):
         what = Text(moment.kind.replace("_", " "), _STYLES.get(moment.kind, ""))
-        seconds = (moment.at - before).total_seconds()
+        seconds = (moment.at - before.at).total_seconds()
         at = f"{moment.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.at.microsecond // 1000:03}"
-        table.add_row(at, f"{seconds:+.3f} s", what, moment.who, moment.detail)
-        before = moment.at
-    return table
+        yield at, f"{seconds:+.3f} s", what, moment.who, moment.detail
 
 
 def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:

@@ -6,8 +6,6 @@ from pathlib import Path
 import click
 from google.protobuf.json_format import MessageToDict
 from quartet.v1 import experience_pb2
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
@@ -15,17 +13,22 @@ from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.cli.options import (
     Target,
     asynchronous,
+    connected,
     console,
+    facts,
     group_fields,
     json_option,
     print_json,
     show_group,
+    table,
     targeted,
 )
 from quartet_client.errors import InputError
 from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name
 from quartet_client.terminal import echo
 from quartet_common.text import one_line
+
+run_argument = click.argument("run_id", metavar="RUN")
 
 
 @click.group()
@@ -35,38 +38,30 @@ def runs() -> None:
 
 @runs.command("list")
 @json_option
-@targeted
-@asynchronous
-async def list_runs(target: Target, as_json: bool) -> int:
+@connected
+async def list_runs(client: AsyncClient, as_json: bool) -> int:
     """List all runs, newest first."""
-    async with target.client() as client:
-        found = await client.runs()
+    found = await client.runs()
     if as_json:
         print_json(found)
         return 0
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("run", "state", "version", "committed", "queued", "dead", "created", "reason"):
-        table.add_column(heading)
+    headings = ("run", "state", "version", "committed", "queued", "dead", "created", "reason")
+    rows = []
     for run in found:
         counts = [str(count) for count in (run.policy_version, run.committed_step, run.stats.queued, run.stats.dead)]
-        table.add_row(run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", run.reason)
-    console().print(table if found else "no runs")
+        rows.append([run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", run.reason])
+    console().print(table(headings, rows) if found else "no runs")
     return 0
 
 
 @runs.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @json_option
-@targeted
-@asynchronous
-async def show(target: Target, run_id: str, as_json: bool) -> int:
+@connected
+async def show(client: AsyncClient, run_id: str, as_json: bool) -> int:
     """Show one run: state, counts, members, specification."""
-    async with target.client() as client:
-        run = await client.run(run_id)
-    if as_json:
-        print_json(run)
-    else:
-        _show(run)
+    run = await client.run(run_id)
+    print_json(run) if as_json else _show(run)
     return 0
 
 
@@ -76,20 +71,12 @@ def _show(run: Run) -> None:
     line += f", version {run.policy_version}, {run.committed_step} steps committed"
     line += ", all prompts are submitted" if run.prompts_ended else ""
     out.print(line + (f": {run.reason}" if run.reason else ""), soft_wrap=True)
-    counts = {name: getattr(run.stats, name) for name in run.stats.__slots__}
-    for title, rows in (
-        ("counts", [(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]),
-        ("members", [(member.instance_id, _member(member)) for member in run.members]),
-        ("specification", [(name, str(value)) for name, value in _fields(run).items()]),
-    ):
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
-        )
-        table.add_column(style="dim")
-        table.add_column()
-        for name, value in rows or [("none", "")]:
-            table.add_row(name, value)
-        out.print(table)
+    counts = {name.replace("_", " "): f"{getattr(run.stats, name):,}" for name in run.stats.__slots__}
+    members = {member.instance_id: _member(member) for member in run.members}
+    spec = MessageToDict(run.spec, preserving_proto_field_name=True)
+    out.print(facts(counts, "counts"))
+    out.print(facts(members or {"none": ""}, "members"))
+    out.print(facts({name: str(value) for name, value in spec.items()}, "specification"))
 
 
 def _member(member: Member) -> str:
@@ -97,37 +84,29 @@ def _member(member: Member) -> str:
     return f"{member.kind} at {member.address}, {member.state}, version {member.policy_version}{waits}"
 
 
-def _fields(run: Run) -> dict:
-    return MessageToDict(run.spec, preserving_proto_field_name=True)
-
-
 @runs.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.option(
     "--state", type=click.Choice(["cancelled", "failed", "succeeded"]), default="cancelled", show_default=True
 )
 @click.option("--reason", default="ended by quartet runs finish", help="Why, in words.")
 @json_option
-@targeted
-@asynchronous
-async def finish(target: Target, run_id: str, state: str, reason: str, as_json: bool) -> int:
+@connected
+async def finish(client: AsyncClient, run_id: str, state: str, reason: str, as_json: bool) -> int:
     """End a run: no more leases, rollouts and trainer stop. A first outcome stands."""
-    async with target.client() as client:
-        run = await client.finish_run(run_id, state, reason)
+    run = await client.finish_run(run_id, state, reason)
     print_json(run) if as_json else echo(f"run {run.run_id} is {run.state}: {run.reason}")
     return 0
 
 
 @runs.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.option("--force", is_flag=True, help="Also if it has not ended.")
 @json_option
-@targeted
-@asynchronous
-async def delete(target: Target, run_id: str, force: bool, as_json: bool) -> int:
+@connected
+async def delete(client: AsyncClient, run_id: str, force: bool, as_json: bool) -> int:
     """Remove a finished run and all its data from the broker. Its folder stays."""
-    async with target.client() as client:
-        deleted = await client.delete_run(run_id, force)
+    deleted = await client.delete_run(run_id, force)
     if as_json:
         print_json({"run_id": run_id, "deleted": deleted}, indent=None)
     else:
@@ -136,7 +115,7 @@ async def delete(target: Target, run_id: str, force: bool, as_json: bool) -> int
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.option(
     "--checkpoints",
     type=click.Path(path_type=Path),
@@ -156,10 +135,9 @@ async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: 
         report = await audit_run(client, run_id, folder)
     if as_json:
         print_json({**dataclasses.asdict(report), "ok": report.ok})
-        return 0 if report.ok else 1
-    echo(report.sentence())
-    for fault in report.faults:
-        echo(f"  {fault}")
+    else:
+        for line in (report.sentence(), *(f"  {fault}" for fault in report.faults)):
+            echo(line)
     return 0 if report.ok else 1
 
 
@@ -169,73 +147,60 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most to list.")
 @json_option
-@targeted
-@asynchronous
-async def list_dead(target: Target, run_id: str, limit: int, as_json: bool) -> int:
+@connected
+async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool) -> int:
     """List the dead prompts of RUN with the reasons, oldest first."""
-    async with target.client() as client:
-        found, total = await client.dead(run_id, limit)
+    found, total = await client.dead(run_id, limit)
     if as_json:
         print_json({"total": total, "dead": found})
         return 0
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("instance", "prompt", "attempts", "died", "kept", "reasons"):
-        table.add_column(heading)
+    rows = []
     for prompt in found:
         reasons = Text("\n".join(map(one_line, dict.fromkeys(prompt.reasons))))
         died = f"{prompt.died_at:%Y-%m-%d %H:%M:%S}"
         kept = "completions" if prompt.unscored_bytes else "nothing"
-        table.add_row(prompt.instance_id, prompt.prompt_id, str(prompt.attempts), died, kept, reasons)
-    console().print(table if found else f"no dead prompts in run {run_id}")
+        rows.append([prompt.instance_id, prompt.prompt_id, str(prompt.attempts), died, kept, reasons])
+    headings = ("instance", "prompt", "attempts", "died", "kept", "reasons")
+    console().print(table(headings, rows) if found else f"no dead prompts in run {run_id}")
     if total > len(found):
         echo(f"{total - len(found)} more: use --limit")
     return 0
 
 
 @dead.command("show")
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.argument("instance_ids", metavar="INSTANCE...", nargs=-1, required=True)
 @json_option
-@targeted
-@asynchronous
-async def show_dead(target: Target, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
+@connected
+async def show_dead(client: AsyncClient, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
     """Show dead prompts whole: the prompt, its reference and verifiers, why each attempt failed, completions kept."""
-    async with target.client() as client:
-        found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
-        missing = set(instance_ids) - {prompt.instance_id for prompt in found}
-        if missing:
-            raise await _not_dead(client, run_id, min(missing))
-        kept = {
-            prompt.instance_id: await client.unscored(Handle(run_id, prompt.instance_id))
-            for prompt in found
-            if prompt.unscored_bytes
-        }
-    if as_json:
-        told = []
-        for prompt in found:
-            group = kept.get(prompt.instance_id)
-            told.append({**dataclasses.asdict(prompt), "unscored": group_fields(group) if group else None})
-        print_json(told)
-        return 0
+    found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
+    if missing := set(instance_ids) - {prompt.instance_id for prompt in found}:
+        place = await client.place(Handle(run_id, min(missing)))
+        state = place.state.replace("_", " ")
+        raise InputError(f"prompt '{min(missing)}' of run '{run_id}' is not dead: it is {state}")
+    out, told = console(), []
     for prompt in found:
-        _show_prompt(console(), prompt)
-        if prompt.instance_id in kept:
-            console().print("completions that are kept to be scored:")
-            show_group(console(), kept[prompt.instance_id])
+        kept = await client.unscored(Handle(run_id, prompt.instance_id)) if prompt.unscored_bytes else None
+        if as_json:
+            told.append({**dataclasses.asdict(prompt), "unscored": group_fields(kept) if kept else None})
+            continue
+        out.print(facts(_facts(prompt)))
+        out.print(Text(_input(prompt.instance.prompt)), "")
+        if kept:
+            out.print("completions that are kept to be scored:")
+            show_group(out, kept)
+    if as_json:
+        print_json(told)
     return 0
 
 
-async def _not_dead(client: AsyncClient, run_id: str, instance_id: str) -> InputError:
-    place = await client.place(Handle(run_id, instance_id))
-    return InputError(f"prompt '{instance_id}' of run '{run_id}' is not dead: it is {place.state.replace('_', ' ')}")
-
-
-def _show_prompt(out: Console, dead: DeadPrompt) -> None:
+def _facts(dead: DeadPrompt) -> dict[str, str | Text]:
     prompt = dead.instance.prompt
-    facts = {
+    return {
         "instance": dead.instance_id,
         "prompt": dead.prompt_id,
         "purpose": f"{enum_name(experience_pb2.Purpose, dead.instance.purpose)}, data pass {dead.instance.data_pass}",
@@ -246,13 +211,6 @@ def _show_prompt(out: Console, dead: DeadPrompt) -> None:
         "sampling": _one_line(prompt.sampling) or "the run's",
         **{f"note {name}": note for name, note in prompt.metadata.items()},
     }
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in facts.items():
-        table.add_row(name, value)
-    out.print(table)
-    out.print(Text(_input(prompt)), "")
 
 
 def _one_line(message) -> str:
@@ -271,18 +229,18 @@ def _input(prompt: experience_pb2.Prompt) -> str:
 
 
 @dead.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument
 @click.argument("instance_ids", metavar="[INSTANCE]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead prompts of the run.")
 @json_option
-@targeted
-@asynchronous
-async def requeue(target: Target, run_id: str, instance_ids: tuple[str, ...], everything: bool, as_json: bool) -> int:
+@connected
+async def requeue(
+    client: AsyncClient, run_id: str, instance_ids: tuple[str, ...], everything: bool, as_json: bool
+) -> int:
     """Put dead prompts of RUN back into the queue. Completions that are kept are scored, not generated again."""
     if bool(instance_ids) == everything:
         raise click.UsageError("name the instances to requeue, or give --all")
-    async with target.client() as client:
-        requeued = await client.requeue_dead(run_id, instance_ids)
+    requeued = await client.requeue_dead(run_id, instance_ids)
     if as_json:
         print_json({"requeued": requeued}, indent=None)
     else:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 from quartet_client.connection import KINDS
 from quartet_client.events import (
@@ -20,7 +20,7 @@ from quartet_client.events import (
     WeightsPublished,
 )
 from quartet_client.models import DeadPrompt, Group, Member, Run, ServiceStatus
-from quartet_client.progress import RunProgress, figure_of, incomplete
+from quartet_client.progress import EvaluationPoint, RunProgress, is_number
 
 # What the page draws; docs/metrics.md defines them.
 DRAWN = (
@@ -56,8 +56,7 @@ class Curves:
 
     by_event: dict[int, StepRow] = field(default_factory=dict)
     by_file: dict[int, StepRow] = field(default_factory=dict)
-    evaluations: dict[str, dict[int, Mapping[str, float]]] = field(default_factory=dict)
-    incomplete: dict[str, dict[int, str]] = field(default_factory=dict)
+    evaluations: dict[str, dict[int, EvaluationPoint]] = field(default_factory=dict)
     _newest_event: int = -1
 
     def add_event(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -66,19 +65,15 @@ class Curves:
             for rows in (self.by_event, self.by_file):
                 for undone in [each for each in rows if each > step]:
                     del rows[undone]
-            for name, points in self.evaluations.items():
+            for points in self.evaluations.values():
                 for undone in [version for version in points if version > step + 1]:
-                    del points[undone], self.incomplete[name][undone]
+                    del points[undone]
         self._newest_event = step
         self.by_event[step] = StepRow(time, _drawn(metrics))
 
     def add_evaluation(self, name: str, policy_version: int, metrics: Mapping[str, Any]) -> None:
-        """Take in an evaluation of a set; of its metrics accuracy, interval and reward are kept."""
-        keys = ("ans_acc", "ans_acc_low", "ans_acc_high", "judged", "reward")
-        wanted = {key: figure_of(metrics, name, key) for key in keys}
-        known = {key: float(value) for key, value in wanted.items() if _is_number(value)}
-        self.evaluations.setdefault(name, {})[policy_version] = known
-        self.incomplete.setdefault(name, {})[policy_version] = incomplete(metrics, name)
+        """Take in an evaluation of a set."""
+        self.evaluations.setdefault(name, {})[policy_version] = EvaluationPoint.of(name, policy_version, metrics)
 
     def add_file_rows(self, anew: bool, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take in what metrics.jsonl has more; `anew`: it was written again from its beginning."""
@@ -86,7 +81,7 @@ class Curves:
             self.by_file.clear()
         for row in rows:
             kind, step, time = row.get("kind"), row.get("step"), row.get("time")
-            if not isinstance(step, int) or not _is_number(time):
+            if not isinstance(step, int) or not is_number(time):
                 continue
             if kind == "step":
                 self.by_file[step] = StepRow(float(time), _drawn(row))
@@ -98,12 +93,8 @@ class Curves:
         return sorted({**self.by_file, **self.by_event}.items())
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _drawn(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(metrics[name]) for name in DRAWN if _is_number(metrics.get(name))}
+    return {name: float(metrics[name]) for name in DRAWN if is_number(metrics.get(name))}
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
@@ -248,6 +239,7 @@ _LEAST_PATIENCE = 60.0  # seconds without a step that are never called a stall
 _STEPS_OF_PATIENCE = 6  # nor is this many times the longest of the last steps
 _LAST_STEPS = 20
 _FIRST_STEP_PATIENCE = 600.0  # until a first step: engines start, models load, the first batch is made
+_NO_RUN = "The broker answers, but has no run yet: start one with quartet run."
 _AWAY_TOLD_AFTER = 3.0  # seconds; a broker that is restarted is away for less
 
 
@@ -277,7 +269,8 @@ def judge(picture: Picture, now: float) -> Verdict:
     if away is not None and (now - away >= _AWAY_TOLD_AFTER or not picture.run_id):
         return _without_broker(picture, rows, now, away)
     if not picture.run_id or progress.state == "waiting":
-        return Verdict("waiting", "Waiting for a run", _no_run(picture))
+        known = f"The broker has no run '{picture.run_id}' yet." if picture.run_id else _NO_RUN
+        return Verdict("waiting", "Waiting for a run", known)
     troubles = _troubles(picture)
     needs = _needs(picture)
     if not rows:
@@ -340,7 +333,7 @@ def _ended(picture: Picture, rows: Sequence[tuple[int, StepRow]]) -> Verdict:
 
 def _without_broker(picture: Picture, rows: Sequence[tuple[int, StepRow]], now: float, away: float) -> Verdict:
     shown = f" Shown is what was known: {_count(rows)}." if rows else ""
-    if rows and not picture.progress.steps:
+    if rows and not picture.progress.rewards:
         last = span(max(0.0, now - rows[-1][1].time))
         shown = f" Shown is what {picture.folder}/metrics.jsonl has: {_count(rows)}, the last one {last} ago."
         if now - rows[-1][1].time > patience(rows):
@@ -350,29 +343,19 @@ def _without_broker(picture: Picture, rows: Sequence[tuple[int, StepRow]], now: 
     return Verdict("unknown", "Broker away", sentence)
 
 
-def _no_run(picture: Picture) -> str:
-    return (
-        f"The broker has no run '{picture.run_id}' yet."
-        if picture.run_id
-        else "The broker answers, but has no run yet: start one with quartet run."
-    )
-
-
 def _before_first_step(picture: Picture, needs: Sequence[str], now: float) -> Verdict:
     progress = picture.progress
     began = progress.started_at.timestamp() if progress.started_at else picture.opened_at
     waited = max(0.0, now - began)
-    what = f"{_listed(needs)}." if needs else _first_batch(picture)
+    stats, wanted = progress.stats, picture.spec.get("groups_per_step", 0)
+    ready = stats.ready + stats.leased_to_trainer if stats else 0
+    what = f"Every service is up; {ready} of the {wanted} groups of the first step are there."
+    if needs:
+        what = f"{_listed(needs)}."
     if waited > _FIRST_STEP_PATIENCE:
         return Verdict("stalled", "Stalled", f"No first step for {span(waited)}. {what}")
     who = _names(picture)
     return Verdict("waiting", f"Waiting for {who}", f"{what} The run began {span(waited)} ago.")
-
-
-def _first_batch(picture: Picture) -> str:
-    stats, wanted = picture.progress.stats, picture.spec.get("groups_per_step", 0)
-    ready = stats.ready + stats.leased_to_trainer if stats else 0
-    return f"Every service is up; {ready} of the {wanted} groups of the first step are there."
 
 
 def _names(picture: Picture) -> str:
@@ -389,13 +372,9 @@ def _needs(picture: Picture) -> list[str]:
     waiting = [
         f"{member.kind} {member.instance_id} waits for {member.waiting_for}"
         for member in picture.progress.members.values()
-        if member.waiting_for and not _said(member.waiting_for, problems)
+        if member.waiting_for and not any(member.waiting_for in problem for problem in problems)
     ]
     return [each for each in [*problems, *waiting] if each]
-
-
-def _said(text: str, problems: Sequence[str]) -> bool:
-    return any(text in problem for problem in problems)
 
 
 def _troubles(picture: Picture) -> list[str]:
@@ -413,16 +392,15 @@ def _troubles(picture: Picture) -> list[str]:
 
 def _gain(picture: Picture) -> str:
     for name, points in picture.curves.evaluations.items():
-        known = [metrics["ans_acc"] for _, metrics in sorted(points.items()) if "ans_acc" in metrics]
+        known = [point.accuracy for _, point in sorted(points.items()) if point.accuracy is not None]
         if len(known) > 1:
             return f" Accuracy on {name} went from {known[0]:.0%} to {known[-1]:.0%}."
     return ""
 
 
 def _steps_done(picture: Picture, rows: Sequence[tuple[int, StepRow]]) -> str:
-    done = rows[-1][0] + 1 if rows else 0
-    most = picture.progress.max_steps
-    return f"{done} of {most} steps done" if most else f"{done} step{'s' if done != 1 else ''} done"
+    done, most = rows[-1][0] + 1 if rows else 0, picture.progress.max_steps
+    return f"{done} of {most} steps done" if most else f"{_count(rows)} done"
 
 
 def _count(rows: Sequence[tuple[int, StepRow]]) -> str:

@@ -11,6 +11,7 @@ import mimetypes
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib import resources
@@ -20,7 +21,7 @@ from typing import Any
 import grpc
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.connection import KINDS, until_first, wait_for
+from quartet_client.connection import KINDS, repeatedly, until_first
 from quartet_client.dashboard.picture import Picture
 from quartet_client.dashboard.snapshot import samples, snapshot
 from quartet_client.errors import InputError, QuartetError
@@ -101,7 +102,6 @@ class Collector:
     def __init__(self, client: AsyncClient, run_id: str | None = None, folder: Path | None = None):
         self._client = client
         self._folder = folder
-        self._stop = asyncio.Event()
         self._found = asyncio.Event()
         self.picture = Picture()
         self._samples_drawn = -1
@@ -112,12 +112,11 @@ class Collector:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set. Raises what is a defect; a service that is away, or a run that is not, is none."""
-        self._stop = stop
-        services = (self._ask_service(kind) for kind in KINDS)
+        # One task for each service: one that does not answer keeps none of the others waiting.
+        works = (self._ask_run, self._follow, self._read_file, *(partial(self._ask_service, kind) for kind in KINDS))
+        asking = (repeatedly(stop, _ASK_SECONDS, work) for work in works)
         try:
-            await until_first(
-                stop.wait(), self._ask_run(), self._follow(), self._read_file(), self._keep_drawn(), *services
-            )
+            await until_first(stop.wait(), repeatedly(stop, _DRAW_SECONDS, self._keep_drawn), *asking)
         finally:
             stop.set()
 
@@ -128,16 +127,14 @@ class Collector:
         self._found.set()
 
     async def _ask_run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                await self._ask_run_once()
-                self.picture.broker_answered()
-            except QuartetError as error:
-                if error.code is grpc.StatusCode.NOT_FOUND:
-                    self.picture.broker_answered()  # it is there; the run is not, or no more
-                else:
-                    self.picture.broker_failed(str(error).rstrip("."))
-            await wait_for(self._stop, _ASK_SECONDS)
+        try:
+            await self._ask_run_once()
+            self.picture.broker_answered()
+        except QuartetError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                self.picture.broker_answered()  # it is there; the run is not, or no more
+            else:
+                self.picture.broker_failed(str(error).rstrip("."))
 
     async def _ask_run_once(self) -> None:
         if not self._found.is_set():
@@ -155,35 +152,26 @@ class Collector:
         """Fold the run's events. The stream rides out short outages by itself; here it is taken up after long ones."""
         await self._found.wait()
         picture = self.picture
-        while not self._stop.is_set():
-            try:
-                async for event in self._client.watch(picture.run_id, picture.progress.last_event_id):
-                    picture.fold(event)
-                    picture.broker_answered()
-            except QuartetError as error:
-                # No run yet, or a broker that is away: `_ask_run` says so on the page.
-                if error.code not in (None, grpc.StatusCode.NOT_FOUND):
-                    picture.broker_failed(str(error).rstrip("."))
-            await wait_for(self._stop, _ASK_SECONDS)
+        try:
+            async for event in self._client.watch(picture.run_id, picture.progress.last_event_id):
+                picture.fold(event)
+                picture.broker_answered()
+        except QuartetError as error:
+            # No run yet, or a broker that is away: `_ask_run` says so on the page.
+            if error.code not in (None, grpc.StatusCode.NOT_FOUND):
+                picture.broker_failed(str(error).rstrip("."))
 
     async def _ask_service(self, kind: str) -> None:
-        """One task for each service: one that does not answer keeps none of the others waiting."""
-        while not self._stop.is_set():
-            self.picture.fold_service(await self._client.service(kind))
-            await wait_for(self._stop, _ASK_SECONDS)
+        self.picture.fold_service(await self._client.service(kind))
 
     async def _read_file(self) -> None:
         await self._found.wait()
-        while not self._stop.is_set():
-            anew, rows = await asyncio.to_thread(self._file.read)
-            self.picture.curves.add_file_rows(anew, rows)
-            self.picture.file_problem = self._file.problem
-            await wait_for(self._stop, _ASK_SECONDS)
+        anew, rows = await asyncio.to_thread(self._file.read)
+        self.picture.curves.add_file_rows(anew, rows)
+        self.picture.file_problem = self._file.problem
 
     async def _keep_drawn(self) -> None:
-        while not self._stop.is_set():
-            self._draw()
-            await wait_for(self._stop, _DRAW_SECONDS)
+        self._draw()
 
     def _draw(self) -> None:
         drawn = {**self.documents, "state": _encoded(snapshot(self.picture, time.time()))}

@@ -88,16 +88,16 @@ def _last(rows: list[tuple[int, StepRow]]) -> dict[str, dict[str, float]]:
 def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     told = []
     for name, points in sorted(picture.curves.evaluations.items()):
-        known = [(float(version), each["ans_acc"]) for version, each in sorted(points.items()) if "ans_acc" in each]
-        newest, lost = max(picture.curves.incomplete[name].items(), default=(0, ""))
-        last = points.get(newest, {})
-        interval = [last[key] for key in ("ans_acc_low", "ans_acc_high", "judged") if key in last]
+        known = [(float(at), point.accuracy) for at, point in sorted(points.items()) if point.accuracy is not None]
+        if not points:
+            continue
+        last = points[max(points)]
         told.append(
             {
                 "set": name,
                 "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)],
-                "interval": [_round(each) for each in interval],
-                "incomplete": f"{lost} at version {newest}" if lost else "",
+                "interval": [_round(each) for each in (*last.interval, last.judged)] if last.interval else [],
+                "incomplete": f"{last.incomplete} at version {last.policy_version}" if last.incomplete else "",
             }
         )
     return told
