@@ -150,7 +150,7 @@ def show(folder: Path, as_json: bool) -> int:
 
 
 def _show(found: list[CertificateInfo]) -> None:
-    rows = []
+    rows: list[list[str | Text]] = []
     for info in found:
         left = info.days_left()
         days = Text(f"{left:.0f}", "red" if left < 7 else "yellow" if left < 30 else "")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -107,7 +107,7 @@ def console() -> Console:
     return Terminal()
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """Return a table without lines."""
     made = Table(*headings, box=None, header_style="dim", pad_edge=False)
     for row in rows:
@@ -115,7 +115,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> 
     return made
 
 
-def facts(values: Mapping[str, RenderableType], title: str = "") -> Table:
+def facts(values: Mapping[str, str | Text], title: str = "") -> Table:
     """Return a table of names and values."""
     made = Table(
         title=title or None, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
@@ -155,27 +155,17 @@ def group_fields(group: Group) -> dict[str, Any]:
     }
 
 
+_FIELDS = ("text", "finish_reason", "tokens", "policy_version")
+_SCORE_FIELDS = ("reward", "ans_acc", "format_acc", "outcome", "parsed_answer", "reason")
 _TIMES = ("generated_after", "scored_after")
 
 
 def completion_fields(completion: Completion) -> dict[str, Any]:
     """Return a completion's fields for JSON."""
-    fields: dict[str, Any] = {
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "tokens": completion.tokens,
-        "policy_version": completion.policy_version,
-        "version_spans": [[span.policy_version, span.begin, span.end] for span in completion.version_spans],
-    }
+    fields: dict[str, Any] = {name: getattr(completion, name) for name in _FIELDS}
+    fields["version_spans"] = [[span.policy_version, span.begin, span.end] for span in completion.version_spans]
     if completion.score:
-        fields |= {
-            "reward": completion.score.reward,
-            "ans_acc": completion.score.ans_acc,
-            "format_acc": completion.score.format_acc,
-            "outcome": completion.score.outcome,
-            "parsed_answer": completion.score.parsed_answer,
-            "reason": completion.score.reason,
-        }
+        fields |= {name: getattr(completion.score, name) for name in _SCORE_FIELDS}
     fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
     if completion.token_ids:
         fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}

@@ -157,7 +157,7 @@ async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool)
     if as_json:
         print_json({"total": total, "dead": found})
         return 0
-    rows = []
+    rows: list[list[str | Text]] = []
     for prompt in found:
         reasons = Text("\n".join(map(one_line, dict.fromkeys(prompt.reasons))))
         died = f"{prompt.died_at:%Y-%m-%d %H:%M:%S}"

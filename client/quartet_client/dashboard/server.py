@@ -113,8 +113,8 @@ class Collector:
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set. Raises what is a defect; a service that is away, or a run that is not, is none."""
         # One task for each service: one that does not answer keeps none of the others waiting.
-        works = (self._ask_run, self._follow, self._read_file, *(partial(self._ask_service, kind) for kind in KINDS))
-        asking = (repeatedly(stop, _ASK_SECONDS, work) for work in works)
+        asking = [repeatedly(stop, _ASK_SECONDS, work) for work in (self._ask_run, self._follow, self._read_file)]
+        asking += [repeatedly(stop, _ASK_SECONDS, partial(self._ask_service, kind)) for kind in KINDS]
         try:
             await until_first(stop.wait(), repeatedly(stop, _DRAW_SECONDS, self._keep_drawn), *asking)
         finally:

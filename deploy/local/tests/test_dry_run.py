@@ -138,8 +138,8 @@ def test_rows_of_a_function_are_checked_by_the_services_as_lines_are(dry_run, tm
         f"data.train={{path='{source}:train', fields={{prompt='prompt', gt_answer='gt_answer'}}}}",
         f"data.evaluation={{held='{source}:held'}}",
     )
-    said = ("held, row 1: the prompt has", "held, row 2: verifiers[0].name", "held, row 3: environment.name")
-    assert_each_is_reported_once(lines, [f"{source}:{words}" for words in ("train, row 1: the prompt has", *said)])
+    said = ("train, row 1: the prompt has", "held, row 2: verifiers[0].name", "held, row 3: environment.name")
+    assert_each_is_reported_once(lines, [f"{source}:{words}" for words in said])
 
 
 def cut_off(folder: Path) -> None:

@@ -82,7 +82,7 @@ def package_of_a_user(folder: Path) -> Path:
     return package
 
 
-def test_tests_are_an_addition_that_stays(checkout):
+def test_tests_are_an_addition_that_stays_and_one_whose_making_was_interrupted_is_made_from_the_start(checkout):
     own = checkout / "services" / "broker" / "requirements-test.txt"
     own.write_text("pathspec\n")
     assert make(checkout, "--with-tests", "broker").returncode == 0
@@ -91,22 +91,18 @@ def test_tests_are_an_addition_that_stays(checkout):
     own.write_text("")
     assert "broker environment: ready after" in make(checkout, "broker").stdout
     assert imports(checkout, "pytest") and not imports(checkout, "pathspec")
-
-
-def test_quartet_env_add_says_which_environments_there_are():
-    command = [ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet", "env", "add", "brokr", "pluggy"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "no environment is called 'brokr': there are broker, reward" in done.stderr
-
-
-def test_one_whose_making_was_interrupted_is_made_from_the_start(checkout):
-    assert make(checkout, "broker").returncode == 0
     folder = checkout / ".quartet" / "envs" / "broker"
     folder.with_suffix(".unfinished").touch()
     (folder / "half-written").touch()
     assert make(checkout, "broker").returncode == 0
     assert not (folder / "half-written").exists() and not folder.with_suffix(".unfinished").exists()
     assert imports(checkout, "iniconfig")
+
+
+def test_quartet_env_add_says_which_environments_there_are():
+    command = [ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet", "env", "add", "brokr", "pluggy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "no environment is called 'brokr': there are broker, reward" in done.stderr
 
 
 def test_one_that_a_person_made_is_left_as_it_is(checkout):
@@ -145,7 +141,7 @@ def test_ctrl_c_ends_the_installers(checkout):
         (["reward"], {}, "services/reward/requirements.txt is missing from this checkout"),
         (
             ["broker"],
-            {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_NO_CACHE": "1"},
+            {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "0"},
             "package index does not answer",
         ),
     ],
