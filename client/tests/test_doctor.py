@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -17,12 +16,17 @@ from quartet_client.cli.main import main
 from quartet_common.config import SecuritySection
 
 
+def script(path: Path, text: str) -> Path:
+    """Write a shell script that can be run."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def fake_program(folder: Path, answer: str, status: int) -> Path:
     """Stands for a service's program where its answer is what matters: the real ones are in other environments."""
-    path = folder / "quartet-reward"
-    path.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo quartet-reward 9 && exit 0\n{answer}\nexit {status}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
+    version = "[ $1 = --version ] && echo quartet-reward 9 && exit 0"
+    return script(folder / "quartet-reward", f"{version}\n{answer}\nexit {status}")
 
 
 def found(capsys, *arguments: str) -> tuple[int, dict[str, dict]]:
@@ -77,9 +81,8 @@ def test_the_services_python_is_told(tmp_path):
     python = tmp_path / "python"
     finding = doctor.check_python(tmp_path / "quartet-broker")
     assert finding.state == "failure" and str(python) in finding.what
-    python.touch(0o755)
     for version, state in (("3.11.2", "ok"), ("3.12.0", "ok"), ("3.14.1", "warning")):
-        python.write_text(f"#!/bin/sh\necho {version}\n")
+        script(python, f"echo {version}")
         finding = doctor.check_python(tmp_path / "quartet-broker")
         assert finding.state == state and version in finding.what
 
@@ -141,11 +144,10 @@ def test_a_key_that_the_services_user_cannot_read_is_found():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)  # pytest's own are the test user's alone
-        key, service = folder / "tls.key", folder / "quartet-reward"
+        key = folder / "tls.key"
         key.write_text("secret")
         key.chmod(0o400)
-        service.write_text(f"#!/bin/sh\ncat {key} >/dev/null && echo '{{}}'\n")
-        service.chmod(0o755)
+        service = script(folder / "quartet-reward", f"cat {key} >/dev/null && echo '{{}}'")
         assert doctor.check_preflight(service, None, []).state == "ok"
         finding = doctor.check_preflight(service, None, [], "nobody")
         assert finding.state == "failure" and "Permission denied" in finding.what
@@ -158,10 +160,7 @@ def test_a_key_that_the_services_user_cannot_read_is_found():
 
 def torch_of(folder: Path, name: str, answer: dict | None) -> Path:
     """Stands for a service's interpreter with torch: no GPU is here to ask."""
-    python = folder / name
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n" if answer else "#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    return python
+    return script(folder / name, f"echo '{json.dumps(answer)}'" if answer else "exit 1")
 
 
 CUDA = {"torch": "2.13.0", "cuda": "13.0", "usable": True, "nccl": "2.29.7", "apart": []}

@@ -1,5 +1,6 @@
 """A `quartet run` or `eval` as a person types it, and every process that comes of it."""
 
+import json
 import os
 import shutil
 import signal
@@ -28,6 +29,16 @@ _MARK = "QUARTET_TEST_MARK"
 def free_ports(count: int) -> list[int]:
     """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
     return ports.free_ports(count, neighbour=100)
+
+
+def hollow_model(folder: Path, parameters: int) -> Path:
+    """Make the folder of a bf16 model of so many parameters: a header, and a hole in the file for the tensors."""
+    tensor = {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {}, "w": tensor}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(2 * parameters)
+    return folder
 
 
 def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False) -> Path:

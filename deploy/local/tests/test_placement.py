@@ -1,9 +1,9 @@
 """Which processes a run has on a machine, where each listens, which GPUs it has, and whether they hold it."""
 
-import json
 from pathlib import Path
 
 import pytest
+from launched import hollow_model
 
 from quartet_common.config import ConfigError, load_config, split_address
 from quartet_common.gpus import GIB, Gpu
@@ -134,12 +134,7 @@ def test_what_does_not_fit_is_refused(count, settings, words):
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with the header of a bf16 model of seven billion parameters, whose tensors are a hole in the file."""
-    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [SEVEN_BILLION], "data_offsets": [0, 0]}})
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header.encode())
-        file.truncate(2 * SEVEN_BILLION)
-    return tmp_path
+    return hollow_model(tmp_path, SEVEN_BILLION)
 
 
 def check(model: Path, free: float, *settings: str, count: int = 8) -> None:

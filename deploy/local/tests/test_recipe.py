@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from launched import ROOT
+from launched import ROOT, hollow_model
 
 from quartet_common.config import load_config
 from quartet_common.gpus import GIB, Gpu
@@ -66,11 +66,7 @@ def test_its_dry_run_finds_nothing_wrong(launch, model, data, tmp_path):
 
 
 def test_eight_gpus_of_80_gb_hold_it(tmp_path):
-    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [PARAMETERS], "data_offsets": [0, 0]}})
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header.encode())
-        file.truncate(2 * PARAMETERS)
-    settings = [f"model.path={tmp_path}"]
+    settings = [f"model.path={hollow_model(tmp_path, PARAMETERS)}"]
     gpus = [Gpu(index, f"GPU-{index}", "H100", 80 * GIB, 79 * GIB, "580.95.05") for index in range(8)]
     config = load_config("launcher", LauncherSection, RUN_FILE, settings)
     services = place(config, SERVICES, gpus, settings)
