@@ -122,8 +122,11 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(*overrides: str) -> AsyncIterator[Running]:
-    """One worker, the smallest queue; what is endless goes on until it is cancelled, unless `overrides` end it."""
+async def serving(*overrides: str, start: Callable[[Resources], None] | None = None) -> AsyncIterator[Running]:
+    """One worker, the smallest queue; what is endless goes on until it is cancelled, unless `overrides` end it.
+
+    `start`: starts what a test needs; by default everything.
+    """
     config = load_config(
         "reward",
         RewardSection,
@@ -137,7 +140,10 @@ async def serving(*overrides: str) -> AsyncIterator[Running]:
     )
     host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
     resources = assemble(config, host)
-    await resources.start()
+    if start is None:
+        await resources.start()
+    else:
+        start(resources)
     await host.start()
     async with grpc.aio.insecure_channel(host.address) as channel:
         try:

@@ -15,6 +15,7 @@ from quartet.v1 import reward_pb2
 from reward_samples import spec
 
 from quartet_common.config import ConfigError, load_config
+from quartet_reward.app import Resources
 from quartet_reward.config import RewardSection
 from quartet_reward.preflight import preflight
 from quartet_reward.workers.pool import WorkerDied
@@ -28,7 +29,10 @@ def overrides(folder, **settings) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def serving(folder, **settings):
-    async with reward_samples.serving(*overrides(folder, **settings)) as running:
+    def start(parts: Resources) -> None:
+        parts.tools.reward_model.start()
+
+    async with reward_samples.serving(*overrides(folder, **settings), start=start) as running:
         yield running.stub, running.parts.tools.reward_model
 
 
