@@ -12,7 +12,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_common import tracing
 from quartet_common.durations import to_duration
-from quartet_common.errors import ContractError, invalid_argument
+from quartet_common.errors import invalid_argument
 from quartet_common.log import get_logger
 from quartet_common.text import encodable
 from quartet_common.values import LARGEST_FLOAT32
@@ -167,11 +167,6 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
         attributes["quartet.failure"] = metrics.failure_name(result.failure.kind)
     tracing.record("verify", item.traceparent, began, kind="server", attributes=attributes)
     return result
-
-
-def invalid_item(item_id: str, error: ContractError) -> Result:
-    """Return the result of an item that cannot be scored as it is."""
-    return failure(item_id, InvalidItem(error.message))
 
 
 def failure(item_id: str, error: VerifierFailure) -> Result:

@@ -13,11 +13,11 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.config import MOST_ITEMS
-from quartet_reward.errors import ShuttingDown
+from quartet_reward.errors import InvalidItem, ShuttingDown
 from quartet_reward.queue import CURRENT_RUN, Admission
 from quartet_reward.sandbox.api import Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import LazySandbox
-from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
+from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure
 from quartet_reward.verifiers.base import Verifier
 
 # Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
@@ -108,7 +108,7 @@ class ScoreStream:
             self._refuse_duplicate(item.item_id)
             return result
         except ContractError as error:
-            return invalid_item(item.item_id, error)
+            return failure(item.item_id, InvalidItem(error.message))
 
     def _refuse_duplicate(self, item_id: str) -> None:
         if item_id in self._ids:

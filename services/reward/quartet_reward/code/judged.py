@@ -64,13 +64,9 @@ def of_end(execution: Execution) -> Outcome:
     if limits is not None:
         return limits
     how = f"signal {execution.signal}" if execution.ending is ExitReason.SIGNALLED else f"status {execution.exit_code}"
-    said = _last_line(execution.stderr)
+    lines = execution.stderr[-4096:].decode(errors="replace").strip().splitlines()
+    said = lines[-1][:_LONGEST_LAST_LINE] if lines else ""
     return Outcome(reward_pb2.OUTCOME_RUNTIME_ERROR, f"the program ended with {how}" + (f": {said}" if said else ""))
-
-
-def _last_line(text: bytes) -> str:
-    lines = text[-4096:].decode(errors="replace").strip().splitlines()
-    return lines[-1][:_LONGEST_LAST_LINE] if lines else ""
 
 
 def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:

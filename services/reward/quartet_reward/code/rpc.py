@@ -137,11 +137,7 @@ class Peer:
     def serve_forever(self) -> None:
         """Answer questions. Raises Gone when the other side ends."""
         while True:
-            self.serve_one()
-
-    def serve_one(self) -> None:
-        """Answer one question. Raises Gone when the other side ends."""
-        self._answer(self.channel.receive())
+            self._answer(self.channel.receive())
 
     def _outcome(self, message: dict[str, Any], containers: list[Any]) -> Any:
         decoder = Decoder(self.handles, message.get("nodes"), containers)

@@ -209,7 +209,7 @@ def final_answer(text: str, policy: ReadingPolicy) -> str | None:
     if policy.answer_in == "answer_tags" and tagged is None:
         return None
     if tagged is not None:
-        return _boxed(tagged, policy) or _choice(tagged, policy) or _short_form(tagged, policy)
+        return _boxed(tagged, policy) or chosen(tagged, policy.choices) or _short_form(tagged, policy)
     if policy.answer_in == "anywhere":
         box = last_box(text)
         # "Final answer: 8" after a box takes the box back.
@@ -220,14 +220,14 @@ def final_answer(text: str, policy: ReadingPolicy) -> str | None:
         return boxed
     if _EQUATION.fullmatch(text.strip()):
         return text.strip()
-    return _choice(text, policy) if policy.choices else answer_in_prose(text, policy.prose == "numbers")
+    return chosen(text, policy.choices) if policy.choices else answer_in_prose(text, policy.prose == "numbers")
 
 
 def reference_answer(reference: str, policy: ReadingPolicy) -> str:
     """Return the answer of a reference, which may be a worked solution with its answer in a box or in prose."""
     reference = undoubled(reference.strip())
     if policy.choices:
-        return _choice(reference, policy) or reference
+        return chosen(reference, policy.choices) or reference
     if boxed := _boxed(reference, policy):
         return boxed
     if "\\boxed" in reference and (unclosed := _OPEN_BOX.search(reference)):
@@ -251,11 +251,7 @@ def undoubled(text: str) -> str:
 def _boxed(text: str, policy: ReadingPolicy) -> str | None:
     contents = joined_boxes(text) if policy.boxes == "joined" else [last_boxed(text) or ""]
     answer = joined([content for content in contents if content])
-    return (_choice(answer, policy) if policy.choices else answer) or None
-
-
-def _choice(text: str, policy: ReadingPolicy) -> str | None:
-    return chosen(text, policy.choices) if policy.choices else None
+    return (chosen(answer, policy.choices) if policy.choices else answer) or None
 
 
 def _short_form(text: str, policy: ReadingPolicy) -> str | None:
@@ -275,6 +271,8 @@ def chosen(text: str, choices: Sequence[str]) -> str | None:
     The first that follows the last "answer"; else one at the start of a line ("B. Because …"); else the last one.
     A choice stands by itself: "A" is not chosen by "All".
     """
+    if not choices:
+        return None
     text = text[-_LONGEST_READ:]
     named = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
     matches = list(re.finditer(rf"(?<![\w\\])(?P<choice>{named})(?![\w'’])", text))

@@ -154,20 +154,6 @@ def _is_expression(text: str) -> bool:
     return _EXPRESSION.fullmatch(text) is not None
 
 
-def folded_words(text: str) -> str | None:
-    """Return the words of `text` in a form to compare, or None if it may be mathematics.
-
-    Apart from mathematics because a symbolic library reads a word as a product of letters, where "east" is "seat".
-    """
-    if len(text) > 500 or not _WORDS.fullmatch(text):
-        return None
-    words = re.findall(r"[^\W_]+", text.casefold())
-    letters = [word for word in words if word.isalpha()]
-    if max(map(len, letters), default=0) < _SHORTEST_WORD or _may_be_product("".join(letters)):
-        return None
-    return None if _MATHEMATICAL.intersection(words) or quantity(text) else " ".join(words)
-
-
 def _may_be_product(letters: str) -> bool:
     """Return True for "x", "abc", "pqrs": names of variables side by side rather than a word."""
     ordered = sorted(map(ord, letters))
@@ -175,8 +161,15 @@ def _may_be_product(letters: str) -> bool:
 
 
 def _words(text: str) -> Form | None:
-    words = folded_words(_TEXT.sub(r"\1", text))
-    return None if words is None else Form(Kind.WORDS, text, mark=words)
+    """Words, if they cannot be mathematics: a symbolic library reads one as a product, where "east" is "seat"."""
+    bare = _TEXT.sub(r"\1", text)
+    if len(bare) > 500 or not _WORDS.fullmatch(bare):
+        return None
+    words = re.findall(r"[^\W_]+", bare.casefold())
+    letters = [word for word in words if word.isalpha()]
+    if max(map(len, letters), default=0) < _SHORTEST_WORD or _may_be_product("".join(letters)):
+        return None
+    return None if _MATHEMATICAL.intersection(words) or quantity(bare) else Form(Kind.WORDS, text, mark=" ".join(words))
 
 
 def _clock(text: str) -> Form | None:

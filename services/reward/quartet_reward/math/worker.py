@@ -219,17 +219,14 @@ def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:
     if gold.has(sympy.UnevaluatedExpr) or found.has(sympy.UnevaluatedExpr):
         return False  # 50% is 50 and 0.5
     try:
-        return _differ(gold.doit(), found.doit(), policy)
+        one, other = gold.doit(), found.doit()
+        if one.is_Rational and other.is_Rational:
+            return one != other
+        tolerance = 10.0 ** (1 - policy.decimal_places) if one.has(sympy.Float) or other.has(sympy.Float) else _EXACT
+        distance, scale = abs((one - other).evalf(30)), max(abs(one.evalf(30)), abs(other.evalf(30)))
+        return bool(distance > tolerance * scale)
     except _SYMPY_ERRORS:
         return False  # math-verify's word stands where they have no numeric value
-
-
-def _differ(gold: sympy.Expr, found: sympy.Expr, policy: EqualityPolicy) -> bool:
-    if gold.is_Rational and found.is_Rational:
-        return gold != found
-    tolerance = 10.0 ** (1 - policy.decimal_places) if gold.has(sympy.Float) or found.has(sympy.Float) else _EXACT
-    distance, scale = abs((gold - found).evalf(30)), max(abs(gold.evalf(30)), abs(found.evalf(30)))
-    return bool(distance > tolerance * scale)
 
 
 def _short(text: str) -> str:

@@ -223,8 +223,9 @@ def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> No
     """Be the new process; does not return."""
     try:
         confine()
-        payload = _read_payload()
-        os.close(PAYLOAD)
+        with open(PAYLOAD, "rb") as file:
+            file.seek(0)
+            payload = file.read()
         os.write(STATUS, READY)
     except BaseException as error:
         # Nothing of the program ran: the service makes this a SandboxUnavailable.
@@ -232,19 +233,6 @@ def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> No
             os.write(STATUS, f"{type(error).__name__}: {error}".encode()[:512])
         os._exit(1)
     os._exit(_run(entry, payload))
-
-
-def _read_payload() -> bytes:
-    size = os.lseek(PAYLOAD, 0, os.SEEK_END)
-    os.lseek(PAYLOAD, 0, os.SEEK_SET)
-    parts = []
-    while size > 0:
-        part = os.read(PAYLOAD, size)
-        if not part:
-            raise EOFError("the payload is shorter than it was")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 def _run(entry: Callable[[bytes], None], payload: bytes) -> int:
