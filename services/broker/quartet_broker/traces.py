@@ -17,43 +17,32 @@ from quartet_broker.store import Store
 from quartet_common import tracing
 
 
+def _about(run_id: str, instance_id: str, **more: tracing.Value) -> dict[str, tracing.Value]:
+    """Return a span's attributes."""
+    return {f"quartet.{key}": value for key, value in {"run": run_id, "instance": instance_id, **more}.items()}
+
+
 def trace_submit(run_id: str, instance: experience_pb2.PromptInstance) -> None:
     """Begin the trace of an instance whose submitter did not."""
     if tracing.enabled() and not instance.traceparent:
-        attributes = {"quartet.run": run_id, "quartet.instance": instance.instance_id}
-        now = time.time()
+        now, attributes = time.time(), _about(run_id, instance.instance_id)
         instance.traceparent = tracing.record("submit", "", now, now, root=True, attributes=attributes)
 
 
 def trace_lease(run_id: str, holder: str, lease: broker_pb2.PromptLease, entry: bytes) -> None:
     """The prompt was queued from the time of its stream entry until now."""
-    if not tracing.enabled():
-        return
-    tracing.record(
-        "prompt queued",
-        lease.instance.traceparent,
-        int(entry.split(b"-")[0]) / 1000,
-        kind="producer",
-        attributes={
-            "quartet.run": run_id,
-            "quartet.instance": lease.instance.instance_id,
-            "quartet.rollout": holder,
-            "quartet.attempt": lease.attempt,
-        },
-    )
+    if tracing.enabled():
+        attributes = _about(run_id, lease.instance.instance_id, rollout=holder, attempt=lease.attempt)
+        began = int(entry.split(b"-")[0]) / 1000
+        tracing.record("prompt queued", lease.instance.traceparent, began, kind="producer", attributes=attributes)
 
 
 def trace_puts(run_id: str, puts: Sequence[Put], outcomes: Sequence[bytes], began: float) -> None:
     """Groups were put between `began` (time.time()) and now."""
-    if not tracing.enabled():
-        return
-    for put, outcome in zip(puts, outcomes, strict=True):
-        attributes = {
-            "quartet.run": run_id,
-            "quartet.instance": put.header.instance_id,
-            "quartet.outcome": outcome.decode().lower(),
-        }
-        tracing.record("store group", put.header.traceparent, began, kind="server", attributes=attributes)
+    if tracing.enabled():
+        for put, outcome in zip(puts, outcomes, strict=True):
+            attributes = _about(run_id, put.header.instance_id, outcome=outcome.decode().lower())
+            tracing.record("store group", put.header.traceparent, began, kind="server", attributes=attributes)
 
 
 async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[bytes]) -> None:
@@ -67,19 +56,8 @@ async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[b
     times = await store.read([("HMGET", f"{prefix}i:{header.instance_id}", "finished", "taken") for header in headers])
     for header, (finished, taken) in zip(headers, times, strict=True):
         if finished and taken:
-            attributes: dict[str, tracing.Value] = {
-                "quartet.run": run_id,
-                "quartet.instance": header.instance_id,
-                "quartet.step": step,
-            }
-            tracing.record(
-                "group ready",
-                header.traceparent,
-                int(finished) / 1000,
-                int(taken) / 1000,
-                kind="producer",
-                attributes=attributes,
-            )
+            attributes, when = _about(run_id, header.instance_id, step=step), (int(finished) / 1000, int(taken) / 1000)
+            tracing.record("group ready", header.traceparent, *when, kind="producer", attributes=attributes)
 
 
 def _header(payload: bytes) -> experience_pb2.GroupHeader:

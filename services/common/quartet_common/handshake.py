@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -144,38 +145,22 @@ class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
         )
 
 
-def handshake_request(
-    caller: int, required: Sequence[str] = (), libraries: dict[str, str] | None = None
-) -> common_pb2.HandshakeRequest:
-    """Return the request with which a service introduces itself."""
-    return common_pb2.HandshakeRequest(
+def handshake(
+    channel: grpc.Channel | grpc.aio.Channel,
+    caller: int,
+    required: Sequence[str] = (),
+    libraries: dict[str, str] | None = None,
+    timeout: float = 10.0,
+) -> Any:
+    """Shake hands over a channel; return the HandshakeResponse, of an asyncio channel to be awaited.
+
+    Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade.
+    """
+    request = common_pb2.HandshakeRequest(
         caller=caller,
         build=__version__,
         contract=CONTRACT,
         required_capabilities=required,
         libraries=libraries or {},
     )
-
-
-async def handshake(
-    channel: grpc.aio.Channel,
-    caller: int,
-    required: Sequence[str] = (),
-    libraries: dict[str, str] | None = None,
-    timeout: float = 10.0,
-) -> common_pb2.HandshakeResponse:
-    """Shake hands over an asyncio channel. Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade."""
-    stub = common_pb2_grpc.HandshakeServiceStub(channel)
-    return await stub.Handshake(handshake_request(caller, required, libraries), timeout=timeout)
-
-
-def handshake_sync(
-    channel: grpc.Channel,
-    caller: int,
-    required: Sequence[str] = (),
-    libraries: dict[str, str] | None = None,
-    timeout: float = 10.0,
-) -> common_pb2.HandshakeResponse:
-    """Shake hands over a blocking channel. Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade."""
-    stub = common_pb2_grpc.HandshakeServiceStub(channel)
-    return stub.Handshake(handshake_request(caller, required, libraries), timeout=timeout)
+    return common_pb2_grpc.HandshakeServiceStub(channel).Handshake(request, timeout=timeout)

@@ -46,14 +46,19 @@ def free_port(host: str = "127.0.0.1") -> int:
     return free_ports(1, host)[0]
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+def _bind(host: str, port: int) -> None:
+    """Take a port for a moment. Raises OSError, OverflowError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not matter
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+        probe.bind((host, port))
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        _bind(host, port)
+    except OSError:
+        return False
+    return True
 
 
 def check_interface(key: str, name: str) -> None:
@@ -69,18 +74,13 @@ def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
     host = server.bind_host or host
     if port == 0:
         return
-    _check_port_free(f"addresses.{kind}", host, port)
+    wanted = {f"addresses.{kind}": port}
     if server.metrics:
-        _check_port_free("server.metrics_port_offset", host, port + server.metrics_port_offset)
-
-
-def _check_port_free(key: str, host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wanted["server.metrics_port_offset"] = port + server.metrics_port_offset
+    for key, each in wanted.items():
         try:
-            probe.bind((host, port))
+            _bind(host, each)
         except OSError as error:
-            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {str(error.strerror).lower()}") from error
+            raise ConfigError(f"{key}: cannot listen on {host}:{each}: {str(error.strerror).lower()}") from error
         except OverflowError as error:
-            raise ConfigError(f"{key}: {port} is no port; ports end at 65535") from error
+            raise ConfigError(f"{key}: {each} is no port; ports end at 65535") from error

@@ -16,7 +16,7 @@ from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 from quartet_common.channel import connect, connect_sync
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
-from quartet_common.handshake import handshake, handshake_sync
+from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 
 
@@ -136,7 +136,7 @@ async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
         stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
         assert [answer async for answer in stream] == []
     with connect_sync(host.address, security) as channel:
-        answer = await asyncio.to_thread(handshake_sync, channel, 5)
+        answer = await asyncio.to_thread(handshake, channel, 5)
         assert answer.instance_id == host.instance_id
 
 

@@ -18,7 +18,7 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 from quartet_common.diagnosis import Peer
 from quartet_common.durations import to_duration
 from quartet_common.errors import AWAY, describe, retry_delay
-from quartet_common.handshake import handshake_sync
+from quartet_common.handshake import handshake
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_trainer.control import Control, Stopped, WakeEvent
@@ -88,7 +88,7 @@ class BrokerSession:
         while True:
             try:
                 if not handshake_done:
-                    handshake_sync(self._channel, common_pb2.SERVICE_KIND_TRAINER, timeout=5.0)
+                    handshake(self._channel, common_pb2.SERVICE_KIND_TRAINER, timeout=5.0)
                     handshake_done = True
                 run = self._stub.GetRun(broker_pb2.GetRunRequest(run_id=self._run_id), timeout=CALL_SECONDS).run
                 self._status.wait_for("")

@@ -16,7 +16,7 @@ from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe
-from quartet_common.handshake import handshake_sync
+from quartet_common.handshake import handshake
 from quartet_common.log import get_logger
 from quartet_common.transports import how_to_install
 from quartet_common.weights import plan_buckets
@@ -241,9 +241,7 @@ class Publisher:
             peer = self._peers[name]
             if not peer.handshake_done:
                 try:
-                    handshake_sync(
-                        peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS
-                    )
+                    handshake(peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS)
                     peer.handshake_done = True
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
