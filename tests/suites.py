@@ -65,9 +65,9 @@ SUITES = (
         "dev",
         400,
         "services/common/tests",
-        quick="allocator config host ledger log metrics outage ports probe repeats rope supervision tensors",
+        quick="allocator config host ledger log metrics model_folder outage ports probe supervision tensors",
     ),
-    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire wait_queue history"),
+    Suite("broker", "broker", 900, "services/broker/tests", quick="config experience_codec wait_queue history"),
     Suite(
         "reward",
         "reward",

@@ -96,14 +96,18 @@ class Run:
         states, faults = self.bench.do(self._audit())
         assert not faults, faults
         groups = self.model.groups.items()
-        assert states == {name: group.state for name, group in groups if group.purpose == "TRAIN"}
+        expected = {
+            name: (group.state, group.attempt, group.step) for name, group in groups if group.purpose == "TRAIN"
+        }
+        assert states == expected
 
-    async def _audit(self) -> tuple[dict[str, str], list[str]]:
+    async def _audit(self) -> tuple[dict[str, tuple[str, int, int]], list[str]]:
         states, faults = {}, []
         async for part in self.world.call("AuditRun"):
             faults += part.summary.faults
             for record in part.page.instances:
-                states[record.instance_id] = pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_")
+                state = pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_")
+                states[record.instance_id] = state, record.attempt, record.step
         return states, faults
 
     def create(self) -> None:

@@ -5,9 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
-from world import EVALUATE, SERVE, group
 
 from quartet_broker import keys
 
@@ -33,52 +31,6 @@ async def healthy(world) -> dict[str, tuple[str, int]]:
         name: (pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_"), record.step)
         for name, record in records.items()
     }
-
-
-@on_both
-async def test_a_healthy_run_is_right_in_every_state(world):
-    await world.create(groups_per_step=2, max_staleness=0, max_deliveries=1)
-    assert await healthy(world) == {}
-    await world.submit(*"abcdefgh")
-    await world.submit("s1", "s2", purpose=SERVE)
-    await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(0)
-    assert await healthy(world) == dict.fromkeys("abcdefgh", ("QUEUED", -1))
-    pinned = await world.lease(2)
-    assert {lease.instance.purpose for lease in pinned} == {EVALUATE}
-    await healthy(world)
-    assert await world.put(group(pinned[0])) == ["ACCEPTED"]
-    await world.release(pinned[1].lease_id, "broken", permanent=True)
-    (served, _, *_) = await world.lease(2)
-    assert served.instance.purpose == SERVE
-    places = await healthy(world)
-    assert places.keys() == set("abcdefgh"), "only training instances are listed"
-    first, second = await world.lease()
-    assert (await healthy(world))["a"] == ("LEASED", -1)
-    await world.put(group(first))
-    await world.release(second.lease_id, "broken", permanent=True)
-    places = await healthy(world)
-    assert (places["a"], places["b"]) == (("READY", -1), ("DEAD", -1))
-    await world.roll_out(1)
-    await world.open()
-    assert await world.batch(0) == ["a", "c"]
-    assert (await healthy(world))["a"] == ("LEASED_TO_TRAINER", 0)
-    await world.drop(0, "a")
-    assert (await healthy(world))["a"] == ("DROPPED", 0)
-    await world.roll_out(1)
-    assert await world.batch(0) == ["c", "d"]
-    await world.trained(0)
-    assert (await healthy(world))["c"] == ("TRAINED", 0)
-    await world.open(checkpoint=0)
-    assert (await healthy(world))["c"] == ("LEASED_TO_TRAINER", 0)
-    await world.train(0)
-    await world.commit(1)
-    assert (await healthy(world))["c"] == ("COMMITTED", 0)
-    await world.requeue_dead()
-    assert (await healthy(world))["b"] == ("QUEUED", -1)
-    await world.finish()
-    places = await healthy(world)
-    assert sorted(places.values()) == [("COMMITTED", 0)] * 2 + [("DROPPED", 0)] + [("QUEUED", -1)] * 5
 
 
 async def test_every_instance_is_in_one_page(world):

@@ -1,4 +1,4 @@
-"""A put that is cut out of its bytes is the put that Protocol Buffers reads."""
+"""Puts that are cut out of their bytes, and batches put together from bytes, are those of Protocol Buffers."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import experience_codec as puts
-from quartet_broker.experience_codec import read_put_request
+from quartet_broker.experience_codec import one_group, read_put_request, several_groups
 from quartet_common.wire import field, put_group, put_request
 
 headers = st.builds(
@@ -78,6 +78,19 @@ def test_our_clients_requests_are_cut(request):
     cut = puts._cut(of_client(request))  # noqa: SLF001 - it is what must not fall back
     assert len(cut.groups) == len(request.groups)
     assert read(of_client(request)) == parsed(of_client(request))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(groups, max_size=4))
+def test_batches_are_what_protocol_buffers_makes(batch):
+    stored = []
+    for each in batch:
+        payload = experience_pb2.ExperienceGroup(header=each.header, tensors=each.tensors)
+        stored.append((payload.SerializeToString(), each.transcript or None))
+        expected = broker_pb2.LeaseExperienceResponse(group=each)
+        assert one_group(*stored[-1]) == expected.SerializeToString(deterministic=True)
+    together = broker_pb2.LeaseExperienceResponse(groups=broker_pb2.ExperienceGroups(groups=batch))
+    assert several_groups(stored) == together.SerializeToString(deterministic=True)
 
 
 def some(**fields) -> experience_pb2.ExperienceGroup:

@@ -5,9 +5,9 @@ import time
 
 import grpc
 import pytest
-from conftest import on_both, serving
+from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import SERVE, TRAIN, World, group, instance, refused
+from world import SERVE, TRAIN, World, refused
 
 from quartet_common.durations import to_duration
 from quartet_common.errors import retry_delay
@@ -31,30 +31,6 @@ async def test_the_sweeper_returns_expired_leases_by_itself(world):
     async with asyncio.timeout(15):
         (lease,) = await world.lease(wait=20)
     assert lease.attempt == 2
-
-
-@on_both
-async def test_a_prompt_that_fails_too_often_is_set_aside_with_its_reasons(world):
-    await world.create(max_deliveries=3)
-    await world.submit("a")
-    for failure in ("crashed", "", "timed out"):
-        (lease,) = await world.lease()
-        if failure:
-            await world.release(lease.lease_id, failure)
-        else:
-            await world.expire_leases()
-    assert await world.state_of("a") == "DEAD"
-    assert not await world.lease()
-    dead = await world.call("ListDead")
-    assert dead.total == 1 and dead.dead[0].attempts == 3
-    assert dead.dead[0].instance == instance("a")
-    assert list(dead.dead[0].reasons) == ["crashed", "the lease of r1 expired", "timed out"]
-
-    assert await world.requeue_dead() == 1
-    (lease,) = await world.lease()
-    assert lease.attempt == 1
-    assert await world.put(group(lease)) == ["ACCEPTED"]
-    assert (await world.stats()).dead == 0
 
 
 async def test_dead_prompts_can_be_asked_for_by_name(world):

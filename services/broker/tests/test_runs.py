@@ -73,7 +73,10 @@ async def test_only_a_run_that_succeeded_goes_on_and_not_to_fewer_steps(world):
     assert (await extend(world, max_steps=0)).spec.max_steps == 0, "no end is the most"
     await refused(extend(world, max_steps=5), grpc.StatusCode.ALREADY_EXISTS, "max_steps is 0, asked for 5")
     await refused(extend(world, max_steps=0, group_size=3), grpc.StatusCode.ALREADY_EXISTS, "group_size")
-    await world.finish(pb.RUN_STATE_FAILED, "no reward")
+    assert (await world.run()).ending == pb.RUN_ENDING_UNSPECIFIED
+    run = await world.finish(pb.RUN_STATE_FAILED, "no reward", ending=pb.RUN_ENDING_EARLY_STOP)
+    assert (run.state, run.reason, run.ending) == (pb.RUN_STATE_FAILED, "no reward", pb.RUN_ENDING_EARLY_STOP)
+    assert (await world.finish(pb.RUN_STATE_SUCCEEDED, "second")).ending == pb.RUN_ENDING_EARLY_STOP
     await refused(extend(world, max_steps=0), grpc.StatusCode.FAILED_PRECONDITION, "it has failed")
 
 
@@ -111,15 +114,6 @@ async def test_a_run_that_another_build_laid_out_is_refused_by_every_script_and_
     assert await world.delete(force=True)
     assert await world.redis.keys(keys.prefix(world.run_id) + "*") == []
     assert (await world.create()).state == pb.RUN_STATE_ACTIVE
-
-
-async def test_the_first_outcome_stands(world):
-    await world.create()
-    assert (await world.run()).ending == pb.RUN_ENDING_UNSPECIFIED
-    await world.finish(pb.RUN_STATE_FAILED, "first", ending=pb.RUN_ENDING_EARLY_STOP)
-    run = await world.finish(pb.RUN_STATE_SUCCEEDED, "second")
-    assert (run.state, run.reason, run.ending) == (pb.RUN_STATE_FAILED, "first", pb.RUN_ENDING_EARLY_STOP)
-    await refused(world.submit("a"), grpc.StatusCode.FAILED_PRECONDITION)
 
 
 async def fill(world: World) -> None:

@@ -1,10 +1,9 @@
 """A Redis of an earlier state beside a newer checkpoint: the ledger is settled before anything is trained."""
 
-import hashlib
-
 import grpc
 import pytest
 from conftest import on_both, serving
+from model_reference import ledger_digest
 from quartet.v1 import broker_pb2 as pb
 from world import World, instance, refused
 
@@ -37,13 +36,6 @@ async def steps(world: World, ledger: Ledger, number: int, durable: bool = True)
         await world.commit(len(ledger))
 
 
-def digest_of(ledger: Ledger) -> str:
-    digest = ""
-    for _, ids in ledger:
-        digest = hashlib.sha1("\n".join([digest, *ids]).encode()).hexdigest()
-    return digest
-
-
 @pytest.fixture
 async def behind(world):
     """A run whose books end at step 1, its trainer's checkpoint at step 4; `ledger` is the checkpoint's."""
@@ -62,7 +54,7 @@ async def behind(world):
 async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     opened = await behind.open(checkpoint=4, settles_ledger=True)
     assert opened.settle_from_step == 1 and opened.run.policy_version == 4
-    assert opened.ledger_digest == digest_of(behind.ledger[:1])
+    assert opened.ledger_digest == ledger_digest([ids for _, ids in behind.ledger[:1]])
     for call in (behind.take(4), behind.trained(4), behind.commit(4), behind.drop(4, "p0")):
         assert "books end at step 1, the checkpoint has 4" in await refused(call)
     assert "next step to be settled is 1" in await refused(behind.settle(*behind.ledger[2:]))

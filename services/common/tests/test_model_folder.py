@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quartet_common.model_folder import read_model_folder
+from quartet_common.model_folder import fixed_rope_length, read_model_folder
 from quartet_common.run_file import ConfigError
 
 INDEX = "model.safetensors.index.json"
@@ -58,3 +59,32 @@ def test_a_folder_that_is_not_there_is_named_by_its_key(tmp_path):
         read_model_folder(tmp_path / "gone", "trainer.critic.model")
     with pytest.raises(ConfigError, match="model.path is missing"):
         read_model_folder(None)
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+OLD = {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+INSIDE = {"original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({}, None),
+        ({"rope_scaling": None}, None),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, **INSIDE}}, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **INSIDE}}, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, None),
+        ({"rope_scaling": LONGROPE, **INSIDE}, 4096),
+        ({"rope_scaling": {**OLD, **INSIDE}}, 4096),
+        ({"rope_parameters": {**LONGROPE, **INSIDE, "rope_theta": 1e6}}, 4096),
+        ({"rope_scaling": LONGROPE}, 131072),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [2.0]}, **INSIDE}, None),
+        ({"rope_scaling": DYNAMIC}, 131072),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 131072),
+        ({"rope_parameters": {"full_attention": {**LONGROPE, **INSIDE}, "sliding_attention": DYNAMIC}}, 4096),
+        ({"text_config": {"rope_scaling": LONGROPE, **INSIDE, "max_position_embeddings": 131072}}, 4096),
+    ],
+)
+def test_the_length_up_to_which_frequencies_are_fixed(config: dict[str, Any], length: int | None) -> None:
+    assert fixed_rope_length({"max_position_embeddings": 131072, **config}) == length
