@@ -137,13 +137,13 @@ class Audit:
         return records
 
     async def _settled_lines(self, run_id: str) -> AsyncIterator[dict[bytes, bytes]]:
-        cursor = 0
+        cursor = b"0"
         while True:
             ((cursor, lines),) = await self._store.read(
                 [("HSCAN", keys.prefix(run_id) + "settled", cursor, "COUNT", _SCANNED)]
             )
-            yield lines
-            if cursor == 0:
+            yield dict(zip(lines[::2], lines[1::2], strict=True))
+            if cursor == b"0":
                 return
 
     async def _summary(

@@ -105,7 +105,7 @@ class _Log:
         if state is None or state == b"DELETING" or created != place.created:
             raise run_not_found(place.run_id)
         first, after = None, place.after
-        for entry_id, fields in _pairs(entries):
+        for entry_id, fields in entries:
             event = decode(entry_id, fields)
             response = broker_pb2.WatchRunResponse(event=event).SerializeToString()
             found = _Event(event.event_id, response, _is_end(event))
@@ -208,8 +208,7 @@ class Events:
         if state is None or state == b"DELETING":
             raise run_not_found(run_id)
         if after == "$":
-            pairs = list(_pairs(newest))
-            return _Place(run_id, created, pairs[0][0].decode() if pairs else "0-0")
+            return _Place(run_id, created, newest[0][0].decode() if newest else "0-0")
         if after and not _is_event_id(after):
             raise invalid_argument("after_event_id", came=repr(after[:64]), allowed="an event's id, empty, or '$'")
         return _Place(run_id, created, after or "0-0")
@@ -218,11 +217,3 @@ class Events:
 def _is_event_id(text: str) -> bool:
     parts = text.split("-")
     return len(parts) <= 2 and all(p.isascii() and p.isdecimal() and len(p) <= 20 and int(p) < 2**64 for p in parts)
-
-
-def _pairs(entries: list) -> list[tuple[bytes, list[bytes]]]:
-    """Return a raw XRANGE answer as (entry id, fields); redis-py may have made pairs and dicts of it already."""
-    return [
-        (entry_id, [part for item in fields.items() for part in item] if isinstance(fields, dict) else fields)
-        for entry_id, fields in entries or ()
-    ]

@@ -136,7 +136,7 @@ class Experience:
     async def _read_groups(self, run_id: str, names: list[bytes]) -> list[tuple[bytes, bytes | None]]:
         prefix = keys.prefix(run_id).encode()
         payloads, transcripts = await self._store.read(
-            [("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")], plain=True
+            [("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")]
         )
         if None in payloads:
             raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")

@@ -38,16 +38,15 @@ class DeadLetters:
             if died_at is None or not fields:
                 found.append(None)
                 continue
-            values = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
-            reasons = int(values.get(b"reasons", 0))
+            reasons = int(fields.get(b"reasons", 0))
             kept = range(max(1, reasons - _REASONS + 1), reasons + 1)
             found.append(
                 broker_pb2.DeadPrompt(
-                    instance=experience_pb2.PromptInstance.FromString(values[b"prompt"]),
-                    attempts=int(values[b"attempt"]),
-                    reasons=[values[b"reason:%d" % n].decode() for n in kept],
+                    instance=experience_pb2.PromptInstance.FromString(fields[b"prompt"]),
+                    attempts=int(fields[b"attempt"]),
+                    reasons=[fields[b"reason:%d" % n].decode() for n in kept],
                     died_at=timestamp(float(died_at)),
-                    unscored_bytes=int(values.get(b"bytes", 0)),
+                    unscored_bytes=int(fields.get(b"bytes", 0)),
                 )
             )
         return found

@@ -270,7 +270,7 @@ class Runs:
             commands.append(("HMGET", keys.run(run_id), *_RUN_FIELDS))
             commands.append(("HMGET", keys.prefix(run_id) + "stats", *_STATS))
             commands.append(("ZCARD", keys.prefix(run_id) + "dead"))
-        replies = await self._store.read(commands, plain=True)
+        replies = await self._store.read(commands)
         return [_run(*replies[n : n + 3]) for n in range(0, len(replies), 3)]
 
     async def get(self, request: broker_pb2.GetRunRequest) -> broker_pb2.GetRunResponse:

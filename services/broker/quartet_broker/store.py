@@ -7,10 +7,10 @@ telemetry), which cost a small call as much again as the connection.
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeAlias, cast
 
@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from quartet_broker import keys, validation
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.errors import other_layout, over_share, run_not_found
-from quartet_broker.servers import Servers, Single
+from quartet_broker.servers import Key, Servers
 from quartet_common.errors import failed_precondition, unavailable
 from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
@@ -149,11 +149,6 @@ class Store:
         self._replicas = section.redis_replicas
         self._replicas_ms = int(section.redis_timeout * 800)  # so that Redis answers before we give up
 
-    @property
-    def redis(self) -> Redis:
-        """The client of a single server; with several there is none, but `client`."""
-        return cast(Single, self.servers).client
-
     async def client(self, run_id: str) -> Redis:
         """Return the server that has a run's keys. Use it within `failures`."""
         return await self.servers.of(keys.run(run_id))
@@ -225,21 +220,9 @@ class Store:
         With `missing_ok` a run that does not exist is no error: the script's answer tells.
         """
         chosen, key = script(name), keys.run(run_id)
-        replies: list[Any] = [None] * len(calls)
-        left = list(range(len(calls)))
+        commands = [("EVALSHA", chosen.sha, 1, key, validation.owner(), *call) for call in calls]
         with self.failures():
-            for _ in range(_ATTEMPTS):
-                server = await self.servers.of(key)
-                commands = [("EVALSHA", chosen.sha, 1, key, validation.owner(), *calls[n]) for n in left]
-                for n, answer in zip(left, await self._trip(server, commands), strict=True):
-                    replies[n] = answer
-                left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
-                if not left:
-                    break
-                await self._follow(server, chosen, replies[left[0]])
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
+            replies = await self._ask([key] * len(calls), commands, self._trip, chosen)
         for reply in replies:
             if not (missing_ok and reply[0] == b"NOT_FOUND"):
                 _refuse_common(run_id, reply)
@@ -265,13 +248,43 @@ class Store:
                 return reply
             if not isinstance(refusal, MovedError) or attempt == _ATTEMPTS:
                 raise refusal
-            self.servers.moved(refusal)
+            await self.servers.moved(refusal)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _follow(self, server: Redis, chosen: Script, error: NoScriptError | MovedError) -> None:
-        if isinstance(error, MovedError):
-            self.servers.moved(error)
-        else:
+    async def _ask(
+        self,
+        names: Sequence[Key],
+        commands: Sequence[Command],
+        exchange: Callable[[Redis, Sequence[Command]], Awaitable[list[Any]]],
+        chosen: Script | None = None,
+    ) -> list[Any]:
+        """Return the answers to commands, in order; each goes to the server that has its key, of `names`."""
+        answers: list[Any] = [None] * len(commands)
+        left = list(range(len(commands)))
+        for _ in range(_ATTEMPTS):
+            places: dict[Redis, list[int]] = {}
+            for n in left:
+                places.setdefault(await self.servers.of(names[n]), []).append(n)
+            asked = [exchange(server, [commands[n] for n in which]) for server, which in places.items()]
+            found = await asyncio.gather(*asked) if len(asked) > 1 else [await each for each in asked]
+            for which, came in zip(places.values(), found, strict=True):
+                for n, answer in zip(which, came, strict=True):
+                    answers[n] = answer
+            left = [n for n in left if isinstance(answers[n], NoScriptError | MovedError)]
+            if not left:
+                break
+            for server, which in places.items():
+                await self._follow(server, [answers[n] for n in which], chosen)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    async def _follow(self, server: Redis, answers: Sequence[Any], chosen: Script | None) -> None:
+        for answer in answers:
+            if isinstance(answer, MovedError):
+                await self.servers.moved(answer)
+        if chosen and any(isinstance(answer, NoScriptError) for answer in answers):
             await server.script_load(chosen.text)
 
     async def _trip(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
@@ -295,49 +308,16 @@ class Store:
             )
             raise unavailable(self._where, description)
 
-    async def read(self, commands: Iterable[Command], plain: bool = False) -> list[Any]:
-        """Run commands in one round trip, to each server those for its keys; their answers, in order.
+    async def read(self, commands: Iterable[Command]) -> list[Any]:
+        """Run commands in one round trip, to each server those for its keys; their answers, as the server gives them.
 
         The first argument of each command is a key; if it has more, they are of the same run.
-
-        Args:
-            plain: give the answers as the server does, not as redis-py reads them, at half the cost.
         """
         wanted = list(commands)
-        answers: list[Any] = [None] * len(wanted)
-        left = list(range(len(wanted)))
         with self.failures():
-            for _ in range(_ATTEMPTS):
-                places: dict[int, tuple[Redis, list[int]]] = {}
-                for n in left:
-                    server = await self.servers.of(cast(str, wanted[n][1]))
-                    places.setdefault(id(server), (server, []))[1].append(n)
-                await asyncio.gather(
-                    *(self._execute(server, wanted, which, answers, plain) for server, which in places.values())
-                )
-                left = [n for n in left if isinstance(answers[n], MovedError)]
-                if not left:
-                    break
-                for n in left:
-                    self.servers.moved(answers[n])
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-        return answers
-
-    async def _execute(
-        self, server: Redis, wanted: Sequence[Command], which: Sequence[int], answers: list[Any], plain: bool
-    ) -> None:
-        commands = [wanted[n] for n in which]
-        if plain:
-            found = await execute(server, commands, self._timeout)
-        else:
-            async with server.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                found = await pipeline.execute(raise_on_error=False)
-        for n, answer in zip(which, found, strict=True):
-            answers[n] = answer
+            return await self._ask(
+                [cast(Key, command[1]) for command in wanted], wanted, partial(execute, seconds=self._timeout)
+            )
 
     async def time(self, run_id: str) -> float:
         """Return the clock of the server that has a run's keys, in milliseconds since 1970."""

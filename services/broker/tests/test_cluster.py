@@ -9,7 +9,7 @@ from quartet.v1 import broker_pb2 as pb
 from redis.crc import key_slot
 from redis_cluster import SLOTS, RedisCluster, until
 from test_failures import again, code_of, health_becomes
-from world import World, group
+from world import World, group, world_of
 
 from quartet_broker import keys
 from quartet_broker.config import BrokerSection
@@ -35,10 +35,6 @@ def run_at(master: int, name: str = "run") -> str:
     """A run id whose slot is the master's."""
     wanted = range(SLOTS * master // MASTERS, SLOTS * (master + 1) // MASTERS)
     return next(f"{name}-{n}" for n in range(1000) if key_slot(keys.run(f"{name}-{n}").encode()) in wanted)
-
-
-async def world_of(stub, servicer, run_id: str) -> World:
-    return World(stub, await servicer.store.client(run_id), run_id)
 
 
 async def live(world: World) -> None:

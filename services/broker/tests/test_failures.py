@@ -10,7 +10,7 @@ from conftest import KINDS, executable_of, on_both, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from redis_process import RedisProcess
-from world import World, group
+from world import World, group, world_of
 
 from quartet_common.channel import connect
 
@@ -61,7 +61,7 @@ async def again(call, *arguments, **named):
 async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redis, caplog):
     caplog.set_level("INFO")
     async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, host):
-        world = World(stub, servicer.store.redis, "away")
+        world = await world_of(stub, servicer, "away")
         await world.create()
         await world.submit("a")
         (lease,) = await world.lease()
@@ -88,7 +88,7 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redi
 async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_redis, caplog):
     caplog.set_level("INFO")
     async with serving(own_redis.url) as (stub, servicer, host):
-        world = World(stub, servicer.store.redis, "full")
+        world = await world_of(stub, servicer, "full")
         await world.create(max_staleness=1)
         await world.submit(*"abcd")
         await world.open()
@@ -123,7 +123,7 @@ async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_re
 
 async def test_a_read_only_replica_is_unavailable_and_unhealthy(own_redis):
     async with serving(own_redis.url) as (stub, servicer, host):
-        world = World(stub, servicer.store.redis, "replica")
+        world = await world_of(stub, servicer, "replica")
         await world.create()
         await world.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
         assert await code_of(world.submit("a")) == grpc.StatusCode.UNAVAILABLE
@@ -136,7 +136,7 @@ async def test_a_read_only_replica_is_unavailable_and_unhealthy(own_redis):
 
 async def test_without_the_replicas_redis_was_told_to_want_nothing_is_changed(own_redis):
     async with serving(own_redis.url) as (stub, servicer, _):
-        world = World(stub, servicer.store.redis, "alone")
+        world = await world_of(stub, servicer, "alone")
         await world.create()
         await world.redis.config_set("min-replicas-to-write", 1)
         with pytest.raises(grpc.RpcError) as caught:
@@ -182,7 +182,7 @@ async def test_what_changes_while_the_subscription_is_down_is_not_missed(world):
 
 async def test_stopping_lets_everyone_who_waits_go(redis_server):
     async with serving(redis_server.url) as (stub, servicer, host):
-        world = World(stub, servicer.store.redis, "stopping")
+        world = await world_of(stub, servicer, "stopping")
         await world.create()
         lease = asyncio.create_task(world.ask(wait=30))
         watch = asyncio.ensure_future(world.call("WatchMembers").read())
@@ -199,7 +199,7 @@ async def test_stopping_lets_everyone_who_waits_go(redis_server):
 async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_path):
     """What a power cut leaves of a log that was not on the disk yet."""
     async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, _):
-        world = World(stub, servicer.store.redis, "cut")
+        world = await world_of(stub, servicer, "cut")
         await world.create(max_staleness=3, max_deliveries=2)
         await world.submit(*(f"p{n}" for n in range(20)))
         await world.open()
@@ -216,7 +216,7 @@ async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_p
         log.write_bytes(whole[: chance.randrange(len(whole) // 4, len(whole))])
         await asyncio.to_thread(own_redis.start)
         async with serving(own_redis.url, sweeping=False) as (stub, servicer, _):
-            world = World(stub, servicer.store.redis, "cut")
+            world = await world_of(stub, servicer, "cut")
             assert not await world.faults()
             seen.add((await world.stats()).SerializeToString())
         own_redis.kill()

@@ -7,7 +7,7 @@ import pytest
 from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import SERVE, World, refused
+from world import SERVE, refused, world_of
 
 from quartet_common.durations import to_duration
 
@@ -35,7 +35,7 @@ async def test_results_are_let_go_after_their_time(world):
 
 async def test_results_are_bounded_in_bytes_oldest_first(redis_server):
     async with serving(redis_server.url, max_result_bytes=100) as (stub, servicer, _):
-        world = World(stub, servicer.store.redis, "bounded-results")
+        world = await world_of(stub, servicer, "bounded-results")
         await world.create()
         await world.submit(*(f"s{n}" for n in range(10)), purpose=SERVE)
         await world.roll_out()

@@ -14,22 +14,18 @@ from world import World, refused
 from quartet_common.channel import channel_options
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-EVENT = pb.RunEvent(notice=pb.Notice(level="info", text="x" * (200 << 10)))
-
-
-async def report(world, event: pb.RunEvent = EVENT) -> str:
-    answer = await world.call("ReportProgress", event=event)
-    return answer.event_id
-
-
-def watch(stub, world, after: str = "") -> grpc.aio.UnaryStreamCall:
-    return stub.WatchRun(pb.WatchRunRequest(run_id=world.run_id, after_event_id=after), timeout=60)
+EVENT = {"notice": {"level": "info", "text": "x" * (200 << 10)}}
 
 
 def unread(host) -> grpc.aio.Channel:
     """A connection of its own, whose streams take 64 KiB that nobody reads: gRPC would widen them to megabytes."""
     options = [*channel_options(), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
     return grpc.aio.insecure_channel(host.address, options=options)
+
+
+def over(channel: grpc.aio.Channel, world: World) -> World:
+    """The same run, through another connection."""
+    return World(broker_pb2_grpc.BrokerServiceStub(channel), world.redis, world.run_id)
 
 
 def resident_bytes() -> int:
@@ -42,14 +38,14 @@ async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(redis_serve
         world = World(stub, admin, "watched")
         await world.create()
         for _ in range(40):
-            await report(world)
+            await world.report(**EVENT)
         before = resident_bytes()
-        watchers = [watch(broker_pb2_grpc.BrokerServiceStub(channel), world) for _ in range(300)]
+        watchers = [over(channel, world).watch() for _ in range(300)]
         for watcher in watchers:
             assert (await watcher.read()).event.HasField("run_state")
         for _ in range(20):
             await world.call("GetRun")
-            await report(world)
+            await world.report(**EVENT)
         # Each has an event on the way: 60 MiB in all. The 40 that it did not read would be 2,400 MiB.
         assert resident_bytes() - before < 600 << 20
         for watcher in watchers:
@@ -60,11 +56,11 @@ async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_s
     async with serving(redis_server.url, watcher_patience=0.5) as (stub, _, host), unread(host) as channel:
         world = World(stub, admin, "slowly")
         await world.create(members=())
-        slow = watch(broker_pb2_grpc.BrokerServiceStub(channel), world)
+        slow = over(channel, world).watch()
         seen = [(await slow.read()).event.event_id]
-        reader, written = watch(stub, world, after=seen[0]), []
+        reader, written = world.watch(after=seen[0]), []
         for _ in range(60):
-            written.append(await report(world))
+            written.append(await world.report(**EVENT))
             assert (await reader.read()).event.event_id == written[-1], "who reads gets all"
         await asyncio.sleep(1.0)  # not reading is what is tested
         with pytest.raises(grpc.RpcError) as caught:
@@ -72,7 +68,7 @@ async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_s
                 seen.append((await slow.read()).event.event_id)
         assert caught.value.code() == EXHAUSTED and "took no message for 0.5 s" in caught.value.details()
         assert len(seen) < 60
-        again = watch(stub, world, after=seen[-1])
+        again = world.watch(after=seen[-1])
         while len(seen) <= 60:
             seen.append((await again.read()).event.event_id)
         assert seen[1:] == written, "none is lost, none comes twice"
@@ -83,7 +79,7 @@ async def test_however_many_watchers_read_the_past_others_wait_for_one_message_o
     async with serving(redis_server.url) as (stub, servicer, _):
         world = World(stub, admin, "passing")
         await world.create(members=())
-        last = [await report(world) for _ in range(6)][-1]
+        last = [await world.report(**EVENT) for _ in range(6)][-1]
 
         async def read() -> None:
             async with aclosing(servicer.events.watch(pb.WatchRunRequest(run_id=world.run_id))) as events:
@@ -104,11 +100,11 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
     async with serving(redis_server.url, max_streams_per_peer=3) as (stub, _, _):
         world = World(stub, admin, "many")
         await world.create()
-        calls = [watch(stub, world), watch(stub, world), world.call("WatchMembers")]
+        calls = [world.watch(), world.watch(), world.call("WatchMembers")]
         for call in calls:
             await call.read()
         for one_more in (
-            watch(stub, world),
+            world.watch(),
             world.call("WatchMembers"),
             world.call("AuditRun"),
             world.call("CollectResults", instance_ids=["a"]),
@@ -120,7 +116,7 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
         async with asyncio.timeout(10):
             while True:
                 try:
-                    assert (await watch(stub, world).read()).event.HasField("run_state")
+                    assert (await world.watch().read()).event.HasField("run_state")
                     break
                 except grpc.RpcError as error:
                     assert error.code() == EXHAUSTED
@@ -128,7 +124,7 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
 
 async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
     await world.create()
-    watchers = [watch(world.stub, world) for _ in range(50)]
+    watchers = [world.watch() for _ in range(50)]
     for watcher in watchers:
         for _ in range(2):  # the run, its member
             await watcher.read()
@@ -137,7 +133,7 @@ async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
         return (await world.redis.info("commandstats"))["cmdstat_xrange"]["calls"]
 
     before = await reads()
-    new = await report(world)
+    new = await world.report(**EVENT)
     assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
     # Those who wait look once for the event, and once for what is behind it.
     assert await reads() - before < 10
@@ -147,13 +143,13 @@ async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
 
 async def test_a_run_made_anew_shows_none_of_the_events_of_the_one_before(world):
     await world.create()
-    await report(world)
+    await world.report(**EVENT)
     await world.finish()
-    assert len([answer async for answer in watch(world.stub, world)]) == 4
+    assert len([answer async for answer in world.watch()]) == 4
     await world.delete()
     await world.create(members=())
     await world.finish()
-    assert len([answer async for answer in watch(world.stub, world)]) == 2
+    assert len([answer async for answer in world.watch()]) == 2
 
 
 async def test_one_connection_has_so_many_calls_and_others_go_on(redis_server, admin):
@@ -161,7 +157,7 @@ async def test_one_connection_has_so_many_calls_and_others_go_on(redis_server, a
         world = World(stub, admin, "wide")
         await world.create()
         async with unread(host) as channel:
-            calls = [watch(broker_pb2_grpc.BrokerServiceStub(channel), world) for _ in range(17)]
+            calls = [over(channel, world).watch() for _ in range(17)]
             first_reads = {asyncio.ensure_future(call.read()): call for call in calls}
             answered: set[asyncio.Future] = set()
             while len(answered) < 16:

@@ -174,6 +174,13 @@ class World:
     async def start_evaluation(self, version: int, name: str = "heldout") -> pb.StartEvaluationResponse:
         return await self.call("StartEvaluation", evaluation_set=name, policy_version=version)
 
+    async def report(self, **event) -> str:
+        """Add an event of a kind; its id."""
+        return (await self.call("ReportProgress", event=pb.RunEvent(**event))).event_id
+
+    def watch(self, after: str = "") -> grpc.aio.UnaryStreamCall:
+        return self.call("WatchRun", after_event_id=after)
+
     async def faults(self) -> list[str]:
         """What AuditRun finds wrong."""
         return list([part async for part in self.call("AuditRun")][-1].summary.faults)
@@ -193,3 +200,8 @@ class World:
     async def state_of(self, name: str) -> str:
         response = await self.call("GetGroup", instance_id=name)
         return pb.GroupState.Name(response.state).removeprefix("GROUP_STATE_")
+
+
+async def world_of(stub, servicer, run_id: str) -> World:
+    """A run through a stub of a broker, looked at where its keys are."""
+    return World(stub, await servicer.store.client(run_id), run_id)
