@@ -42,16 +42,16 @@ def in_a_row(rollout: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("parts", "reason"),
+    ("parts", "reason", "granted_before"),
     [
-        ({"tensors": b"garbage"}, "Error parsing message"),
-        ({"tensors": make_group("x", 0).tensors[:-7]}, "Error parsing message"),
-        ({"tensors": b""}, "prompt_token_ids is unspecified; the contract says int32"),
-        ({}, "rewards has values that are not finite"),
-        ({"transcript": b"garbage"}, "Error parsing message"),
+        ({"tensors": b"garbage"}, "Error parsing message", False),
+        ({"tensors": make_group("x", 0).tensors[:-7]}, "Error parsing message", False),
+        ({"tensors": b""}, "prompt_token_ids is unspecified; the contract says int32", False),
+        ({}, "rewards has values that are not finite", False),
+        ({"transcript": b"garbage"}, "Error parsing message", False),
+        ({}, "rewards has values that are not finite", True),
     ],
 )
-@pytest.mark.parametrize("granted_before", [False, True])
 def test_an_invalid_group_gives_its_place_to_another(
     train: Train,
     broker: FakeBroker,
