@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, Progress, ensure_uv, lock, run_command
+from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, ensure_uv, lock, run_command, say
 
 sys.path.append(str(ROOT / "services" / "common"))  # of which this module needs no package
 
@@ -118,22 +118,21 @@ def find(name: str) -> Environment:
     return ENVIRONMENTS[name]
 
 
-def make(names: list[str], with_tests: bool = False, quiet: bool = False, profile: str = "") -> None:
+def make(names: list[str], with_tests: bool = False, profile: str = "") -> None:
     """Makes the named environments, or finds them up to date. Raises EnvironmentFailure.
 
     `profile`: "gpu", "cpu", or empty for what each is already, or else for what suits this host.
     """
-    progress = Progress(quiet)
-    wanted = [profiled(environment, profile, progress) for environment in map(find, dict.fromkeys(names))]
+    wanted = [profiled(environment, profile) for environment in map(find, dict.fromkeys(names))]
     missing = [environment for environment in wanted if not is_current(environment, with_tests)]
     if not missing:
         return
-    uv = ensure_uv(progress)
+    uv = ensure_uv()
     for environment in sorted(missing, key=lambda each: each.heavy):
-        make_one(uv, environment, with_tests, progress)
+        make_one(uv, environment, with_tests)
 
 
-def add(name: str, packages: list[str], quiet: bool = False) -> None:
+def add(name: str, packages: list[str]) -> None:
     """Installs a user's packages into an environment, and whenever it is made again. Raises EnvironmentFailure.
 
     Each is a requirement, a folder with a package or a requirements file; if they do not install, none is kept.
@@ -149,7 +148,7 @@ def add(name: str, packages: list[str], quiet: bool = False) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{line}\n" for line in dict.fromkeys([*before.splitlines(), *map(added_line, packages)])))
     try:
-        make([name], quiet=quiet)
+        make([name])
     except BaseException:
         file.write_text(before) if before else file.unlink()
         raise
@@ -168,12 +167,12 @@ def added_file(environment: Environment) -> Path:
     return STATE / "added" / f"{environment.name}.txt"
 
 
-def profiled(environment: Environment, profile: str, progress: Progress) -> Environment:
+def profiled(environment: Environment, profile: str) -> Environment:
     """The environment as it is made for GPUs or for the CPU. Raises EnvironmentFailure for GPUs with an old driver."""
     if not environment.gpu_requirements or is_by_hand(environment):
         return environment
     stamp = read_stamp(environment)
-    chosen = profile or str(stamp.get("profile", "cpu") if stamp else choose_profile(progress))
+    chosen = profile or str(stamp.get("profile", "cpu") if stamp else choose_profile())
     if chosen == "cpu":
         return environment
     if old := old_driver(read_gpus()):
@@ -182,21 +181,21 @@ def profiled(environment: Environment, profile: str, progress: Progress) -> Envi
     return replace(environment, requirements=environment.gpu_requirements, contents=contents, torch="", profile="gpu")
 
 
-def choose_profile(progress: Progress) -> str:
+def choose_profile() -> str:
     """What suits this host. Says why GPUs are left unused."""
     gpus = read_gpus()
     if old := old_driver(gpus):
-        progress.say(f"packages for the CPU: {old}")
+        say(f"packages for the CPU: {old}")
         return "cpu"
     return "gpu" if gpus else "cpu"
 
 
-def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
+def make_one(uv: Path, environment: Environment, with_tests: bool) -> None:
     name = environment.name
     with lock(STATE / "envs" / f"{name}.lock"):
         if is_current(environment, with_tests):  # another process made it while this one waited
             return
-        progress.say(f"{name} environment: installing {environment.contents} …")
+        say(f"{name} environment: installing {environment.contents} …")
         started = time.monotonic()
         stamp = read_stamp(environment)
         with_tests = with_tests or stamp.get("tests") is not None
@@ -204,18 +203,18 @@ def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Pro
         if not stamp or not environment.python.exists():  # none, or one whose making was interrupted
             shutil.rmtree(environment.folder, ignore_errors=True)
         unfinished(environment).touch()
-        install(uv, environment, with_tests, progress)
+        install(uv, environment, with_tests)
         stamp_file(environment).write_text(json.dumps(digests, indent=2) + "\n")
         unfinished(environment).unlink()
-        progress.say(f"{name} environment: ready after {time.monotonic() - started:.0f} s")
+        say(f"{name} environment: ready after {time.monotonic() - started:.0f} s")
 
 
-def install(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
+def install(uv: Path, environment: Environment, with_tests: bool) -> None:
     def run(what: str, *arguments: str) -> None:
-        run_command(f"{environment.name} environment: {what}", [str(uv), *arguments], progress)
+        run_command(f"{environment.name} environment: {what}", [str(uv), *arguments])
 
     if not environment.python.exists():
-        create_virtual_environment(uv, environment, progress)
+        create_virtual_environment(uv, environment)
     python = ("--python", str(environment.python))
     override_options = ("--overrides", str(ROOT / environment.overrides)) if environment.overrides else ()
     files = [environment.requirements, *(test_requirements(environment) if with_tests else ())]
@@ -227,7 +226,7 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
     except EnvironmentFailure as failure:
         if not torch_options(environment.torch, os.environ):
             raise
-        progress.say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
+        say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
         run("installing its requirements", *command)
     if added_file(environment).exists():
         pins = ("--constraint", str(ROOT / environment.requirements), *override_options)
@@ -247,14 +246,14 @@ def torch_options(build: str, variables: Mapping[str, str]) -> tuple[str, ...]:
     return ("--torch-backend", build)
 
 
-def create_virtual_environment(uv: Path, environment: Environment, progress: Progress) -> None:
+def create_virtual_environment(uv: Path, environment: Environment) -> None:
     """With Python 3.11, which the pins were resolved for (uv fetches one where none is installed), else 3.12."""
     try:
         what = f"{environment.name} environment: creating it"
-        run_command(what, [str(uv), "venv", "--python", "3.11", str(environment.folder)], progress)
+        run_command(what, [str(uv), "venv", "--python", "3.11", str(environment.folder)])
     except EnvironmentFailure as failure:
         try:
-            run_command(what, [str(uv), "venv", "--python", "3.12", str(environment.folder)], progress)
+            run_command(what, [str(uv), "venv", "--python", "3.12", str(environment.folder)])
         except EnvironmentFailure:
             raise EnvironmentFailure(
                 f"{environment.name} environment: found no Python 3.11 or 3.12 and could not download one; "
@@ -355,12 +354,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.add and len(options.names) != 1:
         parser.error("--add needs the NAME of one environment")
+    if options.quiet:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as this process lives)
     try:
         if options.add:
-            add(options.names[0], options.add, options.quiet)
+            add(options.names[0], options.add)
             return 0
         by_default = [name for name, environment in ENVIRONMENTS.items() if not environment.on_demand]
-        make(options.names or by_default, options.with_tests, options.quiet, options.profile or "")
+        make(options.names or by_default, options.with_tests, options.profile or "")
     except (EnvironmentFailure, GpuError) as failure:
         print(failure, file=sys.stderr)
         return 1

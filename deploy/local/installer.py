@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,34 +26,28 @@ class EnvironmentFailure(Exception):
     """An environment could not be made; the text is one sentence for the person who asked for it."""
 
 
-@dataclass
-class Progress:
-    """Calm lines on standard output, one when an environment starts, one when it is there."""
-
-    quiet: bool = False
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            print(text, flush=True)
+def say(text: str) -> None:
+    """A calm line on standard output: one when an environment starts, one when it is there."""
+    print(text, flush=True)
 
 
-def ensure_uv(progress: Progress) -> Path:
+def ensure_uv() -> Path:
     """The pinned uv in `.quartet/tools`, installed by pip on the first call."""
     tools = STATE / "tools"
     uv = tools / "bin" / "uv"
     with lock(STATE / "tools.lock"):
         if uv.exists() and (tools / "version").exists() and (tools / "version").read_text() == UV_VERSION:
             return uv
-        progress.say("tools: installing uv …")
+        say("tools: installing uv …")
         shutil.rmtree(tools, ignore_errors=True)
-        run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)], progress)
+        run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)])
         pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"]
-        run_command("tools: installing uv", pip, progress)
+        run_command("tools: installing uv", pip)
         (tools / "version").write_text(UV_VERSION)
     return uv
 
 
-def run_command(what: str, command: list[str], progress: Progress) -> None:
+def run_command(what: str, command: list[str]) -> None:
     """Runs one installer command with its output kept; the end of it becomes part of the failure."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=installer_environment(), stdin=subprocess.DEVNULL,
@@ -72,7 +65,7 @@ def run_command(what: str, command: list[str], progress: Progress) -> None:
             except subprocess.TimeoutExpired:
                 if time.monotonic() > deadline:
                     raise EnvironmentFailure(f"{what} took longer than {INSTALL_TIMEOUT:.0f} s") from None
-                progress.say(f"{what}, {time.monotonic() - started:.0f} s so far")
+                say(f"{what}, {time.monotonic() - started:.0f} s so far")
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "deploy" / "local"))
 
 from environments import torch_options  # noqa: E402
-from installer import STATE, Progress, ensure_uv, run_uv  # noqa: E402
+from installer import STATE, ensure_uv, run_command  # noqa: E402
 
 VERSIONS = ("4.51.3", "4.57.6")
 TRAINER = ROOT / ".quartet/envs/trainer/bin/python"
@@ -33,16 +33,16 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
-def environment(version: str, progress: Progress) -> Path:
+def environment(version: str) -> Path:
     """The Python of an environment with that transformers, which is made if it is not there."""
     folder = STATE / "envs" / f"transformers-{version}"
     python = folder / "bin" / "python"
     if not python.exists():
-        uv, what = ensure_uv(progress), f"transformers {version}"
+        uv, what = ensure_uv(), f"transformers {version}"
         packages = ("torch==2.13.0", f"transformers=={version}", "numpy", "safetensors")
-        run_uv(uv, what, ("venv", "--python", "3.11", str(folder)), progress)
-        command = ("pip", "install", "--python", str(python), *packages, *torch_options("cpu", os.environ))
-        run_uv(uv, what, command, progress)
+        run_command(what, [str(uv), "venv", "--python", "3.11", str(folder)])
+        command = ["pip", "install", "--python", str(python), *packages, *torch_options("cpu", os.environ)]
+        run_command(what, [str(uv), *command])
     return python
 
 
@@ -53,7 +53,7 @@ def models(python: Path, *arguments: str | Path) -> str:
 
 
 def main() -> int:
-    pythons = {version: environment(version, Progress()) for version in VERSIONS} | {"the trainer's": TRAINER}
+    pythons = {version: environment(version) for version in VERSIONS} | {"the trainer's": TRAINER}
     with tempfile.TemporaryDirectory() as place:
         for number, python in enumerate(pythons.values()):
             models(python, "save", Path(place) / str(number))

@@ -197,7 +197,7 @@ def test_whether_rollout_and_trainer_are_made_for_gpus(
     if stamp:
         environments.stamp_file(rollout).parent.mkdir(parents=True)
         environments.stamp_file(rollout).write_text(json.dumps(stamp))
-    made = environments.profiled(rollout, flag, environments.Progress())
+    made = environments.profiled(rollout, flag)
     assert (made.profile, says in capsys.readouterr().out) == (profile, True)
     assert made.requirements == f"services/rollout/requirements{'-gpu' if profile == 'gpu' else ''}.txt"
     assert environments.wanted_stamp(made, False).get("profile", "cpu") == profile
@@ -209,10 +209,10 @@ def test_gpus_with_an_old_driver_are_refused(monkeypatch, tmp_path):
     environments = load("environments", monkeypatch)
     monkeypatch.setattr(environments, "STATE", tmp_path)
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, 2, OLD)
-    progress, known = environments.Progress(quiet=True), environments.ENVIRONMENTS
+    known = environments.ENVIRONMENTS
     with pytest.raises(environments.EnvironmentFailure, match=f"trainer environment: {TOO_OLD}; update it, or"):
-        environments.profiled(known["trainer"], "gpu", progress)
-    assert environments.profiled(known["broker"], "gpu", progress) is known["broker"]
+        environments.profiled(known["trainer"], "gpu")
+    assert environments.profiled(known["broker"], "gpu") is known["broker"]
 
 
 @pytest.mark.parametrize("service", ["rollout", "trainer"])
@@ -287,14 +287,12 @@ def test_without_pytorchs_index_the_package_index_is_asked(monkeypatch, tmp_path
             monkeypatch.delenv(name)
     commands = []
 
-    def run_command(what, command, progress):
+    def run_command(what, command):
         commands.append(command)
         if "--torch-backend" in command:
             raise environments.EnvironmentFailure("no such host")
 
     monkeypatch.setattr(environments, "run_command", run_command)
-    environments.install(
-        Path("uv"), environments.ENVIRONMENTS["reward-model"], False, environments.Progress(quiet=True)
-    )
+    environments.install(Path("uv"), environments.ENVIRONMENTS["reward-model"], False)
     installs = [command for command in commands if "-r" in command]
     assert installs[0] == [*installs[1], "--torch-backend", "auto"] and len(installs) == 2
