@@ -44,3 +44,13 @@ def own_processes() -> set[int]:
             if f'"parent": {os.getpid()}'.encode() in (folder / "cmdline").read_bytes():
                 found.add(int(folder.name))
     return found
+
+
+def below(pids: list[int | None]) -> list[int]:
+    """All descendants of some processes, the oldest first; none of None."""
+    found: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+            found += [*children, *below(children)]
+    return sorted(found)

@@ -7,13 +7,12 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import judged, program
-from sandbox_modes import MODES, settings
+from sandbox_modes import MODES, below, settings
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
@@ -31,16 +30,6 @@ POLL_SECONDS = 0.002
 @pytest.fixture
 def sandbox(any_sandbox: IsolatedSandbox) -> IsolatedSandbox:
     return any_sandbox
-
-
-def below(pids: list[int]) -> list[int]:
-    """All descendants of some processes, the oldest first."""
-    found: list[int] = []
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-            found += [*children, *below(children)]
-    return sorted(found)
 
 
 class EndedBefore(Exception):

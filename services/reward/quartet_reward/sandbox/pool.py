@@ -51,9 +51,9 @@ class IsolatedSandbox:
         return self._mode.value
 
     @property
-    def fork_server(self) -> int:
-        """Its process id, 0 before the start."""
-        return self._server.pid if self._server else 0
+    def fork_server(self) -> int | None:
+        """Its process id, None while none serves."""
+        return self._server.pid if self._server and self._up.is_set() else None
 
     @property
     def waiting(self) -> int:
