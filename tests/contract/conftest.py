@@ -8,6 +8,8 @@ pytest.register_assert_rewrite("quartet_contract")  # before it is imported
 
 from contract_stack import Stack  # noqa: E402
 
+SECONDS = 400  # whichever test comes first waits for all servers
+
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
@@ -25,4 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
     items.sort(key=lambda item: item.get_closest_marker("ends_a_service") is not None)

@@ -13,8 +13,6 @@ from servers_under_test import ENVIRONMENTS
 from quartet_client.authority import create_authority, issue
 from quartet_contract.world import World
 
-pytestmark = pytest.mark.timeout(400)  # the first test waits for all servers
-
 COMMAND = ENVIRONMENTS / "client" / "bin" / "quartet"
 
 

@@ -11,8 +11,6 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_contract.world import BrokerRun, World, put_group
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:

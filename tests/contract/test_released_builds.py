@@ -18,7 +18,6 @@ from quartet_contract.cases import Good
 from quartet_contract.tables import CASES, name_of
 from quartet_contract.world import World
 
-pytestmark = pytest.mark.timeout(400)
 ENGINE = ENGINES[0]
 CONTRACTS = {image.stem: ReleasedContract(image) for image in IMAGES}
 SCRIPT = Path(__file__).with_name("released_calls.py")

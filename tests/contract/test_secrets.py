@@ -16,7 +16,6 @@ from quartet_common.durations import to_duration
 from quartet_contract.calls import OWNERS
 from quartet_contract.world import World
 
-pytestmark = pytest.mark.timeout(300)
 PASSWORD = "p4ssw0rd-of-redis"
 
 

@@ -10,8 +10,6 @@ from quartet_common.tensors import decode
 from quartet_contract import cases_rollout as cases
 from quartet_contract.world import World
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(params=ENGINES)
 def world(stack, request):

@@ -55,6 +55,7 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize("block", HERE, ids=str)
 def test_commands_without_a_mark_run(block, checkout):
     (checkout / "run.toml").write_text(RUN_FILE)  # a command before may have written another
@@ -66,7 +67,7 @@ def test_commands_without_a_mark_run(block, checkout):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, f"{block}\n{block.text}\n{done.stdout}\n{done.stderr}"
 

@@ -8,6 +8,7 @@ import pytest
 from pages import ROOT
 from preloaded import Pythons
 
+pytestmark = pytest.mark.timeout(400)
 PACKAGE = ROOT / "examples" / "extensions"
 # One process for each service: most of its time is that of importing torch.
 KINDS_OF = {"reward": ("verifier",), "rollout": ("environment", "engine", "transport"), "trainer": ("algorithm",)}
@@ -40,7 +41,7 @@ def test_extensions_pass_their_own_tests_in_their_services_environment(service, 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     pythons.close()
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT
 
+pytestmark = pytest.mark.timeout(600)
 PATCHES = Path(__file__).with_name("worked_changes")
 PYTHON = ROOT / ".quartet" / "envs"
 
