@@ -194,10 +194,10 @@ def options(name: str) -> dict[str, Any]:
 def bare_vllm(model: str, count: int) -> Generate:
     """`AsyncLLM` configured as our engine configures it, but for what weight updates need."""
     from quartet_rollout.engines.options import VllmOptions
-    from quartet_rollout.engines.vllm_engine import environment
+    from quartet_rollout.engines.vllm_engine import disable_compilation, prepare
 
     same = VllmOptions(**options("vllm"))
-    environment.prepare(same)
+    prepare(same)
     import numpy as np
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -210,7 +210,7 @@ def bare_vllm(model: str, count: int) -> Generate:
     arguments = engine_arguments(model, same)
     del arguments["weight_transfer_config"], arguments["worker_extension_cls"]
     if arguments["enforce_eager"]:
-        environment.disable_compilation()
+        disable_compilation()
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
     runner = asyncio.Runner()
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from quartet_common.config import Section
-from quartet_rollout.engines.options import TransformersOptions, VllmOptions
-from quartet_rollout.engines.registry import EngineParameters, engine_names, load_plugin
+from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
+from quartet_rollout.engines.registry import engine_names, load_plugin
 
 OWN_ENGINES = ("vllm", "transformers")
 

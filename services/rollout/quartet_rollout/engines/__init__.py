@@ -3,6 +3,7 @@
     base.py               the interface (`Engine`), its data classes and its errors: read this first
     registry.py           engines by name; `create_engine`
     options.py            their options, torch-free
+    process_engine.py     what the next two have in common
     vllm_engine/          vLLM: its `AsyncLLM`, and what is added to its workers
     vllm_names.py         what is used of vLLM's public API
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler

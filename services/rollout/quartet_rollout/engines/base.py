@@ -161,7 +161,7 @@ def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[i
     neighbours joined."""
     spans: list[tuple[int, int, int]] = []
     ends = [begin for _, begin in versions[1:]] + [length]
-    for (version, begin), end in zip(versions, ends, strict=True):
+    for (version, begin), end in zip(versions, ends, strict=False):
         if begin == end:
             continue
         if spans and spans[-1][0] == version:
@@ -215,10 +215,6 @@ class Engine(Protocol):
         Raises PromptError, at the first `anext`, for a prompt that is empty, holds ids outside the vocabulary, or
         leaves no room for one token in `max_model_len`; EngineError when the engine has failed.
         """
-
-    async def abort(self, request_id: str) -> None:
-        """End a request: each of its unfinished completions is yielded as "abort" with the tokens it has. Unknown
-        ids are ignored."""
 
     async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
         """Stop between two token steps. Returns how many completions were running.

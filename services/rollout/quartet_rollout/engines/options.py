@@ -15,10 +15,20 @@ log = get_logger(__name__)
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class EngineOptions(BaseModel):
-    """What both engines have."""
+class EngineParameters(BaseModel):
+    """What every engine can be told, those of other packages in `[rollout.engine_parameters]`. Unknown keys are
+    refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest context in tokens, prompt and completion. Unset: what the model allows."
+    )
+    threads: int = Field(1, ge=1, description="Torch threads on the CPU. More than one slows a shared machine down.")
+
+
+class EngineOptions(EngineParameters):
+    """What both engines of this package have."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,11 +39,7 @@ class EngineOptions(BaseModel):
         return values
 
     dtype: Dtype = Field("auto", description="Element type of the weights; auto: as in the model's config.json.")
-    max_model_len: int | None = Field(
-        None, ge=2, description="Longest context in tokens, prompt and completion. Unset: what the model allows."
-    )
     max_num_seqs: int = Field(256, ge=1, description="Completions generated at the same time.")
-    threads: int = Field(1, ge=1, description="Torch threads on the CPU. More than one slows a shared machine down.")
 
 
 RESERVED = {

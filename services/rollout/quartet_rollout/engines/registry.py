@@ -11,25 +11,14 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from quartet_common.plugins import load_plugins
 from quartet_rollout.engines.base import Engine
-from quartet_rollout.engines.options import EngineOptions, TransformersOptions, VllmOptions
+from quartet_rollout.engines.options import EngineOptions, EngineParameters, TransformersOptions, VllmOptions
 
 ENTRY_POINT_GROUP = "quartet.engines"
 _PARTS = ("name", "description", "parameters", "create")
-
-
-class EngineParameters(BaseModel):
-    """What every such engine can be told, in `[rollout.engine_parameters]`. Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_model_len: int | None = Field(
-        None, ge=2, description="Longest context in tokens, prompt and completion. Unset: what the model allows."
-    )
-    threads: int = Field(1, ge=1, description="Torch threads on the CPU.")
 
 
 class EnginePlugin(Protocol):

@@ -45,6 +45,7 @@ class WeightReceiver:
         self._call: Future[int | None] = Future()
         self._lock = threading.Lock()
         self._group: Transport | None = None
+        self._transport = ""
         self._membership = 0  # Counts joins and leaves: a call that outlived its membership must not have an effect.
         self._spare: list[torch.Tensor] = []  # Touching fresh memory costs more than receiving into it.
         self._received: tuple[rollout_pb2.WeightManifest, list[torch.Tensor]] | None = None
@@ -87,7 +88,7 @@ class WeightReceiver:
         group = transports.join(info)
         with self._lock:
             if self._membership == membership:
-                self._group = group
+                self._group, self._transport = group, info.transport
                 return
         group.close()
         raise WeightTransferError(f"gave up joining the weight group of epoch {info.epoch}")
@@ -121,13 +122,14 @@ class WeightReceiver:
             self._base_for().check(manifest.lora)
         checksum = BackgroundChecksum()
         try:
-            group.fill(
-                manifest,
-                buckets,
-                path,
-                deadline - time.monotonic(),
-                lambda bucket: checksum.add(lambda: memoryview(bucket.cpu().numpy())),
-            )
+            with transports.failing(self._transport):
+                group.fill(
+                    manifest,
+                    buckets,
+                    path,
+                    deadline - time.monotonic(),
+                    lambda bucket: checksum.add(lambda: memoryview(bucket.cpu().numpy())),
+                )
             value = checksum.value()
         except WeightTransferError:
             with self._lock:

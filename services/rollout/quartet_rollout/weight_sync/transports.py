@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
 from math import prod
@@ -63,7 +64,32 @@ def join(info: WeightGroupInfo) -> Transport:
         )
     if info.transport in ("gloo", "nccl"):
         return GroupTransport(info)
-    return FileTransport() if info.transport == "file" else PluginTransport(info)
+    return FileTransport() if info.transport == "file" else _of_package(info)
+
+
+def _of_package(info: WeightGroupInfo) -> Transport:
+    """Join by a transport of another package. Raises EngineError when what it gives is no transport."""
+    try:
+        plugin = load_transports()[info.transport]
+    except ConfigError as error:
+        raise EngineError(str(error)) from error
+    with failing(info.transport):
+        end: Transport = plugin.rollout_end(info)
+    if lacking := [part for part in ("device", "fill", "close") if not hasattr(end, part)]:
+        gave = type(end).__name__
+        raise EngineError(f"transport '{info.transport}': rollout_end gave a {gave}, which lacks {', '.join(lacking)}")
+    return end
+
+
+@contextmanager
+def failing(transport: str) -> Iterator[None]:
+    """Whatever a transport's code raises within is a transfer that failed, and no more: the old weights stand then."""
+    try:
+        yield
+    except WeightTransferError:
+        raise
+    except Exception as error:  # a package's code: anything may come
+        raise WeightTransferError(f"transport '{transport}' failed: {type(error).__name__}: {error}") from error
 
 
 def transports() -> list[str]:
@@ -103,27 +129,23 @@ class GroupTransport:
     ) -> None:
         """See `Transport.fill`."""
         deadline = time.monotonic() + timeout_seconds
-        under_way: deque[Callable[[], None]] = deque()
+        under_way: deque[tuple[torch.Tensor, torch.Tensor, Callable[[Callable[[], None]], None]]] = deque()
 
-        def begin(index: int, bucket: torch.Tensor) -> Callable[[], None]:
-            landing = self._landing(index, bucket, max(manifest.bucket_bytes))
-            wait = self.group.broadcast(landing, deadline)
-
-            def end() -> None:
-                wait(lambda: None)
-                if landing is not bucket:
-                    bucket.copy_(landing)
-                arrived(bucket)
-
-            return end
+        def land() -> None:
+            bucket, landing, wait = under_way.popleft()
+            wait(lambda: None)
+            if landing is not bucket:
+                bucket.copy_(landing)
+            arrived(bucket)
 
         try:
             for index, bucket in enumerate(buckets):
                 if len(under_way) == _AHEAD:
-                    under_way.popleft()()
-                under_way.append(begin(index, bucket))
+                    land()
+                landing = self._landing(index, bucket, max(manifest.bucket_bytes))
+                under_way.append((bucket, landing, self.group.broadcast(landing, deadline)))
             while under_way:
-                under_way.popleft()()
+                land()
         except RuntimeError as error:
             raise WeightTransferError(f"the broadcast of weights failed: {first_line(error)}") from error
 
@@ -200,48 +222,3 @@ def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[rollout_pb2.Weight
                 _view(tensor, bucket).copy_(came)
     except (OSError, SafetensorError) as error:
         raise WeightTransferError(f"the weights in '{path}' cannot be read: {error}") from error
-
-
-class PluginTransport:
-    """The `Transport` of another package: whatever its code raises is a transfer that failed, and no more. The old
-    weights stand then, and the rollout goes on."""
-
-    def __init__(self, info: WeightGroupInfo) -> None:
-        """Join. Raises WeightTransferError when it cannot, EngineError when what the package gives is no transport."""
-        self._name = info.transport
-        try:
-            plugin = load_transports()[info.transport]
-        except ConfigError as error:
-            raise EngineError(str(error)) from error
-        try:
-            self._end: Transport = plugin.rollout_end(info)
-        except Exception as error:  # a package's code: anything may come
-            raise self._failed(error) from error
-        lacking = [part for part in ("device", "fill", "close") if not hasattr(self._end, part)]
-        if lacking:
-            gave = type(self._end).__name__
-            raise EngineError(f"transport '{self._name}': rollout_end gave a {gave}, which lacks {', '.join(lacking)}")
-        self.device: torch.device = self._end.device
-
-    def fill(
-        self,
-        manifest: rollout_pb2.WeightManifest,
-        buckets: Sequence[torch.Tensor],
-        path: str,
-        timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], object],
-    ) -> None:
-        """See `Transport.fill`."""
-        try:
-            self._end.fill(manifest, buckets, path, timeout_seconds, arrived)
-        except Exception as error:
-            raise self._failed(error) from error
-
-    def close(self) -> None:
-        """See `Transport.close`."""
-        self._end.close()
-
-    def _failed(self, error: Exception) -> WeightTransferError:
-        if isinstance(error, WeightTransferError):
-            return error
-        return WeightTransferError(f"transport '{self._name}' failed: {type(error).__name__}: {error}")

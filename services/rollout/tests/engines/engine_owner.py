@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import BUCKET_BYTES, PATIENCE
+from harness import BUCKET_BYTES, PATIENCE, JsonProcess
 from models import read_weights
 from packing import pack, write
 
@@ -77,38 +76,19 @@ def say(answer: dict) -> None:
     print(json.dumps(answer), flush=True)
 
 
-class Owner:
+class Owner(JsonProcess):
     """That process, and the engine's own."""
 
     def __init__(self, engine: str, folder: Path, **options: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, engine, json.dumps(options), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__("engine_owner.py", engine, json.dumps(options), str(folder))
         processes = [psutil.Process(pid) for pid in self.answer()["processes"]]
         self.processes = [each for each in processes if "resource_tracker" not in " ".join(each.cmdline())]
 
-    def order(self, **order: Any) -> dict:
-        self.begin(**order)
-        return self.answer()
-
-    def begin(self, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-
     def stop(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
+        super().stop()
         for process in self.processes:
             if process.is_running():
                 process.kill()
-
-    def answer(self) -> dict:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -30,20 +31,19 @@ PROMPT = [18, 11, 19, 11, 17, 29, 31]
 PROMPTS = [PROMPT, [5, 6, 7], [40] * 30]
 
 
-class Sender:
-    """The process of sender.py."""
+class JsonProcess:
+    """A process that reads one JSON order a line, and writes one JSON answer a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("sender.py"))],
+            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,
+            process_group=0,
         )
-        self._answers: Queue[dict] = Queue()
+        self._answers: Queue[dict | None] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self._pid: int = self.answer()["pid"]
 
     def order(self, **order: Any) -> None:
         assert self.process.stdin is not None
@@ -51,16 +51,41 @@ class Sender:
         self.process.stdin.flush()
 
     def answer(self) -> dict:
-        return self._answers.get(timeout=PATIENCE)
+        answer = self._answers.get(timeout=PATIENCE)
+        assert answer is not None, "the process has ended"
+        return answer
+
+    def ask(self, **order: Any) -> dict:
+        self.order(**order)
+        return self.answer()
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+
+class Sender(JsonProcess):
+    """The process of sender.py."""
+
+    def __init__(self) -> None:
+        super().__init__("sender.py")
+        self._pid: int = self.answer()["pid"]
 
     def open(self, world_size: int = 2, timeout: float = PATIENCE) -> WeightGroupInfo:
         """Open a group of a new epoch; returns where to join as rank 1."""
         epoch, secret = secrets.randbelow(2**31), secrets.token_bytes(16)
-        self.order(do="open", epoch=epoch, secret=secret.hex(), world_size=world_size, timeout=timeout)
+        opened = self.ask(do="open", epoch=epoch, secret=secret.hex(), world_size=world_size, timeout=timeout)
         return WeightGroupInfo(
             transport="gloo",
             store_host="127.0.0.1",
-            store_port=self.answer()["port"],
+            store_port=opened["port"],
             rank=1,
             world_size=world_size,
             timeout_seconds=timeout,
@@ -77,15 +102,6 @@ class Sender:
         while "pid" not in (answer := self.answer()):
             pass  # What the last one said yet.
         self._pid = answer["pid"]
-
-    def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(PATIENCE)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._answers.put(json.loads(line))
 
 
 class Harness:

@@ -11,7 +11,7 @@ import torch
 from harness import PATIENCE, PROMPT, Harness
 from models import EOS, VOCAB_SIZE
 
-from quartet_rollout.engines import EngineCompletion, EngineError, PromptError, SamplingSettings
+from quartet_rollout.engines import EngineCompletion, PromptError, SamplingSettings
 from quartet_rollout.generation import not_taken
 
 TOLERANCE = 1e-4
@@ -268,28 +268,6 @@ def test_a_seed_gives_the_same_completions_in_any_company(harness: Harness) -> N
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
     (third,) = harness.generate(n=1, max_new_tokens=20, seed=13)
     np.testing.assert_array_equal(third.token_ids, first[2].token_ids)  # Completion i has seed + i.
-
-
-def test_abort_gives_what_there_is_of_the_one_request_of_an_id(harness: Harness) -> None:
-    async def body() -> list:
-        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
-        reading = asyncio.create_task(harness.collect(PROMPT, 4, sampling, "to-abort"))
-        await harness.started(8)
-        with pytest.raises(EngineError, match="'to-abort' is running already"):
-            await harness.collect(PROMPT, 1, sampling, "to-abort")
-        await harness.engine.abort("to-abort")
-        await harness.engine.abort("unknown")
-        return await reading
-
-    completions = harness.run(body())
-    assert sorted(completion.index for completion in completions) == [0, 1, 2, 3]
-    aborted = [completion for completion in completions if completion.finish_reason == "abort"]
-    assert aborted
-    for completion in aborted:
-        length = len(completion.token_ids)
-        assert 0 < length < 480 and completion.version_spans == ((0, 0, length),)
-        expected = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids, 0.2)
-        np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
 
 
 def test_leaving_the_iterator_aborts_the_rest(harness: Harness) -> None:

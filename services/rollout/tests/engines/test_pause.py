@@ -51,39 +51,48 @@ def test_wait_finishes_what_runs_and_holds_what_comes(harness: Harness) -> None:
     harness.run(body())
 
 
-def test_abort_ends_what_runs(harness: Harness) -> None:
+def test_abort_ends_what_runs_with_what_there_is(harness: Harness) -> None:
+    sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
+
     async def body() -> list:
-        reading = asyncio.create_task(harness.collect(PROMPT, 6, SamplingSettings(max_new_tokens=480, temperature=0.2)))
+        reading = asyncio.create_task(harness.collect(PROMPT, 6, sampling, "one"))
         await harness.started(12)
+        with pytest.raises(EngineError, match="'one' is running already"):
+            await harness.collect(PROMPT, 1, sampling, "one")
         await harness.engine.pause("abort")
         return await reading
 
-    assert "abort" in {completion.finish_reason for completion in harness.run(body())}
+    completions = harness.run(body())
+    assert [completion.index for completion in completions] == list(range(6))
+    aborted = [completion for completion in completions if completion.finish_reason == "abort"]
+    assert aborted
+    for completion in aborted:
+        length = len(completion.token_ids)
+        assert 0 < length < 480 and completion.version_spans == ((0, 0, length),)
+        expected = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids, 0.2)
+        np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)
 
 
-def test_a_request_that_comes_during_a_pause_waits_and_can_be_aborted(harness: Harness) -> None:
-    async def body() -> list:
+def test_a_request_that_comes_during_a_pause_waits_and_can_be_given_up(harness: Harness) -> None:
+    async def body() -> None:
         await harness.engine.pause("keep")
-        reading = asyncio.create_task(harness.collect(PROMPT, 3, LONG, "parked"))
+        reading = asyncio.create_task(harness.collect(PROMPT, 3, LONG))
         await harness.until(lambda: harness.engine.stats().waiting == 3)
-        await harness.engine.abort("parked")
-        return await reading
+        reading.cancel()
+        await harness.until(lambda: harness.engine.stats().waiting == 0)
 
-    for completion in harness.run(body()):
-        assert completion.finish_reason == "abort"
-        assert len(completion.token_ids) == 0 and completion.version_spans == ()
+    harness.run(body())
 
 
 def test_cancelling_a_pause_undoes_it(harness: Harness) -> None:
     async def body() -> None:
         sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
-        reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling, "long"))
+        reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling))
         await harness.started(8)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(harness.engine.pause("wait"), 0.001)
         assert len(await harness.collect(PROMPT, 1, SamplingSettings(max_new_tokens=4))) == 1
-        await harness.engine.abort("long")
-        assert len(await reading) == 8
+        reading.cancel()
 
     harness.run(body())
 

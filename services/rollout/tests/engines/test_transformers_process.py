@@ -25,7 +25,7 @@ def test_it_ends_with_its_rollout_and_not_before(models: dict) -> None:
         (process,) = owner.processes
         assert os.getpgid(process.pid) != os.getpgid(owner.process.pid)  # Ctrl-C in a terminal is for the rollout.
         process.send_signal(signal.SIGTERM)  # As systemd tells all of a service's processes: the rollout drains first.
-        assert len(owner.order(do="generate", prompt=PROMPT, length=5)["tokens"]) == 5
+        assert len(owner.ask(do="generate", prompt=PROMPT, length=5)["tokens"]) == 5
         owner.process.kill()
         assert process.wait(PATIENCE) is None and not process.is_running()
     finally:

@@ -43,14 +43,14 @@ def check(folder: Path, made: dict, begin: int = 0) -> None:
 def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_owner(
     owner: Owner, models: dict, tmp_path: Path, sender: Sender
 ) -> None:
-    made = owner.order(do="generate", prompt=PROMPT, length=20)
+    made = owner.ask(do="generate", prompt=PROMPT, length=20)
     assert made["spans"] == [[-1, 0, 20]]
     check(models[True, 0], made)
 
     # Each worker is a member of the group: the trainer is rank 0, they are 1 and 2.
     group = asdict(sender.open(world_size=3))
     order = {"prompt": PROMPT, "length": 60, "folder": str(models[True, 1]), "version": 5}
-    owner.begin(do="update", group=group | {"secret": group["secret"].hex()}, **order)
+    owner.order(do="update", group=group | {"secret": group["secret"].hex()}, **order)
     assert sender.answer() == {"joined": True}
     sender.send(models[True, 1])
     made = owner.answer()
@@ -59,8 +59,8 @@ def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_ow
     check(models[True, 1], made, begin=cut)
 
     files = {"folder": str(models[True, 0]), "files": str(tmp_path)}
-    assert owner.order(do="update", version=6, **files) == {"version": 6}
-    check(models[True, 0], owner.order(do="generate", prompt=PROMPT, length=20))
+    assert owner.ask(do="update", version=6, **files) == {"version": 6}
+    check(models[True, 0], owner.ask(do="generate", prompt=PROMPT, length=20))
     assert len(owner.processes) == 3  # The engine core and two workers.
     owner.process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(owner.processes, timeout=PATIENCE)

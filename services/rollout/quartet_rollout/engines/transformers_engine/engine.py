@@ -25,10 +25,10 @@ from quartet_rollout.engines.base import (
     PauseMode,
     SamplingSettings,
     SleepLevel,
-    check_prompt,
 )
-from quartet_rollout.engines.model_folder import check_model_folder, load_tokenizer
+from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
+from quartet_rollout.engines.process_engine import ProcessEngine
 from quartet_rollout.engines.transformers_engine.messages import (
     HEAD,
     Call,
@@ -43,8 +43,7 @@ from quartet_rollout.engines.transformers_engine.messages import (
     decode_report,
     encode,
 )
-from quartet_rollout.engines.weight_group import WeightGroupMixin
-from quartet_rollout.errors import EngineError, PromptError, unpack_error
+from quartet_rollout.errors import EngineError, unpack_error
 
 log = get_logger(__name__)
 
@@ -55,7 +54,7 @@ END_SECONDS = 5.0
 """How long a process that speaks no more may take to end by itself."""
 
 
-class TransformersEngine(WeightGroupMixin):
+class TransformersEngine(ProcessEngine):
     """`Engine` over a child process, which ends when this one does."""
 
     name = "transformers"
@@ -68,23 +67,16 @@ class TransformersEngine(WeightGroupMixin):
         self._writer: asyncio.StreamWriter
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready]
-        self._tokenizer: Any = None
         self._stats = EngineStats(0, 0, -1.0, 0)
-        self._policy_version = UNKNOWN_VERSION
-        self._failure = ""
-        self._closed = False
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._requests: dict[str, int] = {}
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
         self._unsent: list[Request] = []
 
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        if self._reading is not None:
-            raise EngineError("the engine has been started already")
-        check_model_folder(self._model_path)
+        self._begin()
         self._ready = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -96,7 +88,8 @@ class TransformersEngine(WeightGroupMixin):
         self._reading = asyncio.create_task(self._read(reader))
         # Both import transformers, which takes seconds.
         ready, self._tokenizer = await asyncio.gather(self._ready, asyncio.to_thread(load_tokenizer, self._model_path))
-        self._spec, self._transports = ready.spec, ready.transports
+        self._spec, self._transports, self._vocab_size = ready.spec, ready.transports, ready.vocab_size
+        self._started = True
 
     async def close(self) -> None:
         if self._closed:
@@ -114,17 +107,6 @@ class TransformersEngine(WeightGroupMixin):
     def max_model_len(self) -> int:
         return self._ready.result().max_model_len
 
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
-
-    @property
-    def failure(self) -> str:
-        return self._failure
-
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -137,14 +119,9 @@ class TransformersEngine(WeightGroupMixin):
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        self._check_usable()
-        ready = self._ready.result()
-        prompt = check_prompt(prompt_token_ids, n, ready.max_model_len, ready.vocab_size)
-        if sampling.routed_experts and not ready.records_experts:
-            raise PromptError("sampling.routed_experts is true; allowed: false, as this engine does not record them")
-        if request_id in self._requests:
-            raise EngineError(f"request '{request_id}' is running already")
-        number = self._requests[request_id] = next(self._numbers)
+        prompt = self._check_request(request_id, prompt_token_ids, n, sampling)
+        self._requests.add(request_id)
+        number = next(self._numbers)
         outbox = self._outboxes[number] = asyncio.Queue()
         # Together with those that come before the event loop turns to other things: the groups of a lease begin as one
         # batch, and cost one message.
@@ -160,7 +137,8 @@ class TransformersEngine(WeightGroupMixin):
                 left -= 1
                 yield item
         finally:
-            del self._requests[request_id], self._outboxes[number]
+            self._requests.discard(request_id)
+            del self._outboxes[number]
             # Whoever stops reading, for whatever reason, wants no more. The request has been sent by then:
             # `_send_requests` was in line before whatever woke this up.
             if left:
@@ -169,9 +147,6 @@ class TransformersEngine(WeightGroupMixin):
     def _send_requests(self) -> None:
         requests, self._unsent = self._unsent, []
         self._send(Generate(requests))
-
-    async def abort(self, request_id: str) -> None:
-        await self._ask("abort", self._requests.get(request_id, 0))
 
     # ------------------------------------------------------- pause and sleep
 
@@ -185,11 +160,8 @@ class TransformersEngine(WeightGroupMixin):
     async def resume(self) -> None:
         await self._ask("resume")
 
-    async def sleep(self, level: SleepLevel = 1) -> None:
-        await self._ask("sleep", level)
-
-    async def wake(self) -> None:
-        await self._ask("wake")
+    async def _set_sleep(self, level: SleepLevel | None) -> None:
+        await self._ask("sleep" if level is not None else "wake")
 
     # --------------------------------------------------------------- weights
 
@@ -197,13 +169,11 @@ class TransformersEngine(WeightGroupMixin):
         return [await self._ask("weights", method, *args)]
 
     async def install_weights(self, policy_version: int) -> None:
+        self._check_usable(awake=True)
         await self._ask("install", policy_version)
 
     async def set_version(self, policy_version: int) -> None:
         await self._ask("set_version", policy_version)
-
-    async def invalidate(self) -> None:
-        await self.set_version(UNKNOWN_VERSION)
 
     # ----------------------------------------------------------- the process
 
@@ -217,12 +187,6 @@ class TransformersEngine(WeightGroupMixin):
             return await answer
         finally:
             del self._answers[number]
-
-    def _check_usable(self) -> None:
-        if self._closed or self._reading is None or not self._ready.done():
-            raise EngineError("the engine is closed" if self._closed else "the engine has not been started")
-        if self._failure:
-            raise EngineError(self._failure)
 
     def _send(self, order: Order) -> None:
         """Send, unless the process is gone: `_read` finds out why, and tells everybody who waits."""
@@ -246,7 +210,7 @@ class TransformersEngine(WeightGroupMixin):
     def _take(self, report: Report) -> None:
         match report:
             case Output():
-                self._stats, self._policy_version = report.stats, report.policy_version
+                self._stats, self._version = report.stats, report.policy_version
                 for number, completion in report.completions:
                     if (outbox := self._outboxes.get(number)) is not None:
                         outbox.put_nowait(completion)
@@ -277,7 +241,7 @@ class TransformersEngine(WeightGroupMixin):
             what = "failed" if self._ready.done() else "did not start"
             self._failure = f"the transformers engine {what}: its process ended with {how}"
             log.error("the engine's process ended", extra={"how": how})
-        self._policy_version = UNKNOWN_VERSION
+        self._version = UNKNOWN_VERSION
         self._stats = EngineStats(0, 0, -1.0, self._stats.tokens_total)
         gone = EngineError(self._failure or "the engine is closed")
         for waiting in (self._ready, *self._answers.values()):

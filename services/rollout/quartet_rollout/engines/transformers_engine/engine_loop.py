@@ -23,7 +23,6 @@ from quartet_rollout.engines.base import (
     EngineStats,
     FinishReason,
     PauseMode,
-    SleepLevel,
 )
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
@@ -60,7 +59,7 @@ class EngineLoop:
         """A pause of mode "wait" is coming about: what runs is finished, nothing is added."""
         self._paused = False
         self._closed = False
-        self._asleep: SleepLevel | None = None
+        self._asleep = False
         self._keep_kv_cache = False
         self._pausing: list[Answer] = []
         """Of pauses that have not come about."""
@@ -87,7 +86,7 @@ class EngineLoop:
 
     @property
     def _can_step(self) -> bool:
-        return not self._paused and self._asleep is None and self._decoder.busy
+        return not self._paused and not self._asleep and self._decoder.busy
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Generate):
@@ -143,23 +142,15 @@ class EngineLoop:
         self._stand()
         self._paused = self._keep_kv_cache = False
 
-    def sleep(self, level: SleepLevel) -> None:
-        """Free the accelerator's memory. Raises EngineError at another level."""
-        if self._asleep == level:
-            return
-        if self._asleep is not None:
-            raise EngineError(f"the engine sleeps at level {self._asleep}; wake it first")
+    def sleep(self) -> None:
+        """Free the accelerator's memory."""
         self._decoder.sleep()
-        self._asleep = level
+        self._asleep = True
 
     def wake(self) -> None:
         """Have the memory again, and go on unless there is a pause."""
-        if self._asleep is None:
-            return
         self._decoder.wake()
-        level, self._asleep = self._asleep, None
-        if level == 2:
-            self.set_version(UNKNOWN_VERSION)
+        self._asleep = False
 
     def weights(self, method: str, *args: Any) -> Any:
         """Call a method of the `WeightReceiver`."""
@@ -167,9 +158,7 @@ class EngineLoop:
 
     def install(self, policy_version: int) -> None:
         """Replace the weights by those received. Raises WeightInstallError, and the version is then unknown;
-        EngineError asleep, or when nothing was received."""
-        if self._asleep is not None:
-            raise EngineError("the engine sleeps: wake it before weights are installed")
+        EngineError when nothing was received."""
         tensors = self._receiver.tensors()
         try:
             self._decoder.install(tensors)

@@ -1,4 +1,4 @@
-"""Our options and sampling settings in vLLM's words. Import after `environment.prepare`."""
+"""Our options and sampling settings in vLLM's words. Import after `prepare`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quartet_rollout.engines.base import EngineError, SamplingSettings
 from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import config_dtype, context_length
 from quartet_rollout.engines.options import VllmOptions
-from quartet_rollout.engines.vllm_engine.masks import KEY
 from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
+from quartet_rollout.engines.vllm_engine.worker import KEY
 
 GIB = 2**30
 CPU_KV_CACHE_GIB = 0.5

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +25,6 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from quartet_common.log import get_logger
 from quartet_common.sampling import FIRST_RELEASE, SamplingParameters, capability
 from quartet_rollout.engines.base import (
-    UNKNOWN_VERSION,
     EngineCompletion,
     EngineError,
     EngineStats,
@@ -37,15 +35,14 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     SleepLevel,
     WeightInstallError,
-    check_prompt,
 )
 from quartet_rollout.engines.masks import masked
-from quartet_rollout.engines.model_folder import check_model_folder, load_tokenizer
+from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
-from quartet_rollout.engines.vllm_engine import environment
+from quartet_rollout.engines.process_engine import ProcessEngine
+from quartet_rollout.engines.vllm_engine import disable_compilation
 from quartet_rollout.engines.vllm_engine.arguments import engine_arguments, sampling_parameters
 from quartet_rollout.engines.vllm_engine.worker import OWNER
-from quartet_rollout.engines.weight_group import WeightGroupMixin
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -74,18 +71,7 @@ class Statistics(StatLoggerBase):
         """Nothing to log."""
 
 
-@dataclass(eq=False)
-class _Request:
-    """A prompt whose completions are being drawn."""
-
-    prompt: list[int]
-    sampling: SamplingSettings
-    keys: list[str]
-    aborted: bool = False
-    tasks: list[asyncio.Task[EngineCompletion]] = field(default_factory=list)
-
-
-class VllmEngine(WeightGroupMixin):
+class VllmEngine(ProcessEngine):
     """One `AsyncLLM`. Its engine core and workers are processes; its output handler runs in the caller's event loop."""
 
     name = "vllm"
@@ -94,27 +80,24 @@ class VllmEngine(WeightGroupMixin):
         super().__init__(model_path)
         self._options = options
         self._llm: AsyncLLM
-        self._tokenizer: Any = None
-        self._begun = self._closed = self._gives_masks = False
-        self._failure = ""
+        self._gives_masks = False
         self._statistics: list[Statistics] = []
-        self._requests: dict[str, _Request] = {}
         self._numbers = itertools.count()
-        self._inside = 0  # Completions that vLLM has.
-        self._parked: dict[str, asyncio.Future[None]] = {}  # Completions that wait for the end of a pause, by key.
+        self._inside: set[str] = set()
+        """Keys of the completions that vLLM has."""
+        self._parked = 0
+        """Completions that wait for the end of a pause: what vLLM gets has the salt of the weights that it will be
+        drawn from."""
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
         self._ended_tokens = 0
-        self._paused = self._keep_kv_cache = False
-        self._asleep: SleepLevel | None = None
-        self._version = UNKNOWN_VERSION
+        self._keep_kv_cache = False
         self._installs = 0
 
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        if self._begun:
-            raise EngineError("the engine has been started already")
-        self._begun = True
-        check_model_folder(self._model_path)
+        self._begin()
         os.environ[OWNER] = str(os.getpid())
         try:
             self._llm = await asyncio.to_thread(self._make)
@@ -124,15 +107,17 @@ class VllmEngine(WeightGroupMixin):
             log.exception("the engine did not start")
             cause = lacking(self._model_path) or error
             raise EngineError(f"the vllm engine did not start: {cause}") from error
+        self._started = True
+        self._vocab_size = self._llm.model_config.get_vocab_size()
         self._gives_masks = all(await self._workers("quartet_attach_masks"))
-        await self._call(self._llm.update_weight_version(str(self._version)))
+        await self.invalidate()
         await self.load_spec()
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
 
     def _make(self) -> AsyncLLM:
         arguments = engine_arguments(self._model_path, self._options)
         if arguments["enforce_eager"]:
-            environment.disable_compilation()
+            disable_compilation()
 
         def logger(config: VllmConfig, engine_index: int) -> Statistics:
             self._statistics.append(Statistics(config, engine_index))
@@ -146,9 +131,9 @@ class VllmEngine(WeightGroupMixin):
         if self._closed:
             return
         self._closed = True
+        self._unpaused.set()
         if hasattr(self, "_llm"):
-            for request_id in list(self._requests):
-                await self._abort(request_id)
+            await self._llm.abort(list(self._inside))
             await asyncio.to_thread(self._llm.shutdown, CLOSE_SECONDS)
             del self._llm
 
@@ -163,35 +148,25 @@ class VllmEngine(WeightGroupMixin):
         return parallel.world_size * parallel.data_parallel_size
 
     @property
-    def policy_version(self) -> int:
-        return UNKNOWN_VERSION if self.failure else self._version
-
-    @property
     def failure(self) -> str:
         if not self._failure and not self._closed and hasattr(self, "_llm") and self._llm.errored:
             self._failure = "the vllm engine failed: its engine core has ended"
             log.error("%s", self._failure)
         return self._failure
 
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
     def capabilities(self) -> list[str]:
         masks = ["sampling_masks"] if self._gives_masks else []
         sampling = [capability(name) for name in SamplingParameters.model_fields if name not in FIRST_RELEASE]
         routed = ["routed_experts"] if (self._options.model_extra or {}).get("enable_return_routed_experts") else []
-        return [*self.weight_capabilities(), *sampling, *masks, *routed, *(["sleep"] if self._can_sleep else [])]
-
-    @property
-    def _can_sleep(self) -> bool:
-        return self._llm.model_config.enable_sleep_mode
+        sleep = ["sleep"] if self._llm.model_config.enable_sleep_mode else []
+        return [*self.weight_capabilities(), *sampling, *masks, *routed, *sleep]
 
     def stats(self) -> EngineStats:
-        running = min(sum(each.running for each in self._statistics), self._inside)
+        running = min(sum(each.running for each in self._statistics), len(self._inside))
         used = max((each.kv_cache_use for each in self._statistics), default=-1.0)
         return EngineStats(
             running=running,
-            waiting=self._inside - running + len(self._parked),
+            waiting=len(self._inside) - running + self._parked,
             kv_cache_use=used if self._inside else 0.0,
             tokens_total=max(sum(each.tokens for each in self._statistics), self._ended_tokens),
         )
@@ -201,37 +176,33 @@ class VllmEngine(WeightGroupMixin):
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        self._check_usable()
-        vocabulary = self._llm.model_config.get_vocab_size()
-        prompt = check_prompt(prompt_token_ids, n, self.max_model_len, vocabulary)
-        if sampling.masks and not self._gives_masks:
-            raise PromptError("sampling.masks is true; allowed: false, as this engine cannot give the candidates")
-        if sampling.routed_experts and "routed_experts" not in self.capabilities():
-            raise PromptError("sampling.routed_experts is true; allowed: false, as this engine does not record them")
-        if request_id in self._requests:
-            raise EngineError(f"request '{request_id}' is running already")
+        prompt = self._check_request(request_id, prompt_token_ids, n, sampling)
+        self._requests.add(request_id)
         # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
-        keys = [f"{request_id}/{next(self._numbers)}" for _ in range(n)]
-        request = self._requests[request_id] = _Request(prompt, sampling, keys)
-        request.tasks = [asyncio.create_task(self._draw(request, index)) for index in range(n)]
+        draws = (self._draw(f"{request_id}/{next(self._numbers)}", prompt, index, sampling) for index in range(n))
+        tasks = [asyncio.create_task(draw) for draw in draws]
         try:
-            for completion in asyncio.as_completed(request.tasks):
+            for completion in asyncio.as_completed(tasks):
                 yield await completion
         finally:
-            del self._requests[request_id]
-            for task in request.tasks:
+            self._requests.discard(request_id)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*request.tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _draw(self, request: _Request, index: int) -> EngineCompletion:
-        key, sampling = request.keys[index], request.sampling
-        await self._admitted(key)
-        if request.aborted:
+    async def _draw(self, key: str, prompt: list[int], index: int, sampling: SamplingSettings) -> EngineCompletion:
+        self._parked += 1
+        try:
+            while not self._unpaused.is_set():
+                await self._unpaused.wait()
+        finally:
+            self._parked -= 1
+        if self._closed:
             nothing = SamplingMask.nothing_cut(0) if masked(sampling) else None
             return EngineCompletion(index, np.empty(0, np.int32), np.empty(0, np.float32), "abort", (), nothing)
         # The salt keeps the prefixes of other weights apart, where a pause keeps the KV cache.
-        inputs = tokens_input(request.prompt, cache_salt=str(self._installs))
-        self._inside += 1
+        inputs = tokens_input(prompt, cache_salt=str(self._installs))
+        self._inside.add(key)
         try:
             stream = self._llm.generate(inputs, sampling_parameters(sampling, index, key), key)
             (output,) = [output async for output in stream]
@@ -240,18 +211,8 @@ class VllmEngine(WeightGroupMixin):
         except (EngineDeadError, EngineGenerateError) as error:
             raise self._lost(error) from error
         finally:
-            self._inside -= 1
+            self._inside.discard(key)
         return await self._completion(index, output.outputs[0], key if masked(sampling) else "")
-
-    async def _admitted(self, key: str) -> None:
-        """Wait for the end of a pause: what vLLM gets has the salt of the weights that it will be drawn from."""
-        while self._paused and not self._closed:
-            self._parked[key] = asyncio.get_running_loop().create_future()
-            try:
-                await self._parked[key]
-                return
-            finally:
-                del self._parked[key]
 
     async def _completion(self, index: int, output: CompletionOutput, mask_key: str) -> EngineCompletion:
         tokens = np.array(output.token_ids, dtype=np.int32)
@@ -280,64 +241,33 @@ class VllmEngine(WeightGroupMixin):
             routed_experts=experts,
         )
 
-    async def abort(self, request_id: str) -> None:
-        self._check_usable()
-        await self._abort(request_id)
-
-    async def _abort(self, request_id: str) -> None:
-        request = self._requests.get(request_id)
-        if request is not None:
-            request.aborted = True
-            self._release(request.keys)
-            await self._llm.abort(request.keys)
-
-    def _release(self, keys: list[str]) -> None:
-        for key in keys:
-            if (parked := self._parked.get(key)) is not None and not parked.done():
-                parked.set_result(None)
-
-    # ----------------------------------------------------------------- pause
+    # ------------------------------------------------------- pause and sleep
 
     async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
         self._check_usable()
-        count, self._paused, self._keep_kv_cache = self._inside, True, keep_kv_cache
+        count, self._keep_kv_cache = len(self._inside), keep_kv_cache
+        self._unpaused.clear()
         try:
             await self._call(self._llm.pause_generation(mode=mode, clear_cache=False))
         except asyncio.CancelledError:
             await self.resume()
             raise
-        return self._inside if mode == "keep" else count
+        return len(self._inside) if mode == "keep" else count
 
     async def resume(self) -> None:
         self._check_usable()
-        self._paused = self._keep_kv_cache = False
+        self._keep_kv_cache = False
+        self._unpaused.set()
         if self._asleep is None:
             await self._call(self._llm.resume_generation())
-        self._release(list(self._parked))
 
-    # ----------------------------------------------------------------- sleep
-
-    async def sleep(self, level: SleepLevel = 1) -> None:
-        self._check_usable()
-        if self._asleep == level:
-            return
-        if self._asleep is not None:
-            raise EngineError(f"the engine sleeps at level {self._asleep}; wake it first")
-        if not self._can_sleep:
-            raise EngineError("this engine cannot sleep; allowed: an engine on a GPU, vllm with sleep_mode = true")
-        await self._call(self._llm.sleep(level, mode="keep"))
-        self._asleep = level
-
-    async def wake(self) -> None:
-        self._check_usable()
-        if self._asleep is None:
+    async def _set_sleep(self, level: SleepLevel | None) -> None:
+        if level is not None:
+            await self._call(self._llm.sleep(level, mode="keep"))
             return
         await self._call(self._llm.wake_up())
-        level, self._asleep = self._asleep, None
-        if self._paused:  # vLLM's waking also resumes.
+        if not self._unpaused.is_set():  # vLLM's waking also resumes.
             await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
-        if level == 2:
-            await self.invalidate()
 
     # --------------------------------------------------------------- weights
 
@@ -345,9 +275,8 @@ class VllmEngine(WeightGroupMixin):
         return await self._workers("quartet_weights", method, *args)
 
     async def install_weights(self, policy_version: int) -> None:
-        if self._asleep is not None:
-            raise EngineError("the engine sleeps: wake it before weights are installed")
-        pauses, keep = not self._paused, self._keep_kv_cache
+        self._check_usable(awake=True)
+        pauses, keep = self._unpaused.is_set(), self._keep_kv_cache
         if not all(await self.call_members("has_received")):
             raise EngineError("no weights were received that could be installed")
         if pauses:
@@ -371,9 +300,6 @@ class VllmEngine(WeightGroupMixin):
         self._version = policy_version
         if not self.failure:
             await self._call(self._llm.update_weight_version(str(policy_version)))
-
-    async def invalidate(self) -> None:
-        await self.set_version(UNKNOWN_VERSION)
 
     # --------------------------------------------------------------- helpers
 
@@ -399,12 +325,6 @@ class VllmEngine(WeightGroupMixin):
         if self._closed:
             return EngineError("the engine is closed")
         return EngineError(self.failure or f"the vllm engine failed: {error}")
-
-    def _check_usable(self) -> None:
-        if self._closed or not hasattr(self, "_llm"):
-            raise EngineError("the engine is closed" if self._closed else "the engine has not been started")
-        if self.failure:
-            raise EngineError(self.failure)
 
 
 def lacking(model_path: str) -> str:
