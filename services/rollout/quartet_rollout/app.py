@@ -21,7 +21,7 @@ from quartet_rollout.environments import Environments, load_environments
 from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
 from quartet_rollout.groups import Concurrency, Groups
-from quartet_rollout.membership import Membership, RunPool
+from quartet_rollout.membership import Membership
 from quartet_rollout.metrics import (
     KV_CACHE_USE,
     POLICY_VERSION,
@@ -54,68 +54,48 @@ class RolloutService:
 
     def __init__(self, config: LoadedConfig[RolloutSection], host: ServiceHost):
         self._config, self._host = config, host
-        section, addresses = config.section, config.addresses
+        section, addresses, security = config.section, config.addresses, config.security
         self._engine: Engine | None = None
-        self._broker_channel = connect(addresses.broker, config.security, service="broker")
-        self._reward_channel = connect(addresses.reward, config.security, service="reward")
         self._rate = TokenRate()
-        broker = Peer("broker", addresses.broker, config.security)
-        link = BrokerLink(self._broker_channel, broker, host.waiting, section.rpc_timeout_seconds)
-        pool = RunPool(section.runs or [config.run.id], link, host.instance_id)
-        host.capabilities.extend(pool.capabilities)
-        self.state = RolloutState(pool.only or "")
-        reward = Peer("reward", addresses.reward, config.security)
+        self.state = RolloutState(host.instance_id)
+        self._broker_channel = connect(addresses.broker, security, service="broker")
+        broker = Peer("broker", addresses.broker, security)
+        self._link = BrokerLink(self._broker_channel, broker, host.waiting, section.rpc_timeout_seconds)
+        self._uploads = UploadBatcher(self.state, self._link, section.put_batch_groups, section.put_batch_bytes)
+        self._reward_channel = connect(addresses.reward, security, service="reward")
+        reward = Peer("reward", addresses.reward, security)
         self._scorer = Scorer(
             self.state, self._reward_channel, reward, host.waiting, section.scoring, self._verifier_raised
         )
-        self._link = link
-        self._leases = LeaseRenewer(self.state, link)
-        self._uploads = UploadBatcher(self.state, link, section.put_batch_groups, section.put_batch_bytes)
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
         self._environments = Environments(load_environments(), tools)
-        self.concurrency = Concurrency(section.max_running_completions, section.kv_cache_limit)
-        self._groups = Groups(
+        self.groups = Groups(
             self.state,
-            self._leases,
+            LeaseRenewer(self.state, self._link),
             self._scorer,
             self._uploads,
             self._environments,
-            self.concurrency,
-            host.instance_id,
+            Concurrency(section.max_running_completions, section.kv_cache_limit),
             self._engine_failed,
         )
-        self._membership = Membership(
+        self.membership = Membership(
             self.state,
-            link,
+            self._link,
             host,
             section.advertise_address or host.address,
             self._rate,
-            pool,
+            section.runs or [config.run.id],
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
-        self.admission = Admission(
-            self.state.changes,
-            section.max_direct_completions,
-            section.max_direct_queued,
-            section.direct_share,
-            window=lambda: self.concurrency.window,
-            generating=lambda: self._groups.generating,
-            run_wants=lambda: self._loop.wants_more,
-        )
-        self._loop = PromptLoop(
-            self.state,
-            link,
-            self._groups,
-            self._membership,
-            host.instance_id,
-            section,
-            self.concurrency,
-            reserved=lambda: self.admission.reserved,
-        )
+        self.admission = Admission(self.state, self.groups, section)
         self._direct = DirectGeneration(self.state, self.admission)
+        self._loop = PromptLoop(self.state, self._link, self.groups, self.membership, self.admission, section)
         self._sleep = Sleep(self.state, host.spawn)
-        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate, link, self._sleep)
+        self.updates = WeightUpdates(self.state, self._sleep, self.groups, host.spawn)
+        self._servicer = RolloutServicer(
+            self.state, host, section, self._direct, self._rate, self._link, self._sleep, self.updates
+        )
 
     async def run(self) -> None:
         """Serve until the host stops."""
@@ -125,9 +105,9 @@ class RolloutService:
         host.on_drain(self._drain)
         self._loading = host.spawn(self._load(), "load engine")
         for work, name in (
-            (self._membership.run(), "membership"),
+            (self.membership.run(), "membership"),
             (self._scorer.run(), "scoring"),
-            (self._leases.run(), "lease renewal"),
+            (self.groups.renew_leases(), "lease renewal"),
             (self._uploads.run(), "upload"),
             (self._loop.run(), "prompt loop"),
             (self._measure(), "measuring"),
@@ -153,7 +133,6 @@ class RolloutService:
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
         host.waiting.discard(_LOADING)
-        self._servicer.updates = WeightUpdates(self.state, engine, self._sleep, host.spawn, self._weights_lost)
         self._environments.writer = AnswerWriter(engine.tokenizer())
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
@@ -175,7 +154,7 @@ class RolloutService:
                 self._rate.sample(stats.tokens_total)
                 RUNNING.set(stats.running)
                 WAITING.set(stats.waiting)
-                WINDOW.set(self.concurrency.window)
+                WINDOW.set(self.groups.concurrency.window)
                 KV_CACHE_USE.set(stats.kv_cache_use)
                 TOKENS_PER_SECOND.set(self._rate.value)
                 POLICY_VERSION.set(self.state.policy_version)
@@ -203,18 +182,14 @@ class RolloutService:
     def _engine_failed(self, reason: str) -> None:
         self._host.stop(reason, exit_code=1)
 
-    async def _weights_lost(self) -> None:
-        await self._groups.give_back_all("the weights are of unknown version")
-
     async def _stop_work(self, reason: str) -> None:
         """Put what is finished, give the rest back: the run goes on without this rollout, if at all."""
-        await self._groups.flush(timeout=_FLUSH_SECONDS)
-        await self._groups.give_back_all(reason)
+        await self.groups.flush(timeout=_FLUSH_SECONDS)
+        await self.groups.give_back_all(reason)
 
     async def _forget_run(self, reason: str) -> None:
         self._direct.interrupt(reason)
-        if self._servicer.updates is not None:
-            await self._servicer.updates.forget(reason)
+        await self.updates.forget(reason)
 
     async def _drain(self) -> None:
         """Stop leasing, finish direct generation, put what is finished, give the rest back, leave, close."""
@@ -223,11 +198,10 @@ class RolloutService:
         left = self._config.server.drain_seconds
         answering = asyncio.create_task(self._direct.stop(left / 3), name="finish direct generation")
         await self._loop.stop(timeout=min(self._config.section.lease_wait_seconds, left / 3))
-        await self._groups.flush(timeout=left / 6)
-        await self._groups.give_back_all("the rollout stops", timeout=left / 6)
-        await self._membership.leave()
-        if self._servicer.updates is not None:
-            await self._servicer.updates.close()
+        await self.groups.flush(timeout=left / 6)
+        await self.groups.give_back_all("the rollout stops", timeout=left / 6)
+        await self.membership.leave()
+        await self.updates.close()
         await answering
         self._loading.cancel()
         await asyncio.wait({self._loading})

@@ -6,7 +6,8 @@ call is under way the next batch gathers.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,50 +46,41 @@ class BrokerLink:
 
     async def introduce(self) -> None:
         """Shake hands, waiting until the broker is there. Raises grpc.RpcError if it refuses."""
-        outage = Outage()
-        while True:
-            try:
-                await handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT)
-            except grpc.RpcError as error:
-                if error.code() not in TRANSIENT:
-                    raise
-                await self._away(error)
-                await outage.wait()
-            else:
-                self._answered()
-                return
+        await self._repeat(lambda: self._noted(handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT), TRANSIENT))
 
     async def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         """Make one call; PutExperience with the bytes of its request. Raises grpc.RpcError."""
-        try:
-            response = await getattr(self._stub, method)(request, timeout=timeout or self._timeout)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                await self._away(error)
-            raise
-        self._answered()
-        return response
+        call = getattr(self._stub, method)(request, timeout=timeout or self._timeout)
+        return await self._noted(call, {grpc.StatusCode.UNAVAILABLE})
 
     async def insist(self, method: str, request: Any, timeout: float | None = None) -> Any:
         """Make a call that is safe to repeat until the broker answers it. Raises grpc.RpcError for what is final."""
+        return await self._repeat(lambda: self.call(method, request, timeout))
+
+    async def _repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
         outage = Outage()
         while True:
             try:
-                return await self.call(method, request, timeout)
+                return await call()
             except grpc.RpcError as error:
                 if error.code() not in TRANSIENT:
                     raise
                 await outage.wait(retry_delay(error))
 
-    async def _away(self, error: grpc.RpcError) -> None:
-        self._outage.failed()
-        self._waiting.add(str(self._peer))
-        if self._outage.to_be_logged():
-            log.warning("calling again: %s", await self._peer.explain_aside(error))
-
-    def _answered(self) -> None:
+    async def _noted(self, call: Awaitable[Any], away: Container[grpc.StatusCode]) -> Any:
+        """Await a call, and note whether the broker can be reached: not if the call ends with one of `away`."""
+        try:
+            response = await call
+        except grpc.RpcError as error:
+            if error.code() in away:
+                self._outage.failed()
+                self._waiting.add(str(self._peer))
+                if self._outage.to_be_logged():
+                    log.warning("calling again: %s", await self._peer.explain_aside(error))
+            raise
         self._outage.over()
         self._waiting.discard(str(self._peer))
+        return response
 
 
 # Most leases in one call, so that a call stays small.
@@ -99,50 +91,35 @@ _DEFAULT_TTL_SECONDS = 60.0
 
 
 class LeaseRenewer:
-    """The leases this rollout holds."""
+    """Renews leases, and gives them back."""
 
     def __init__(self, state: RolloutState, link: BrokerLink):
         self._state, self._link = state, link
-        self._on_lost: dict[str, Callable[[], None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._on_lost)
-
-    def hold(self, lease_id: str, on_lost: Callable[[], None]) -> None:
-        """Renew the lease from now on; call `on_lost` if the broker says it is lost."""
-        self._on_lost[lease_id] = on_lost
-
-    def settled(self, lease_id: str) -> None:
-        """The lease is no more: its group was put, or it was given back."""
-        self._on_lost.pop(lease_id, None)
-
-    async def run(self) -> None:
-        """Renew for as long as the service lives."""
+    async def renew(self, held: Callable[[], list[str]], on_lost: Callable[[str], None]) -> None:
+        """Renew what is `held` for as long as the service lives; call `on_lost` with those that the broker says are
+        lost."""
         while True:
             if (spec := self._state.spec) is None:
                 await self._state.changes.wait()
                 continue
             ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
             await asyncio.sleep(ttl / 3)
-            held = list(self._on_lost)
-            for begin in range(0, len(held), _CHUNK):
-                await self._renew(held[begin : begin + _CHUNK], ttl)
+            lease_ids = held()
+            for begin in range(0, len(lease_ids), _CHUNK):
+                for lease_id in await self._renew(lease_ids[begin : begin + _CHUNK], ttl):
+                    on_lost(lease_id)
 
-    async def _renew(self, lease_ids: list[str], ttl: float) -> None:
+    async def _renew(self, lease_ids: list[str], ttl: float) -> Iterable[str]:
+        """Return those that are lost."""
         request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=lease_ids)
         try:
-            response = await self._link.call("RenewLeases", request, timeout=max(1.0, ttl / 3))
+            return (await self._link.call("RenewLeases", request, timeout=max(1.0, ttl / 3))).lost
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
-                lost = lease_ids
-            else:
-                log.warning("could not renew leases: %s", describe(error), extra={"count": len(lease_ids)})
-                return
-        else:
-            lost = response.lost
-        for lease_id in lost:
-            if (on_lost := self._on_lost.pop(lease_id, None)) is not None:
-                on_lost()
+                return lease_ids
+            log.warning("could not renew leases: %s", describe(error), extra={"count": len(lease_ids)})
+            return ()
 
     async def unscored(self, lease: broker_pb2.PromptLease) -> bytes:
         """Return the completions that are kept of a leased prompt, a serialized UnscoredGroup. Raises grpc.RpcError."""
@@ -150,7 +127,7 @@ class LeaseRenewer:
         return (await self._link.insist("GetUnscored", request)).unscored
 
     async def set_aside(self, release: broker_pb2.LeaseRelease) -> None:
-        """Release a lease with completions that must not be lost: the lease is renewed until the broker has them."""
+        """Release a lease with completions that must not be lost, however long it takes."""
         if len(release.unscored) > LARGEST_GROUP:
             release.failure += f"; its {len(release.unscored)} bytes of completions are not kept: they fit no message"
             release.ClearField("unscored")
@@ -159,7 +136,6 @@ class LeaseRenewer:
             await self._link.insist("ReleaseLeases", request)
         except grpc.RpcError as error:
             log.info("a group was not set aside: %s", describe(error), extra={"lease": release.lease_id})
-        self.settled(release.lease_id)
 
     async def give_back(
         self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0, run_id: str = ""
@@ -170,8 +146,6 @@ class LeaseRenewer:
         """
         run_id = run_id or self._state.run_id
         releases = list(releases)
-        for release in releases:
-            self.settled(release.lease_id)
         for begin in range(0, len(releases), _CHUNK):
             request = broker_pb2.ReleaseLeasesRequest(run_id=run_id, releases=releases[begin : begin + _CHUNK])
             try:
@@ -211,8 +185,8 @@ class UploadBatcher:
     def __init__(self, state: RolloutState, link: BrokerLink, batch_groups: int, batch_bytes: int):
         self._state, self._link = state, link
         self._batch_groups, self._batch_bytes = batch_groups, batch_bytes
-        self._queue: asyncio.Queue[_Put] = asyncio.Queue()
-        self._held: _Put | None = None
+        self._queue: deque[_Put] = deque()
+        self._arrived = asyncio.Event()
 
     async def put(self, lease_id: str, group: experience_pb2.ExperienceGroup) -> int:
         """Put a group and return its PutOutcome, any but NO_ROOM: that one is tried again until there is room.
@@ -227,7 +201,8 @@ class UploadBatcher:
             raise UploadRefused(f"the group has {size} bytes; allowed: at most {LARGEST_GROUP}, the size of a message")
         while True:
             item = _Put(self._state.run_id, parts, size, loop.create_future())
-            self._queue.put_nowait(item)
+            self._queue.append(item)
+            self._arrived.set()
             outcome = await item.outcome
             if outcome != broker_pb2.PUT_OUTCOME_NO_ROOM:
                 return outcome
@@ -237,26 +212,24 @@ class UploadBatcher:
     async def run(self) -> None:
         """Put for as long as the service lives."""
         while True:
-            await self._send(await self._gather())
+            if batch := self._next_batch():
+                await self._send(batch)
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
 
-    async def _gather(self) -> list[_Put]:
-        """Return the next batch: at least one group, then what is there without waiting."""
+    def _next_batch(self) -> list[_Put]:
+        """Take what goes into one call; nothing if nobody waits."""
         batch: list[_Put] = []
         size = 0
-        while len(batch) < self._batch_groups:
-            if self._held is not None:
-                item, self._held = self._held, None
-            elif batch and self._queue.empty():
-                break
-            else:
-                item = await self._queue.get()
-            if item.outcome.cancelled():
-                continue
+        while self._queue and len(batch) < self._batch_groups:
+            item = self._queue[0]
             if batch and (size + item.size > self._batch_bytes or item.run_id != batch[0].run_id):
-                self._held = item
                 break
-            batch.append(item)
-            size += item.size
+            self._queue.popleft()
+            if not item.outcome.cancelled():
+                batch.append(item)
+                size += item.size
         return batch
 
     async def _send(self, batch: list[_Put]) -> None:

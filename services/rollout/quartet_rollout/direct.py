@@ -8,8 +8,7 @@ so that the share becomes free as completions end. Nothing that runs is taken aw
 import asyncio
 import itertools
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -20,13 +19,15 @@ from quartet.v1 import experience_pb2, rollout_pb2
 
 from quartet_common.errors import ContractError, failed_precondition, invalid_argument, resource_exhausted, unavailable
 from quartet_common.tensors import encode
+from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.registry import SINGLE_TURN
 from quartet_rollout.experience import completion_info
 from quartet_rollout.generation import PromptRefused, generate_completions
+from quartet_rollout.groups import Groups
 from quartet_rollout.membership import NO_MASKS
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
-from quartet_rollout.state import Changes, RolloutState
+from quartet_rollout.state import RolloutState
 
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
 _MEMORY = 0.2
@@ -36,28 +37,12 @@ _MEMORY = 0.2
 class Admission:
     """Lets direct requests in, in the order in which they come."""
 
-    def __init__(
-        self,
-        changes: Changes,
-        most: int,
-        queue: int,
-        share: float,
-        window: Callable[[], int],
-        generating: Callable[[], int],
-        run_wants: Callable[[], bool],
-    ):
-        """
-        Args:
-            most: completions at once.
-            queue: completions that may wait.
-            share: of the window, in (0, 1].
-            window: completions that the engine may have in all.
-            generating: those that it has of the run's own prompts.
-            run_wants: whether the run has more prompts than it may give to the engine now.
-        """
-        self._changes, self._most, self._queue_limit, self._share = changes, most, queue, share
-        self._window, self._generating, self._run_wants = window, generating, run_wants
-        self._queue: deque[int] = deque()
+    def __init__(self, state: RolloutState, groups: Groups, section: RolloutSection):
+        """`groups` are those of the run's own prompts, which share the engine."""
+        self._state, self._groups, self._changes = state, groups, state.changes
+        self._most, self._queue_limit = section.max_direct_completions, section.max_direct_queued
+        self._share = section.direct_share
+        self._queue: dict[object, int] = {}  # The completions of each request that waits, in order.
         self.running = 0
         """Completions under way."""
         self._seconds = 1.0
@@ -71,12 +56,12 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Completions that wait to be let in."""
-        return sum(self._queue)
+        return sum(self._queue.values())
 
     @property
     def reserved(self) -> int:
         """Completions of the window that the run's own prompts must leave free now."""
-        return min(self.running + self.waiting, self._most, max(1, int(self._share * self._window())))
+        return min(self.running + self.waiting, self._most, max(1, int(self._share * self._groups.concurrency.window)))
 
     @asynccontextmanager
     async def entered(self, completions: int) -> AsyncIterator[None]:
@@ -111,15 +96,15 @@ class Admission:
                 f"allowed to wait: {self._queue_limit}",
                 retry_after_seconds=self._retry_after(),
             )
-        ticket = _Ticket(completions)
-        self._queue.append(ticket)
+        place = object()
+        self._queue[place] = completions
         self._changes.notify()
         try:
-            while self._queue[0] is not ticket or not self._fits(completions):
+            while next(iter(self._queue)) is not place or not self._fits(completions):
                 await self._changes.wait()
                 self._check_open()
         finally:
-            self._queue.remove(ticket)
+            del self._queue[place]
             self._changes.notify()
 
     def _check_open(self) -> None:
@@ -130,24 +115,17 @@ class Admission:
         if not self.running:
             return True  # One request at least is always served, however large the groups of the run.
         after = self.running + completions
-        window = self._window()
+        window = self._groups.concurrency.window
         if after > self._most:
             return False
-        return after <= self._share * window or (not self._run_wants() and after + self._generating() <= window)
+        return after <= self._share * window or (
+            not self._state.wants_more and after + self._groups.generating <= window
+        )
 
     def _retry_after(self) -> float:
         """Return the time until all that is under way or waits has been served, at the pace of late."""
         rounds = (self.running + self.waiting) / max(1, self.running)
         return min(_LONGEST_RETRY, max(_SHORTEST_RETRY, self._seconds * rounds))
-
-
-class _Ticket(int):
-    """A place in the queue, for so many completions; equal only to itself."""
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
 
 _STOPPING = "it is stopping; ask another rollout"
@@ -163,7 +141,6 @@ class DirectGeneration:
         self._ids = itertools.count()
         self._ends_at: float | None = None
         self._why = ""
-        self._run_number = 0
         self._limits: set[asyncio.Timeout] = set()
 
     async def stop(self, seconds: float) -> None:
@@ -181,7 +158,6 @@ class DirectGeneration:
     def interrupt(self, reason: str) -> None:
         """End what is being generated now, with UNAVAILABLE: the weights it began with are to be forgotten."""
         self._why = reason
-        self._run_number += 1
         self._limit(asyncio.get_running_loop().time())
 
     def _limit(self, when: float) -> None:
@@ -201,18 +177,18 @@ class DirectGeneration:
         try:
             if (name := prompt.environment.name) not in ("", SINGLE_TURN):
                 raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
-            token_ids, draw = await reader.read_in_turn(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
+            token_ids, wanted = await reader.read_in_turn(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
             if request.sampling_masks:
-                draw = replace(draw, settings=draw.settings.model_copy(update={"masks": True}))
+                wanted = replace(wanted, settings=wanted.settings.model_copy(update={"masks": True}))
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         try:
             async with (
-                self._admission.entered(draw.n),
-                aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
+                self._admission.entered(wanted.n),
+                aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, wanted)) as stream,
             ):
                 self._check_serving(request)  # It may have waited long.
-                number = self._run_number
+                number = self._state.run_number
                 while (completion := await self._next(stream, number)) is not None:
                     if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
                         raise unavailable("policy", "the weights became unknown while this was generated")
@@ -227,7 +203,7 @@ class DirectGeneration:
     async def _next(self, stream: AsyncGenerator[EngineCompletion, None], number: int) -> EngineCompletion | None:
         """Return the next completion, None after the last. Raises UNAVAILABLE after `interrupt`, and at the end that
         `stop` has set."""
-        if number != self._run_number:
+        if number != self._state.run_number:
             raise unavailable("rollout", self._why)
         try:
             async with asyncio.timeout_at(self._ends_at) as limit:

@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.sampling import to_message
 from quartet_common.tensors import encode, encode_ragged
-from quartet_rollout.engines.base import EngineCompletion, EngineError, SamplingMask, SamplingSettings
+from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
 
@@ -75,7 +75,7 @@ def versions_of(completions: Sequence[EngineCompletion]) -> set[int]:
 
 
 @dataclass
-class DrawnGroup:
+class GeneratedGroup:
     """A group whose completions stand.
 
     Attributes:
@@ -90,22 +90,22 @@ class DrawnGroup:
     timings: Timings | None = None
 
     @classmethod
-    def of_unscored(cls, data: bytes, attempt: int) -> "DrawnGroup":
+    def of_unscored(cls, data: bytes, attempt: int) -> "GeneratedGroup":
         """Return what `unscored` kept, for another delivery. Scores that were found are left out: since then the
         verifier may have been mended, and the rewards of a group are compared with one another.
         """
         kept = experience_pb2.UnscoredGroup.FromString(data)
-        drawn = cls(
+        group = cls(
             kept.group.header,
             experience_pb2.GroupTensors.FromString(kept.group.tensors),
             experience_pb2.GroupTranscript.FromString(kept.group.transcript),
             kept.items,
         )
-        drawn.header.attempt = attempt
-        for info in drawn.transcript.completions:
+        group.header.attempt = attempt
+        for info in group.transcript.completions:
             info.ClearField("score")
             info.ClearField("scored_after")
-        return drawn
+        return group
 
     def scored(self, scores: Sequence[reward_pb2.Score]) -> experience_pb2.ExperienceGroup:
         """Return the finished group. `scores`: one of each completion, or none where nobody was asked."""
@@ -143,7 +143,7 @@ class DrawnGroup:
         )
 
 
-def drawn_group(
+def generated_group(
     lease: broker_pb2.PromptLease,
     prompt_token_ids: np.ndarray,
     prompt_text: str,
@@ -152,17 +152,16 @@ def drawn_group(
     settings: SamplingSettings,
     rollout_id: str,
     timings: Timings,
-) -> DrawnGroup:
+) -> GeneratedGroup:
     """Return the group, its completions in order of index.
 
     Args:
         prompt_token_ids: int32 [P].
         completions: all completions of the group with their texts, in any order, at least one token among them.
         items: what the reward service is asked, by index; empty where nobody asks.
-        settings: what they were drawn by.
+        settings: how they were sampled.
     """
     completions = sorted(completions, key=lambda one: one[0].index)
-    drawn = [completion for completion, _ in completions]
     transcript = experience_pb2.GroupTranscript(
         instance=lease.instance,
         prompt_text=prompt_text,
@@ -170,8 +169,9 @@ def drawn_group(
         rollout_id=rollout_id,
         started_at=timings.started_at,
     )
-    ordered = [items[index] for index in sorted(items)]
-    return DrawnGroup(_header(lease, drawn), _tensors(prompt_token_ids, drawn, settings), transcript, ordered, timings)
+    plain = [completion for completion, _ in completions]
+    tensors = _tensors(prompt_token_ids, plain, settings)
+    return GeneratedGroup(_header(lease, plain), tensors, transcript, [items[i] for i in sorted(items)], timings)
 
 
 def _tensors(
@@ -208,7 +208,7 @@ def _put_routed_experts(
     """Those of the prompt are the first completion's."""
     found = [experts for experts in of_completions if experts is not None]
     if len(found) < len(of_completions):
-        raise EngineError("the engine returned a completion without the experts that its tokens went to")
+        raise ValueError("the engine returned a completion without the experts that its tokens went to")
     dtype = tensor_pb2.DTYPE_UINT8 if found[0].dtype == np.uint8 else tensor_pb2.DTYPE_INT32
     tensors.prompt_routed_experts.CopyFrom(encode(found[0][:prompt_tokens]))
     rows = [experts[prompt_tokens:].reshape(-1) for experts in found]

@@ -39,7 +39,7 @@ class GenerationRequest:
     n: int
     """Completions."""
     settings: SamplingSettings
-    """How each is drawn."""
+    """How each is sampled."""
 
 
 def sampling_layers(
@@ -114,9 +114,9 @@ _FIELD = "run.temperature_schedule"
 
 
 def scheduled(
-    draw: GenerationRequest, instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec, policy_version: int
+    request: GenerationRequest, instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec, policy_version: int
 ) -> GenerationRequest:
-    """Return the draw at the temperature that the run's schedule has for a version.
+    """Return the request at the temperature that the run's schedule has for a version.
 
     Unchanged: prompts with a temperature of their own, prompts that are not trained, runs without a schedule.
 
@@ -124,15 +124,13 @@ def scheduled(
         PromptRefused: the schedule cannot be used.
     """
     if not spec.HasField("temperature_schedule") or instance.purpose != experience_pb2.PURPOSE_TRAIN:
-        return draw
+        return request
     if instance.prompt.sampling.HasField("temperature"):
-        return draw
+        return request
     schedule = spec.temperature_schedule
     points = tuple((point.policy_version, point.temperature) for point in schedule.points)
-    return replace(
-        draw,
-        settings=draw.settings.model_copy(update={"temperature": temperature(points, schedule.curve, policy_version)}),
-    )
+    value = temperature(points, schedule.curve, policy_version)
+    return replace(request, settings=request.settings.model_copy(update={"temperature": value}))
 
 
 @lru_cache(maxsize=64)
@@ -176,24 +174,24 @@ def check(points: Sequence[tuple[int, float]], curve: int) -> None:
 
 
 async def generate_completions(
-    engine: Engine, request_id: str, token_ids: np.ndarray, draw: GenerationRequest
+    engine: Engine, request_id: str, token_ids: np.ndarray, request: GenerationRequest
 ) -> AsyncGenerator[EngineCompletion, None]:
-    """Yield `draw.n` completions as they finish; those that a weight update aborted are started again.
+    """Yield `request.n` completions as they finish; those that a weight update aborted are started again.
 
     Raises:
         PromptError: the engine does not take a parameter, or as the engine raises it.
     """
-    for name, value in not_taken(engine, draw.settings).items():
+    for name, value in not_taken(engine, request.settings).items():
         raise PromptError(f"sampling.{name} is {value}, which this rollout's engine does not take; {TAKEN_BY}")
     aborted = []
-    async with aclosing(engine.generate(request_id, token_ids, draw.n, draw.settings)) as stream:
+    async with aclosing(engine.generate(request_id, token_ids, request.n, request.settings)) as stream:
         async for completion in stream:
             if completion.finish_reason == "abort":
                 aborted.append(completion.index)
             else:
                 yield completion
     for index in aborted:
-        again = GenerationRequest(1, _seeded(draw.settings, index))
+        again = GenerationRequest(1, _seeded(request.settings, index))
         async with aclosing(generate_completions(engine, f"{request_id}/{index}", token_ids, again)) as stream:
             async for completion in stream:
                 yield replace(completion, index=index)

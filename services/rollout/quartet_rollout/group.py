@@ -3,10 +3,10 @@
     state        what ends it well        what ends it otherwise
     GENERATING   all completions done     prompt refused, engine or environment failed, pinned version gone, lease lost
     SCORING      all scores there         verifier failed, lease lost
-    PUTTING      the broker's outcome     refused, lease lost
+    UPLOADING    the broker's outcome     refused, lease lost
 
 A group whose verifier failed is set aside with its completions; its next delivery begins with SCORING. Completions are
-never drawn again because of what a verifier does: those it can judge are others than those that the policy writes.
+never generated again because of what a verifier does: those it can judge are others than those that the policy writes.
 
 However it ends, its lease is settled exactly once: by the put, by giving it back, or by the broker that took it away.
 """
@@ -21,16 +21,22 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
-from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine, EngineCompletion, EngineError, PromptError
+from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import EpisodeContext, run_episode
 from quartet_rollout.environments.registry import Chosen, Environments, UnknownEnvironment
-from quartet_rollout.experience import DrawnGroup, Timings, drawn_group, versions_of
-from quartet_rollout.generation import GenerationRequest, PromptRefused, generate_completions, scheduled
+from quartet_rollout.experience import GeneratedGroup, Timings, generated_group, versions_of
+from quartet_rollout.generation import (
+    GenerationRequest,
+    PromptRefused,
+    completions_per_prompt,
+    generate_completions,
+    scheduled,
+)
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
-from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import Scorer, ScoringFailed
+from quartet_rollout.state import RolloutState
 
 _PURPOSES = {
     experience_pb2.PURPOSE_TRAIN: "train",
@@ -43,11 +49,13 @@ class Stage(Enum):
     """Where a group is in its life."""
 
     GENERATING = "generating"
-    """Completions are drawn."""
+    """Completions are group."""
     SCORING = "scoring"
     """All tokens are there; scores are missing."""
-    PUTTING = "putting"
+    UPLOADING = "uploading"
     """Finished; the broker has not answered yet."""
+    SETTLED = "settled"
+    """Nothing is left to do with its lease but to give it back, maybe."""
 
 
 class LeaseReleased(Exception):
@@ -72,169 +80,138 @@ class LeaseReleased(Exception):
 class Group:
     """One leased prompt at work."""
 
-    def __init__(self, lease: broker_pb2.PromptLease, spec: broker_pb2.RunSpec, n: int):
-        """`n` is the number of completions it counts for until its prompt has been read."""
-        self.lease, self.n = lease, n
-        self.stage = Stage.GENERATING
-        self.generated = 0
-        """Completions that the engine has finished."""
-        self.on_generated: Callable[[], None] = lambda: None
-        """Called when it has finished all of them."""
-        self.traceparent = ""
-        """Context of the span that traces it; "" if it is not traced."""
-        self._spec = spec
-
-    async def make(
-        self, engine: Engine, reader: PromptReader, scorer: Scorer, environments: Environments, rollout_id: str
-    ) -> experience_pb2.ExperienceGroup:
-        """Generate and score. Raises LeaseReleased."""
-        scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
-        try:
-            drawn = await self._draw(engine, reader, scorer, environments, rollout_id, scores)
-            return await self._finish(drawn, [scores[index] for index in sorted(scores)])
-        finally:
-            for score in scores.values():
-                _forget(score)
-
-    async def score_again(self, unscored: bytes, scorer: Scorer) -> experience_pb2.ExperienceGroup:
-        """Score completions of an earlier delivery. Raises LeaseReleased."""
-        drawn = DrawnGroup.of_unscored(unscored, self.lease.attempt)
-        for item in drawn.items:
-            item.traceparent = self.traceparent
-        scores = [scorer.submit(item) for item in drawn.items]
-        try:
-            return await self._finish(drawn, scores)
-        finally:
-            for score in scores:
-                _forget(score)
-
-    async def _finish(
-        self, drawn: DrawnGroup, scores: "list[asyncio.Future[reward_pb2.Score]]"
-    ) -> experience_pb2.ExperienceGroup:
-        if scores:
-            with tracing.span("await scores"):
-                await asyncio.wait(scores)
-        try:
-            return drawn.scored([score.result() for score in scores])
-        except ScoringFailed as error:
-            unscored = b"" if error.permanent else drawn.unscored([_found(score) for score in scores])
-            raise _not_scored(error, unscored) from error
-
-    async def _draw(
+    def __init__(
         self,
-        engine: Engine,
-        reader: PromptReader,
+        lease: broker_pb2.PromptLease,
+        state: RolloutState,
         scorer: Scorer,
         environments: Environments,
-        rollout_id: str,
-        scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
-    ) -> DrawnGroup:
-        """Generate; `scores` gets the score of each completion as it is asked for. Raises LeaseReleased."""
-        instance = self.lease.instance
+        on_generated: Callable[["Group"], None],
+    ):
+        """`on_generated` is called when the engine has finished all completions."""
+        assert state.spec is not None and state.engine is not None and state.reader is not None  # `may_lease` says so
+        self._spec, self._engine, self._reader = state.spec, state.engine, state.reader
+        self._rollout_id = state.instance_id
+        self._scorer, self._environments, self._on_generated = scorer, environments, on_generated
+        self._scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
+        self.lease = lease
+        self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
+        self.generated = 0
+        """Completions that the engine has finished."""
+        self.traceparent = ""
+        """Context of the span that traces it; "" if it is not traced."""
         try:
-            token_ids, draw = await reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
-            draw = scheduled(draw, instance, self._spec, engine.policy_version)
-            _check_temperature(instance, draw)
-            chosen = environments.choose(instance.prompt, self._spec)
-        except (PromptRefused, PromptError) as error:
-            raise _unusable(error) from error
-        except UnknownEnvironment as error:
-            raise LeaseReleased("an environment that is not here", str(error)) from error
-        self.n = draw.n
-        timings = Timings()
-        items: dict[int, reward_pb2.ScoreItem] = {}
-        try:
-            stream = (
-                generate_completions(engine, self.lease.lease_id, token_ids, draw)
-                if chosen is None
-                else run_episode(self._episode_context(engine, reader, environments, token_ids, draw, chosen))
-            )
-            last_turn = chosen is not None and chosen.scores_last_turn
-            with tracing.span("generate") as span:
-                finished = await self._score_all(
-                    stream, reader, scorer, token_ids, draw, items, scores, timings, last_turn
-                )
-                span.attributes.update(_generated([completion for completion, _ in finished]))
-        except ScoringFailed as error:
-            raise _not_scored(error) from error
-        except PromptError as error:
-            raise _unusable(error) from error
-        except EnvironmentFailed as error:
-            failure = f"environment: {error}" if error.counted else ""
-            raise LeaseReleased(f"the environment failed: {error}", failure, error.permanent) from error
-        except EngineError as error:
-            raise LeaseReleased("the engine failed", f"engine: {error}", engine_failed=True) from error
-        self.stage = Stage.SCORING
-        self.on_generated()
-        self._check_versions([completion for completion, _ in finished])
-        if instance.purpose == experience_pb2.PURPOSE_TRAIN:
-            _check_log_probs([completion for completion, _ in finished])
-        text = reader.text(token_ids)
-        return drawn_group(self.lease, token_ids, text, finished, items, draw.settings, rollout_id, timings)
+            self.n = completions_per_prompt(lease.instance.prompt, self._spec, lease.instance.purpose)
+        except PromptRefused:
+            self.n = 1  # `make` refuses it, as all else that is wrong with a prompt
 
-    def _episode_context(
-        self,
-        engine: Engine,
-        reader: PromptReader,
-        environments: Environments,
-        token_ids: np.ndarray,
-        draw: GenerationRequest,
-        chosen: Chosen,
-    ) -> EpisodeContext:
-        assert environments.writer is not None  # there is a reader
-        return EpisodeContext(
-            engine=engine,
+    async def make(self, kept: bytes = b"") -> experience_pb2.ExperienceGroup:
+        """Generate and score. Raises LeaseReleased.
+
+        Args:
+            kept: the completions of an earlier delivery, a serialized UnscoredGroup, which are only scored.
+        """
+        try:
+            group = self._score_again(kept) if kept else await self._generate()
+            if self._scores:
+                with tracing.span("await scores"):
+                    await asyncio.wait(self._scores.values())
+            scores = [self._scores[index] for index in sorted(self._scores)]
+            try:
+                return group.scored([score.result() for score in scores])
+            except ScoringFailed as error:
+                unscored = b"" if error.permanent else group.unscored([_found(score) for score in scores])
+                raise _released(error, unscored) from error
+        except (PromptRefused, UnknownEnvironment, EnvironmentFailed, ScoringFailed, EngineError) as error:
+            raise _released(error) from error
+        finally:
+            for score in self._scores.values():
+                _forget(score)
+
+    def _score_again(self, kept: bytes) -> GeneratedGroup:
+        group = GeneratedGroup.of_unscored(kept, self.lease.attempt)
+        for index, item in enumerate(group.items):
+            item.traceparent = self.traceparent
+            self._scores[index] = self._scorer.submit(item)
+        return group
+
+    async def _generate(self) -> GeneratedGroup:
+        """Generate, and have each completion scored as soon as it is done."""
+        instance = self.lease.instance
+        token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
+        request = scheduled(request, instance, self._spec, self._engine.policy_version)
+        _check_temperature(instance, request)
+        chosen = self._environments.choose(instance.prompt, self._spec)
+        self.n = request.n
+        timings, text = Timings(), self._reader.text(token_ids)
+        template = self._score_item(request.settings.max_new_tokens, text)
+        items: dict[int, reward_pb2.ScoreItem] = {}
+        finished: list[tuple[EngineCompletion, str]] = []
+        with tracing.span("generate") as span:
+            async with aclosing(self._stream(token_ids, request, chosen)) as stream:
+                async for completion in stream:
+                    timings.generated(completion.index)
+                    finished.append((completion, self._finished(completion)))
+                    if template is not None:
+                        item = items[completion.index] = reward_pb2.ScoreItem()
+                        item.CopyFrom(template)
+                        last_turn = chosen is not None and chosen.scores_last_turn
+                        item.completion = self._last_turn(completion) if last_turn else finished[-1][1]
+                        item.completion_tokens = completion.token_ids.size
+                        item.truncated = completion.finish_reason == "length"
+                        self._scores[completion.index] = self._scorer.submit(item)
+                        timings.score_awaited(completion.index, self._scores[completion.index])
+                    self._check_scores()
+            completions = [completion for completion, _ in finished]
+            span.attributes.update(_generated(completions))
+        self.stage = Stage.SCORING
+        self._on_generated(self)
+        self._check_versions(completions)
+        if instance.purpose == experience_pb2.PURPOSE_TRAIN:
+            _check_log_probs(completions)
+        return generated_group(
+            self.lease, token_ids, text, finished, items, request.settings, self._rollout_id, timings
+        )
+
+    def _stream(
+        self, token_ids: np.ndarray, request: GenerationRequest, chosen: Chosen | None
+    ) -> AsyncGenerator[EngineCompletion, None]:
+        if chosen is None:
+            return generate_completions(self._engine, self.lease.lease_id, token_ids, request)
+        assert self._environments.writer is not None  # there is a reader
+        context = EpisodeContext(
+            engine=self._engine,
             request_id=self.lease.lease_id,
             prompt=self.lease.instance.prompt,
             prompt_token_ids=token_ids,
-            draw=draw,
+            request=request,
             chosen=chosen,
-            reader=reader,
-            writer=environments.writer,
-            tools=environments.tools,
+            reader=self._reader,
+            writer=self._environments.writer,
+            tools=self._environments.tools,
             run_id=self._spec.run_id,
         )
+        return run_episode(context)
 
-    async def _score_all(
-        self,
-        stream: AsyncGenerator[EngineCompletion, None],
-        reader: PromptReader,
-        scorer: Scorer,
-        token_ids: np.ndarray,
-        draw: GenerationRequest,
-        items: dict[int, reward_pb2.ScoreItem],
-        scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
-        timings: Timings,
-        last_turn: bool,
-    ) -> list[tuple[EngineCompletion, str]]:
-        """Return the completions with their texts; each is handed to the scorer as soon as it is done.
+    def _finished(self, completion: EngineCompletion) -> str:
+        """Count a completion, and return its text."""
+        self.generated += 1
+        purpose = _PURPOSES.get(self.lease.instance.purpose, "other")
+        TOKENS.labels(purpose).inc(completion.token_ids.size - inserted_tokens(completion))
+        COMPLETIONS.labels(completion.finish_reason).inc()
+        return self._reader.text(completion.token_ids)
 
-        Raises ScoringFailed for what no verifier can ever score. Other failures wait for the last completion.
-        """
-        instance = self.lease.instance
-        template = self._score_item(draw.settings.max_new_tokens, reader.text(token_ids))
-        tokens = TOKENS.labels(_PURPOSES.get(instance.purpose, "other"))
-        finished: list[tuple[EngineCompletion, str]] = []
-        async with aclosing(stream):
-            async for completion in stream:
-                self.generated += 1
-                timings.generated(completion.index)
-                text = reader.text(completion.token_ids)
-                finished.append((completion, text))
-                tokens.inc(completion.token_ids.size - inserted_tokens(completion))
-                COMPLETIONS.labels(completion.finish_reason).inc()
-                if template is not None:
-                    item = items[completion.index] = reward_pb2.ScoreItem()
-                    item.CopyFrom(template)
-                    item.completion = _last_turn(completion, reader) if last_turn else text
-                    item.completion_tokens = completion.token_ids.size
-                    item.truncated = completion.finish_reason == "length"
-                    scores[completion.index] = scorer.submit(item)
-                    timings.score_awaited(completion.index, scores[completion.index])
-                for score in scores.values():
-                    if score.done() and isinstance(error := score.exception(), ScoringFailed) and error.permanent:
-                        raise error  # the rest need not be generated
-        return finished
+    def _last_turn(self, completion: EngineCompletion) -> str:
+        assert isinstance(completion, PlayedCompletion)
+        begin, end = completion.last_turn
+        return self._reader.text(completion.token_ids[begin:end])
+
+    def _check_scores(self) -> None:
+        """Raise ScoringFailed for what no verifier can ever score: the rest need not be generated. Other failures wait
+        for the last completion."""
+        for score in self._scores.values():
+            if score.done() and isinstance(error := score.exception(), ScoringFailed) and error.permanent:
+                raise error
 
     def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
         """Return what all score items of the group share, or None for a serving prompt that asks for no score."""
@@ -272,11 +249,11 @@ def _as_json(chat: experience_pb2.Chat) -> str:
     return json.dumps(turns, ensure_ascii=False)
 
 
-def _check_temperature(instance: experience_pb2.PromptInstance, draw: GenerationRequest) -> None:
+def _check_temperature(instance: experience_pb2.PromptInstance, request: GenerationRequest) -> None:
     """Raise PromptRefused for a training prompt that no trainer can train on: its batch would fail as a whole."""
-    if instance.purpose == experience_pb2.PURPOSE_TRAIN and not draw.settings.temperature > 0:
+    if instance.purpose == experience_pb2.PURPOSE_TRAIN and not request.settings.temperature > 0:
         raise PromptRefused(
-            "sampling.temperature", draw.settings.temperature, "above 0, or another purpose than training"
+            "sampling.temperature", request.settings.temperature, "above 0, or another purpose than training"
         )
 
 
@@ -303,12 +280,6 @@ def _generated(completions: list[EngineCompletion]) -> dict[str, tracing.Value]:
     }
 
 
-def _last_turn(completion: EngineCompletion, reader: PromptReader) -> str:
-    assert isinstance(completion, PlayedCompletion)
-    begin, end = completion.last_turn
-    return reader.text(completion.token_ids[begin:end])
-
-
 def _forget(score: "asyncio.Future[reward_pb2.Score]") -> None:
     """Nobody waits for this score any more: cancel it, or take note of its failure."""
     if not score.cancel() and not score.cancelled():
@@ -319,9 +290,17 @@ def _found(score: "asyncio.Future[reward_pb2.Score]") -> reward_pb2.Score | None
     return score.result() if score.exception() is None else None
 
 
-def _not_scored(error: ScoringFailed, unscored: bytes = b"") -> LeaseReleased:
-    return LeaseReleased("a completion could not be scored", str(error), permanent=True, unscored=unscored)
-
-
-def _unusable(error: Exception) -> LeaseReleased:
-    return LeaseReleased("the prompt cannot be used", f"prompt cannot be used: {error}", permanent=True)
+def _released(error: Exception, unscored: bytes = b"") -> LeaseReleased:
+    """What an error means for the lease."""
+    match error:
+        case ScoringFailed():
+            return LeaseReleased("a completion could not be scored", str(error), permanent=True, unscored=unscored)
+        case PromptRefused() | PromptError():
+            return LeaseReleased("the prompt cannot be used", f"prompt cannot be used: {error}", permanent=True)
+        case UnknownEnvironment():
+            return LeaseReleased("an environment that is not here", str(error))
+        case EnvironmentFailed():
+            failure = f"environment: {error}" if error.counted else ""
+            return LeaseReleased(f"the environment failed: {error}", failure, error.permanent)
+        case _:
+            return LeaseReleased("the engine failed", f"engine: {error}", engine_failed=True)

@@ -17,7 +17,6 @@ from quartet_common.text import encodable, error_text
 from quartet_rollout.broker import LeaseRenewer, UploadBatcher, UploadRefused
 from quartet_rollout.engines.base import EngineStats
 from quartet_rollout.environments import Environments
-from quartet_rollout.generation import PromptRefused, completions_per_prompt
 from quartet_rollout.group import Group, LeaseReleased, Stage, pinned_version
 from quartet_rollout.metrics import GROUPS, LEASES
 from quartet_rollout.scoring import Scorer
@@ -26,8 +25,6 @@ from quartet_rollout.state import RolloutState
 log = get_logger(__name__)
 
 _LONGEST_FAILURE = 2000
-
-
 _GROWTH = 8
 _SPARE = 0.1
 """The cache has room to spare while its use is that much below the limit."""
@@ -79,20 +76,19 @@ class Groups:
     def __init__(
         self,
         state: RolloutState,
-        keeper: LeaseRenewer,
+        leases: LeaseRenewer,
         scorer: Scorer,
-        putter: UploadBatcher,
+        uploads: UploadBatcher,
         environments: Environments,
         concurrency: Concurrency,
-        instance_id: str,
         on_engine_failed: Callable[[str], None],
     ):
-        """`on_engine_failed` is told when the engine can generate no more: the service must end."""
-        self._state, self._leases, self._scorer, self._uploads = state, keeper, scorer, putter
-        self._environments, self._concurrency = environments, concurrency
-        self._instance_id, self._on_engine_failed = instance_id, on_engine_failed
+        """`on_engine_failed` is called when the engine can generate no more: the service must end."""
+        self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
+        self._environments, self._on_engine_failed = environments, on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task] = {}
+        self.concurrency = concurrency
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -112,39 +108,29 @@ class Groups:
         unwanted = []
         for lease in leases:
             pinned = pinned_version(lease.instance) if not lease.unscored else None
-            if not self._state.may_lease or pinned not in (None, self._state.policy_version):
+            if self._state.may_lease and pinned in (None, self._state.policy_version):
+                self._start(lease)
+            else:
                 unwanted.append(broker_pb2.LeaseRelease(lease_id=lease.lease_id))
-                GROUPS.labels("given_back").inc()
-                continue
-            self._start(lease)
         LEASES.set(len(self._groups))
         if unwanted:
-            await self._leases.give_back(unwanted)
+            await self.give_back_unstarted(unwanted)
 
-    async def give_back_unstarted(self, releases: list[broker_pb2.LeaseRelease], run_id: str) -> None:
-        """Give back leases of a run that this rollout does not work for any more; not counted."""
+    async def give_back_unstarted(self, releases: list[broker_pb2.LeaseRelease], run_id: str = "") -> None:
+        """Give leases back, by default those of the run that this rollout works for; not counted."""
         GROUPS.labels("given_back").inc(len(releases))
         await self._leases.give_back(releases, run_id=run_id)
 
     def _start(self, lease: broker_pb2.PromptLease) -> None:
-        spec = self._state.spec
-        assert spec is not None  # `may_lease` says so
-        try:
-            n = completions_per_prompt(lease.instance.prompt, spec, lease.instance.purpose)
-        except PromptRefused:
-            n = 1  # refused in its task, like everything else that is wrong with a prompt
         lease_id = lease.lease_id
-        group = self._groups[lease_id] = Group(lease, spec, n)
-        if lease.unscored:
-            group.stage = Stage.SCORING
-        group.on_generated = lambda: self._generated(group)
-        self._leases.hold(lease_id, lambda: self._lost(lease_id))
-        task = asyncio.create_task(self._live(self._groups[lease_id]), name=f"group {lease.instance.instance_id}")
+        group = Group(lease, self._state, self._scorer, self._environments, self._generated)
+        self._groups[lease_id] = group
+        task = asyncio.create_task(self._live(group), name=f"group {lease.instance.instance_id}")
         self._tasks[lease_id] = task
         task.add_done_callback(lambda _: self._gone(lease_id))
 
     def _generated(self, group: Group) -> None:
-        self._concurrency.finished(group.n)
+        self.concurrency.finished(group.n)
         self._state.changes.notify()  # The engine has room: it must not wait for the verifiers.
 
     def _gone(self, lease_id: str) -> None:
@@ -152,9 +138,20 @@ class Groups:
         LEASES.set(len(self._groups))
         self._state.changes.notify()
 
+    async def renew_leases(self) -> None:
+        """Renew the leases of all groups for as long as the service lives."""
+        await self._leases.renew(self._held, self._lost)
+
+    def _held(self) -> list[str]:
+        return [lease_id for lease_id, group in self._groups.items() if group.stage is not Stage.SETTLED]
+
     def _lost(self, lease_id: str) -> None:
         """The broker gave the prompt to someone else."""
-        log.info("lease lost", extra={"group": self._groups[lease_id].lease.instance.instance_id, "lease": lease_id})
+        group = self._groups.get(lease_id)
+        if group is None or group.stage is Stage.SETTLED:
+            return
+        group.stage = Stage.SETTLED
+        log.info("lease lost", extra={"group": group.lease.instance.instance_id, "lease": lease_id})
         GROUPS.labels("lease_lost").inc()
         self._tasks[lease_id].cancel()
 
@@ -169,66 +166,61 @@ class Groups:
         traced = tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes)
         with about, traced as span:
             group.traceparent = span.traceparent
-            await self._make_and_put(group)
+            try:
+                self._settled(group, await self._make_and_upload(group))
+            except LeaseReleased as error:
+                await self._give_back(group, error)
+                if error.engine_failed:
+                    self._on_engine_failed(error.failure)
+            except UploadRefused as error:
+                log.error("a group was refused: %s", error, extra={"group": lease.instance.instance_id})
+                await self._give_back(group, LeaseReleased("the broker refused it", f"put refused: {error}"))
+            except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
+                log.exception("a group failed", extra={"group": lease.instance.instance_id})
+                await self._give_back(group, LeaseReleased("failed", f"rollout: {error_text(error)}"))
 
-    async def _make_and_put(self, group: Group) -> None:
-        lease, engine, reader = group.lease, self._state.engine, self._state.reader
-        assert engine is not None and reader is not None
-        try:
-            if lease.unscored:
-                made = await group.score_again(await self._leases.unscored(lease), self._scorer)
-            else:
-                made = await group.make(engine, reader, self._scorer, self._environments, self._instance_id)
-            group.stage = Stage.PUTTING
-            self._state.changes.notify()
-            made.header.traceparent = group.traceparent
-            with tracing.span("put"):
-                outcome = await self._uploads.put(lease.lease_id, made)
-            self._settled(lease, outcome)
-        except LeaseReleased as error:
-            await self._give_back(lease, str(error), error.failure, error.permanent, error.unscored)
-            if error.engine_failed:
-                self._on_engine_failed(error.failure)
-        except UploadRefused as error:
-            log.error("a group was refused: %s", error, extra={"group": lease.instance.instance_id})
-            await self._give_back(lease, "the broker refused it", f"put refused: {error}", permanent=False)
-        except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
-            log.exception("a group failed", extra={"group": lease.instance.instance_id})
-            await self._give_back(lease, "failed", f"rollout: {error_text(error)}", permanent=False)
+    async def _make_and_upload(self, group: Group) -> int:
+        """Return the broker's PutOutcome."""
+        made = await group.make(await self._leases.unscored(group.lease) if group.lease.unscored else b"")
+        group.stage = Stage.UPLOADING
+        self._state.changes.notify()
+        made.header.traceparent = group.traceparent
+        with tracing.span("put"):
+            return await self._uploads.put(group.lease.lease_id, made)
 
-    def _settled(self, lease: broker_pb2.PromptLease, outcome: int) -> None:
-        self._leases.settled(lease.lease_id)
+    def _settled(self, group: Group, outcome: int) -> None:
+        group.stage = Stage.SETTLED
         name = broker_pb2.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_").lower()
         GROUPS.labels(name).inc()
         if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
             self._state.groups_total += 1
         else:
-            log.info("group not stored", extra={"group": lease.instance.instance_id, "outcome": name})
+            log.info("group not stored", extra={"group": group.lease.instance.instance_id, "outcome": name})
 
-    async def _give_back(
-        self, lease: broker_pb2.PromptLease, reason: str, failure: str, permanent: bool, unscored: bytes = b""
-    ) -> None:
-        outcome = "unscored" if unscored else "refused" if permanent else "failed" if failure else "given_back"
-        GROUPS.labels(outcome).inc()
+    async def _give_back(self, group: Group, error: LeaseReleased) -> None:
+        lease = group.lease
+        outcome = "refused" if error.permanent else "failed" if error.failure else "given_back"
+        GROUPS.labels("unscored" if error.unscored else outcome).inc()
         log.info(
             "prompt given back: %s",
-            failure or reason,
-            extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
+            error.failure or error,
+            extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": error.permanent},
         )
         release = broker_pb2.LeaseRelease(
             lease_id=lease.lease_id,
-            failure=encodable(failure, _LONGEST_FAILURE),
-            permanent=permanent,
-            unscored=unscored,
+            failure=encodable(error.failure, _LONGEST_FAILURE),
+            permanent=error.permanent,
+            unscored=error.unscored,
         )
-        if unscored:
-            await self._leases.set_aside(release)
+        if error.unscored:
+            await self._leases.set_aside(release)  # its lease is renewed meanwhile
         else:
+            group.stage = Stage.SETTLED
             await self._leases.give_back([release])
 
     async def flush(self, timeout: float) -> None:
         """Wait, at most `timeout` seconds, for the groups that are finished and only have to be put."""
-        tasks = [self._tasks[lease_id] for lease_id, group in self._groups.items() if group.stage is Stage.PUTTING]
+        tasks = [self._tasks[lease_id] for lease_id, group in self._groups.items() if group.stage is Stage.UPLOADING]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 

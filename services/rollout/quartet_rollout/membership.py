@@ -3,7 +3,6 @@
 The heartbeat goes out every third of the run's `member_ttl`, and at once when the policy version or the state changes,
 so that the trainer learns of new weights without delay.
 
-
 Where a rollout may work for several runs (`rollout.runs`), it works for one at a time. It goes to the run with the
 fewest rollouts, and stays until that run ends. It leaves earlier only for a run that has two fewer than its own: then
 the one that is last by name goes, so that they do not all go at once. All read the same members, the broker's.
@@ -51,11 +50,12 @@ class _Candidate:
 class RunPool:
     """The runs of `rollout.runs`: names, or patterns as a shell's."""
 
-    def __init__(self, patterns: Iterable[str], link: BrokerLink, instance_id: str):
+    def __init__(
+        self, patterns: Iterable[str], link: BrokerLink, instance_id: str, fits: Callable[[broker_pb2.Run], bool]
+    ):
+        """`fits` says whether this rollout's engine can do what a run asks."""
         self._patterns = tuple(patterns)
-        self._link, self._instance_id = link, instance_id
-        self.fits: Callable[[broker_pb2.Run], bool] = lambda run: True
-        """Whether this rollout's engine can do what a run asks."""
+        self._link, self._instance_id, self._fits = link, instance_id, fits
 
     @property
     def only(self) -> str | None:
@@ -96,7 +96,7 @@ class RunPool:
             for run in runs
             if run.state == broker_pb2.RUN_STATE_ACTIVE
             and any(fnmatchcase(run.spec.run_id, pattern) for pattern in self._patterns)
-            and self.fits(run)
+            and self._fits(run)
             and (found := await self._look(run)) is not None
         ]
 
@@ -138,20 +138,24 @@ class Membership:
         host: ServiceHost,
         address: str,
         rate: TokenRate,
-        pool: RunPool,
+        runs: Iterable[str],
         on_new_run: Callable[[str], Awaitable[None]],
         on_run_ended: Callable[[str], Awaitable[None]],
     ):
-        """`on_new_run` is awaited before registering with another run, or one made anew under the same name: nothing
-        of the last one may be left then; `on_run_ended` when the run has ended, or is left for another. Both are told
-        why."""
-        self._state, self._link, self._host, self._rate = state, link, host, rate
-        self._address = address
+        """
+        Args:
+            address: where peers reach this rollout.
+            runs: names and patterns of the runs that it may work for.
+            on_new_run: awaited, with the reason, before registering with another run, or one made anew under the same
+                name: nothing of the last one may be left then.
+            on_run_ended: awaited, with the reason, when the run has ended or is left for another.
+        """
+        self._state, self._link, self._host, self._address, self._rate = state, link, host, address, rate
         self._on_new_run, self._on_run_ended = on_new_run, on_run_ended
-        self._pool = pool
-        pool.fits = lambda run: self._unfit(run) is None
-        self._doubted = False
-        self._registered = False
+        self._pool = RunPool(runs, link, state.instance_id, lambda run: self._unfit(run) is None)
+        self._doubted = self._registered = False
+        state.run_id = self._pool.only or ""
+        host.capabilities.extend(self._pool.capabilities)
 
     def doubt(self) -> None:
         """Have the membership checked now: the broker said that this rollout is no member."""
@@ -202,7 +206,7 @@ class Membership:
         """Work for another run from now on. Nobody may see the weights of the last one under the name of this one."""
         state = self._state
         last, state.changing_run = state.run_id, True
-        state.run, state.run_id = None, run_id
+        state.run, state.run_id, state.run_number = None, run_id, state.run_number + 1
         set_run(run_id)
         try:
             await self._on_new_run(f"the rollout went over to run '{run_id}'")
@@ -233,7 +237,7 @@ class Membership:
         if not self._registered:
             return
         self._registered = self._state.active = False
-        request = broker_pb2.LeaveMemberRequest(run_id=self._state.run_id, instance_id=self._host.instance_id)
+        request = broker_pb2.LeaveMemberRequest(run_id=self._state.run_id, instance_id=self._state.instance_id)
         try:
             await self._link.call("LeaveMember", request, timeout=2.0)
         except grpc.RpcError as error:
@@ -247,16 +251,15 @@ class Membership:
                 request = broker_pb2.RegisterMemberRequest(run_id=self._state.run_id, member=self._member())
                 response = await self._link.insist("RegisterMember", request)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND and self._pool.only is None:
-                    await self._choose()
-                elif error.code() == grpc.StatusCode.NOT_FOUND:
-                    self._host.waiting.add(f"run '{self._state.run_id}' to be created")
-                elif error.code() == grpc.StatusCode.FAILED_PRECONDITION and self._pool.only is None:
-                    await self._choose()
-                elif error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
-                else:
+                missing = error.code() == grpc.StatusCode.NOT_FOUND
+                if not missing and error.code() != grpc.StatusCode.FAILED_PRECONDITION:
                     raise
+                if self._pool.only is None:
+                    await self._choose()
+                elif missing:
+                    self._host.waiting.add(f"run '{self._state.run_id}' to be created")
+                else:
+                    log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
                 await outage.wait()
                 continue
             self._host.waiting.discard(f"run '{self._state.run_id}' to be created")
@@ -273,7 +276,7 @@ class Membership:
         response = await self._link.insist("GetRun", broker_pb2.GetRunRequest(run_id=self._state.run_id))
         if response.run.created_at != known.created_at:
             log.info("the run was made anew", extra={"run": self._state.run_id})
-            self._state.run = None
+            self._state.run, self._state.run_number = None, self._state.run_number + 1
             await self._on_new_run("the run was made anew")
 
     def _take(self, run: broker_pb2.Run) -> None:
@@ -367,7 +370,7 @@ class Membership:
         assert self._state.engine is not None  # `run` waits for it
         stats = self._state.engine.stats()
         return broker_pb2.Member(
-            instance_id=self._host.instance_id,
+            instance_id=self._state.instance_id,
             kind=common_pb2.SERVICE_KIND_ROLLOUT,
             address=self._address,
             capabilities=self._host.capabilities,

@@ -128,11 +128,7 @@ def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> Non
 def _text(row: dict[str, Any]) -> str:
     if isinstance(row.get("prompt"), str):
         return row["prompt"]
-    messages = row.get("messages") or []
-    if isinstance(messages, str):
-        return messages
-    turns = messages if isinstance(messages, list) else [messages]
-    return "".join(str(turn["content"]) for turn in turns if isinstance(turn, dict) and "content" in turn)
+    return "".join(message["content"] for message in _messages(row.get("messages") or [], ""))
 
 
 Messages = list[dict[str, str]]
@@ -182,7 +178,9 @@ def _messages(given: Any, system_prompt: str) -> Messages:
     given = {"role": "user", "content": given} if isinstance(given, str) else given
     turns = given if isinstance(given, list) else [given]
     messages = [
-        {"role": str(turn.get("role")), "content": str(turn.get("content"))} for turn in turns if isinstance(turn, dict)
+        {"role": str(turn.get("role")), "content": str(turn.get("content", ""))}
+        for turn in turns
+        if isinstance(turn, dict)
     ]
     if system_prompt and not any(message["role"] == "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system_prompt})

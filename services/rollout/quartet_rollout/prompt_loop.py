@@ -7,7 +7,6 @@ is never cancelled, because a lease granted to a cancelled request would be lost
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import grpc
 from quartet.v1 import broker_pb2
@@ -17,7 +16,8 @@ from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
 from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.groups import Concurrency, Groups
+from quartet_rollout.direct import Admission
+from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
 from quartet_rollout.state import RolloutState
 
@@ -44,19 +44,14 @@ class PromptLoop:
         link: BrokerLink,
         groups: Groups,
         membership: Membership,
-        instance_id: str,
+        admission: Admission,
         section: RolloutSection,
-        concurrency: Concurrency,
-        reserved: Callable[[], int],
     ):
-        """`reserved`: completions of the engine's window that are not for prompts of the run."""
+        """`admission` says how much of the engine's window is not for prompts of the run."""
         self._state, self._link, self._groups, self._membership = state, link, groups, membership
-        self._concurrency, self._reserved = concurrency, reserved
-        self._instance_id, self._section = instance_id, section
-        self._asking: dict[
-            asyncio.Task, tuple[int, int]
-        ] = {}  # request -> (its policy version, completions it may bring)
-        self._exhausted = False
+        self._admission, self._section = admission, section
+        self._asking: dict[asyncio.Task, tuple[int, int]] = {}
+        """By request: its policy version, completions it may bring."""
 
     async def run(self) -> None:
         """Lease for as long as the service lives."""
@@ -70,11 +65,6 @@ class PromptLoop:
         """Wait for the requests under way, at most `timeout` seconds: what they are granted must be given back."""
         if self._asking:
             await asyncio.wait(tuple(self._asking), timeout=timeout)
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether the run has, as far as is known, more prompts than there has been room for."""
-        return self._state.may_lease and not self._exhausted
 
     @property
     def _group_size(self) -> int:
@@ -104,7 +94,7 @@ class PromptLoop:
         group_size = self._group_size
         generating = self._groups.generating
         window = self._window(generating)
-        free = window - generating - self._reserved()
+        free = window - generating - self._admission.reserved
         room = min(free, section.max_unsettled_completions - self._groups.unsettled)
         portion = max(group_size, window // _PORTIONS)
         if not generating:
@@ -120,8 +110,8 @@ class PromptLoop:
     def _window(self, generating: int) -> int:
         """Return how many completions the engine may have now; while it stands still that says nothing new."""
         if self._state.engine is None or self._state.paused:
-            return self._concurrency.window
-        return self._concurrency.observe(self._state.engine.stats(), generating, self._group_size)
+            return self._groups.concurrency.window
+        return self._groups.concurrency.observe(self._state.engine.stats(), generating, self._group_size)
 
     def _ask(self, prompts: int) -> None:
         version = self._state.policy_version
@@ -140,7 +130,7 @@ class PromptLoop:
         began = time.monotonic()
         request = broker_pb2.LeasePromptsRequest(
             run_id=self._state.run_id,
-            holder=self._instance_id,
+            holder=self._state.instance_id,
             max_prompts=prompts,
             wait=to_duration(wait),
             policy_version=version,
@@ -159,8 +149,8 @@ class PromptLoop:
             releases = [broker_pb2.LeaseRelease(lease_id=lease.lease_id) for lease in response.leases]
             await self._groups.give_back_unstarted(releases, request.run_id)
             return
-        if self._exhausted != (len(response.leases) < prompts):
-            self._exhausted = not self._exhausted
+        if self._state.exhausted != (len(response.leases) < prompts):
+            self._state.exhausted = not self._state.exhausted
             self._state.changes.notify()
         if response.leases:
             await self._groups.start(list(response.leases))

@@ -183,7 +183,7 @@ class PromptReader:
     def read(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
     ) -> tuple[np.ndarray, GenerationRequest]:
-        """Return the prompt's tokens, int32 [P], and what is to be drawn.
+        """Return the prompt's tokens, int32 [P], and what is to be generated.
 
         Raises:
             PromptRefused, PromptError: the prompt is empty, too long, malformed, or its sampling is out of range.

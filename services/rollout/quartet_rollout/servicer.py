@@ -17,7 +17,7 @@ from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
 from quartet_rollout.metrics import TokenRate
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
-from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdates
+from quartet_rollout.weight_updates import UpdateRequest, WeightUpdates
 
 log = get_logger(__name__)
 
@@ -49,13 +49,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         rate: TokenRate,
         link: BrokerLink,
         sleep: Sleep,
+        updates: WeightUpdates,
     ):
-        self._sleep = sleep
         self._state, self._host, self._section, self._link = state, host, section, link
+        self._direct, self._rate, self._sleep, self._updates = direct, rate, sleep, updates
         self._trainer = ("", "")  # a run, and the certificate that is known to have its session
-        self._direct, self._rate = direct, rate
-        self.updates: WeightUpdates | None = None
-        """Set when the engine is loaded."""
 
     async def GetStatus(self, request, context):  # noqa: N802 (the contract's name)
         state = self._state
@@ -63,9 +61,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             run_id=state.run_id if state.run is not None else "",
             engine=self._section.engine,
             policy_version=state.policy_version,
-            group_epoch=self.updates.epoch if self.updates is not None else NO_EPOCH,
-            newest_group_epoch=self.updates.newest_epoch if self.updates is not None else NO_EPOCH,
-            instance_id=self._host.instance_id,
+            group_epoch=self._updates.epoch,
+            newest_group_epoch=self._updates.newest_epoch,
+            instance_id=state.instance_id,
             kv_cache_use=-1.0,
             tokens_per_second=self._rate.value,
             paused=state.updating,
@@ -81,7 +79,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return response
 
     async def JoinWeightGroup(self, request, context):  # noqa: N802
-        updates = await self._updates_of(request)
+        await self._check_call(request)
         transport = _transport_of(request)
         needs_store = transport in ("gloo", "nccl")
         if needs_store and not request.store_host:
@@ -111,10 +109,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             invitation=dict(request.invitation),
             interface=self._section.weight_interface,
         )
-        return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))
+        return rollout_pb2.JoinWeightGroupResponse(ranks=await self._updates.join(info))
 
     async def BeginWeightUpdate(self, request, context):  # noqa: N802
-        updates = await self._updates_of(request)
+        await self._check_call(request)
         if request.pause_mode not in _PAUSE_MODES:
             raise invalid_argument("pause_mode", request.pause_mode, ", ".join(rollout_pb2.PauseMode.keys()))
         if request.manifest.kind == rollout_pb2.WEIGHT_KIND_UNSPECIFIED:
@@ -134,18 +132,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             timeout_seconds=self._timeout(request.timeout),
             path=request.path,
         )
-        await updates.begin(update)
+        await self._updates.begin(update)
         return rollout_pb2.BeginWeightUpdateResponse()
 
     async def FinishWeightUpdate(self, request, context):  # noqa: N802
-        updates = await self._updates_of(request)
+        await self._check_call(request)
         version = _policy_version(request)
-        paused = await updates.finish(request.group_epoch, version, request.checksum)
+        paused = await self._updates.finish(request.group_epoch, version, request.checksum)
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=version, paused=to_duration(paused))
 
     async def AbortWeightUpdate(self, request, context):  # noqa: N802
-        updates = await self._updates_of(request)
-        stands = await updates.abort(request.group_epoch, _policy_version(request), request.reason)
+        await self._check_call(request)
+        stands = await self._updates.abort(request.group_epoch, _policy_version(request), request.reason)
         return rollout_pb2.AbortWeightUpdateResponse(policy_version=stands)
 
     async def SetSleep(self, request, context):  # noqa: N802
@@ -162,15 +160,15 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         async for completion in self._direct.completions(request):
             yield rollout_pb2.GenerateStreamResponse(completion=completion)
 
-    async def _updates_of(self, request) -> WeightUpdates:
+    async def _check_call(self, request) -> None:
+        """Refuse a call about weights that is not of this rollout's run, or comes before there is an engine."""
         if request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         await self._check_trainer()
         if not 0 <= request.group_epoch <= _MAX_VERSION:
             raise invalid_argument("group_epoch", request.group_epoch, f"0 to {_MAX_VERSION}")
-        if self.updates is None:
+        if self._state.engine is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
-        return self.updates
 
     async def _check_trainer(self) -> None:
         """Refuse trainers without the session of this rollout's run. The broker is asked when another one calls."""

@@ -32,8 +32,10 @@ class Changes:
 class RolloutState:
     """The facts that decide whether prompts may be leased."""
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, instance_id: str) -> None:
+        self.instance_id = instance_id
+        """This rollout's name among the members of a run."""
+        self.run_id = ""
         """The run it works for; empty while it has yet to choose one."""
         self.engine: Engine | None = None
         """Set when it is loaded."""
@@ -51,10 +53,14 @@ class RolloutState:
         """True from the beginning of a weight update to its end."""
         self.sleep_level = 0
         """Level at which the engine sleeps, or is about to; 0: it is awake."""
+        self.run_number = 0
+        """Counts the runs that it has left: what belongs to an earlier one must not have an effect."""
         self.changing_run = False
         """True from the moment it goes over to another run until nothing of the last one is left."""
         self.draining = False
         """True from the first moment of the end."""
+        self.exhausted = False
+        """True while the broker has fewer prompts than were last asked for."""
         self.groups_total = 0
         """Groups the broker accepted since the start."""
         self.changes = Changes()
@@ -79,3 +85,8 @@ class RolloutState:
         """True if a prompt leased now could be generated and scored."""
         works = self.active and self.reward_ready and not self.draining and not self.sleep_level
         return works and self.policy_version != UNKNOWN_VERSION
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the run has, as far as is known, more prompts than there has been room for."""
+        return self.may_lease and not self.exhausted

@@ -21,9 +21,8 @@ update from begin to end, under one deadline: a trainer that vanishes costs noth
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from quartet.v1 import rollout_pb2
 
@@ -37,13 +36,8 @@ from quartet_common.errors import (
 )
 from quartet_common.log import get_logger
 from quartet_common.transports import OWN_TRANSPORTS, how_to_install
-from quartet_rollout.engines.base import (
-    Engine,
-    EngineError,
-    ManifestError,
-    PauseMode,
-    WeightGroupInfo,
-)
+from quartet_rollout.engines.base import Engine, EngineError, ManifestError, PauseMode, WeightGroupInfo
+from quartet_rollout.groups import Groups
 from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
@@ -51,22 +45,10 @@ from quartet_rollout.state import RolloutState
 log = get_logger(__name__)
 
 NO_EPOCH = -1
+_UNKNOWN = "the weights are of unknown version"
 
 # On top of the rendezvous' own deadline, before it is taken for hung.
 _JOIN_GRACE_SECONDS = 2.0
-
-
-class GroupState(Enum):
-    """Where this rollout is with its process group."""
-
-    APART = "apart"
-    """In no group."""
-    JOINING = "joining"
-    """Meeting the other ranks."""
-    JOINED = "joined"
-    """In the group; no update under way."""
-    RECEIVING = "receiving"
-    """An update is under way."""
 
 
 @dataclass(frozen=True)
@@ -104,27 +86,22 @@ class _Update:
 class WeightUpdates:
     """The one weight update there can be at a time, and the process group it goes through."""
 
-    def __init__(
-        self,
-        state: RolloutState,
-        engine: Engine,
-        sleep: Sleep,
-        spawn: Callable[..., asyncio.Task],
-        on_weights_lost: Callable[[], Awaitable[None]],
-    ):
-        """`spawn(coroutine, name)` runs a task whose failure stops the service; `on_weights_lost` is awaited, with
-        generation paused, when the weights have become unknown."""
-        self._state, self._engine, self._sleep, self._spawn = state, engine, sleep, spawn
-        self._on_weights_lost = on_weights_lost
+    def __init__(self, state: RolloutState, sleep: Sleep, groups: Groups, spawn: Callable[..., asyncio.Task]):
+        """`spawn(coroutine, name)` runs a task whose failure stops the service."""
+        self._state, self._sleep, self._groups, self._spawn = state, sleep, groups, spawn
         self._lock = asyncio.Lock()
         self._info: WeightGroupInfo | None = None
-        self._newest_epoch = NO_EPOCH
-        self._run_number = 0
-        self._joining: asyncio.Task | None = None
+        """The group that it is in or is joining; None: it is apart."""
         self._apart_because = "it was never invited"
+        self._joining: asyncio.Task | None = None
+        self._newest_epoch = NO_EPOCH
         self._update: _Update | None = None
         self._last: _Update | None = None
-        self.state = GroupState.APART
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._state.engine is not None  # calls are refused while it is loading
+        return self._state.engine
 
     @property
     def newest_epoch(self) -> int:
@@ -134,7 +111,7 @@ class WeightUpdates:
     @property
     def epoch(self) -> int:
         """The group epoch this rollout is in, or is joining; -1: none."""
-        return self._info.epoch if self._info is not None and self.state is not GroupState.APART else NO_EPOCH
+        return self._info.epoch if self._info is not None else NO_EPOCH
 
     async def join(self, info: WeightGroupInfo) -> int:
         """Begin to join a group; return the ranks this rollout takes. Raises ContractError."""
@@ -152,15 +129,15 @@ class WeightUpdates:
         newest = self.newest_epoch
         if info.epoch < newest:
             raise failed_precondition("group_epoch", f"epoch {info.epoch} is older than this rollout's, {newest}")
-        number = self._run_number
+        number = self._state.run_number
         async with self._lock:
             self._require_run(number)
-            if info == self._info and self.state is not GroupState.APART:
+            if info == self._info:
                 return ranks
             if self._update is not None:
                 await self._interrupt(self._update, f"group epoch {info.epoch} began")
             await self._leave(f"group epoch {info.epoch} began")
-            self._info, self.state = info, GroupState.JOINING
+            self._info = info
             self._joining = self._spawn(self._meet(info), f"join weight group {info.epoch}")
         log.info("joining weight group", extra={"epoch": info.epoch, "rank": info.rank, "world_size": info.world_size})
         return ranks
@@ -176,13 +153,13 @@ class WeightUpdates:
             await self._engine.leave_weight_group()
         else:
             # Only now: an invitation to a group that never forms must not rule out the epochs before it.
-            self._newest_epoch, self.state = info.epoch, GroupState.JOINED
+            self._newest_epoch = info.epoch
             log.info("joined weight group", extra={"epoch": info.epoch})
 
     async def begin(self, request: UpdateRequest) -> None:
         """Enter the receive. Raises ContractError."""
         deadline = time.monotonic() + request.timeout_seconds
-        number = self._run_number
+        number = self._state.run_number
         await self._wait_joined(request)
         async with self._lock:
             self._require_run(number)
@@ -207,28 +184,28 @@ class WeightUpdates:
             update = _Update(request, deadline, loop.create_future(), loop.create_future())
             # The trainer may never ask how it ended.
             update.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
-            self._update, self._last, self.state = update, update, GroupState.RECEIVING
+            self._update = self._last = update
             self._state.updating = True
             update.task = self._spawn(self._live(update), f"weight update {request.policy_version}")
 
     def _require_run(self, number: int) -> None:
         """Refuse a call that waited while the rollout went over to another run; epochs of two runs may be equal."""
-        if number != self._run_number:
+        if number != self._state.run_number:
             raise failed_precondition("run_id", "this rollout works for another run now")
 
     async def _wait_joined(self, request: UpdateRequest) -> None:
-        if self.state is GroupState.JOINING and self.epoch == request.epoch and self._joining is not None:
+        if self._joining is not None and self.epoch == request.epoch:
             await asyncio.wait({self._joining}, timeout=request.timeout_seconds)
 
     def _require_epoch(self, epoch: int) -> None:
-        if self.state is GroupState.JOINED and self.epoch == epoch:
-            return
-        if self.state is GroupState.APART:
+        if self._info is None:
             where = f"this rollout is in no weight group: {self._apart_because}"
         elif self.epoch != epoch:
             where = f"this rollout is in epoch {self.epoch}"
-        else:
+        elif self._joining is not None and not self._joining.done():
             where = "this rollout is still joining it"
+        else:
+            return
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
     async def _live(self, update: _Update) -> None:
@@ -269,12 +246,12 @@ class WeightUpdates:
                 await self._engine.install_weights(request.policy_version)
         except (EngineError, TimeoutError) as error:
             await self._engine.invalidate()
-            await self._on_weights_lost()
+            await self._groups.give_back_all(_UNKNOWN)
             reason = str(error) or f"not installed within {request.timeout_seconds:g} s"
             await self._fail(update, data_loss("installation", f"{reason}; the weights are unknown"), "install_failed")
             return
         paused = await self._resume(update.paused_at)
-        self._update, self.state, self._state.updating = None, GroupState.JOINED, False
+        self._update, self._state.updating = None, False
         WEIGHT_UPDATES.labels("installed").inc()
         times = {"received_ms": round((update.paused_at - began) * 1000), "paused_ms": round(paused * 1000)}
         log.info("weights installed", extra={"version": request.policy_version, **times})
@@ -324,23 +301,22 @@ class WeightUpdates:
 
     async def abort(self, epoch: int, policy_version: int, reason: str) -> int:
         """Give an update up if it is under way; return the version of the weights that stand, -1 if unknown."""
-        number = self._run_number
+        number = self._state.run_number
         async with self._lock:
             self._require_run(number)
             if (update := self._update) is not None and update.is_for(epoch, policy_version):
                 await self._interrupt(update, f"the trainer gave it up: {reason or 'no reason given'}")
-        return self._engine.policy_version
+        return self._state.policy_version
 
     async def forget(self, reason: str) -> None:
         """Give up what is under way and forget epochs and weights: the run they belonged to is not this rollout's."""
-        self._run_number += 1
         async with self._lock:
             if self._update is not None:
                 await self._interrupt(self._update, reason)
             await self._leave(reason)
             self._newest_epoch, self._last = NO_EPOCH, None
             await self._engine.invalidate()
-            await self._on_weights_lost()
+            await self._groups.give_back_all(_UNKNOWN)
             self._version_changed()
 
     async def close(self) -> None:
@@ -355,12 +331,12 @@ class WeightUpdates:
             self._joining.cancel()
             await asyncio.wait({self._joining})
         self._joining = None
-        if self.state is not GroupState.APART:
+        if self._info is not None:
             self._set_apart(reason)
             await self._engine.leave_weight_group()
 
     def _set_apart(self, reason: str) -> None:
-        self._apart_because, self.state = reason, GroupState.APART
+        self._apart_because, self._info = reason, None
 
     async def _resume(self, paused_at: float) -> float:
         await self._engine.resume()

@@ -12,7 +12,7 @@ import numpy as np
 
 from quartet_common.log import get_logger
 from quartet_common.text import encodable
-from quartet_rollout.engines.base import EngineCompletion, FinishReason, SamplingMask
+from quartet_rollout.engines.base import EngineCompletion, FinishReason, SamplingMask, version_spans
 from quartet_rollout.environments.base import Answer
 
 log = get_logger(__name__)
@@ -24,15 +24,9 @@ _TURN, _ANSWER = "quartet-turn-holder", "quartet-answer-holder"
 _EMPTY = np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """What stands before and after an answer, int32 each."""
-
-    before: np.ndarray
-    after: np.ndarray
-
-
-_NO_FRAME = _Frame(_EMPTY, _EMPTY)
+Frame = tuple[np.ndarray, np.ndarray]
+"""What stands before and after an answer, int32 each."""
+_NO_FRAME = (_EMPTY, _EMPTY)
 
 
 class AnswerWriter:
@@ -41,7 +35,7 @@ class AnswerWriter:
     def __init__(self, tokenizer: Any):
         """`tokenizer` is the model's transformers tokenizer."""
         self._tokenizer = tokenizer
-        self._frames: dict[str, _Frame] = {}
+        self._frames: dict[str, Frame] = {}
         self._special = set(getattr(tokenizer, "all_special_ids", ()))
 
     def spoken(self, token_ids: np.ndarray) -> np.ndarray:
@@ -57,12 +51,13 @@ class AnswerWriter:
             room: tokens that the completion may still have.
             most: tokens that the answer itself may have; of a longer one the middle is left out, visibly.
         """
-        frame = self._frame(answer.role) if chat and answer.role else _NO_FRAME
-        before = frame.before[1:] if frame.before.size and int(frame.before[0]) == last_token else frame.before
-        room -= before.size + frame.after.size + LEAST_TURN_TOKENS
+        before, after = self._frame(answer.role) if chat and answer.role else _NO_FRAME
+        if before.size and int(before[0]) == last_token:
+            before = before[1:]
+        room -= before.size + after.size + LEAST_TURN_TOKENS
         content = self._encode(encodable(answer.text), split_special_tokens=True)
         kept = self._shorten(content, min(room, most))
-        return None if kept is None else np.concatenate([before, kept, frame.after])
+        return None if kept is None else np.concatenate([before, kept, after])
 
     def _shorten(self, content: np.ndarray, most: int) -> np.ndarray | None:
         if most < 0:
@@ -77,12 +72,12 @@ class AnswerWriter:
                 return np.concatenate([content[:head], mark, content[content.size - tail :]])
         return None
 
-    def _frame(self, role: str) -> _Frame:
+    def _frame(self, role: str) -> Frame:
         if role not in self._frames:
             self._frames[role] = self._render(role)
         return self._frames[role]
 
-    def _render(self, role: str) -> _Frame:
+    def _render(self, role: str) -> Frame:
         """The template's own form of `role`; else that of the user's; else none."""
         if getattr(self._tokenizer, "chat_template", "") is None:
             return _NO_FRAME
@@ -100,7 +95,7 @@ class AnswerWriter:
             _, turn, rest = text.partition(_TURN)
             before, answer, after = rest.partition(_ANSWER)
             if turn and answer:
-                return _Frame(self._encode(before), self._encode(after))
+                return self._encode(before), self._encode(after)
         log.warning("the chat template shows no message of role '%s'; answers are inserted as they stand", role)
         return _NO_FRAME
 
@@ -142,7 +137,7 @@ class Conversation:
         self._candidates: list[np.ndarray] = []
         self._masked = False
         self._experts: np.ndarray | None = None
-        self._spans: list[tuple[int, int, int]] = []
+        self._versions: list[tuple[int, int]] = []
         self._last_turn = (0, 0)
         self.size = 0
         """Tokens of the completion."""
@@ -162,8 +157,7 @@ class Conversation:
     def add_turn(self, turn: EngineCompletion) -> None:
         """Take in what the policy generated."""
         begin = self.size
-        for version, first, end in turn.version_spans:
-            self._add_span(version, begin + first, begin + end)
+        self._versions += [(version, begin + first) for version, first, _ in turn.version_spans]
         self._append(turn.token_ids, turn.log_probs, 1, turn.mask)
         self._experts = turn.routed_experts
         self._last_turn = (begin, self.size)
@@ -171,11 +165,7 @@ class Conversation:
 
     def insert(self, token_ids: np.ndarray) -> None:
         """Append what the policy did not generate; after at least one token that it did."""
-        if not token_ids.size:
-            return
         self._append(token_ids, np.zeros(token_ids.size, np.float32), 0, None)
-        version, first, _ = self._spans[-1]
-        self._spans[-1] = (version, first, self.size)
 
     def completed(self, index: int, reason: FinishReason) -> PlayedCompletion:
         """Return the completion."""
@@ -185,7 +175,7 @@ class Conversation:
             token_ids=np.concatenate(self._tokens),
             log_probs=np.concatenate(self._log_probs),
             finish_reason=reason,
-            version_spans=tuple(self._spans),
+            version_spans=version_spans(self._versions, self.size),
             mask=mask,
             routed_experts=self._experts,
             loss_mask=np.concatenate(self._loss_mask),
@@ -201,9 +191,3 @@ class Conversation:
         self._candidates.append(np.zeros(0, np.int32) if mask is None else mask.token_ids)
         self._masked = self._masked or mask is not None
         self.size += token_ids.size
-
-    def _add_span(self, version: int, begin: int, end: int) -> None:
-        if self._spans and self._spans[-1][0] == version:
-            self._spans[-1] = (version, self._spans[-1][1], end)
-        else:
-            self._spans.append((version, begin, end))

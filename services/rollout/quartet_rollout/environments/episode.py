@@ -38,7 +38,7 @@ class EpisodeContext:
     prompt: experience_pb2.Prompt
     prompt_token_ids: np.ndarray
     """int32 [P]."""
-    draw: GenerationRequest
+    request: GenerationRequest
     """Its `max_new_tokens` bounds a whole completion, answers included."""
     chosen: Chosen
     reader: PromptReader
@@ -47,8 +47,8 @@ class EpisodeContext:
     run_id: str
 
     def turn_settings(self, room: int, number: int, index: int) -> SamplingSettings:
-        """Return how a turn is drawn of which the completion may have `room` tokens."""
-        settings, chosen = self.draw.settings, self.chosen
+        """Return how a turn is sampled of which the completion may have `room` tokens."""
+        settings, chosen = self.request.settings, self.chosen
         seed = settings.seed
         if seed is not None and number:
             seed = (seed + index + number * _TURN_SEEDS) % 2**63
@@ -68,7 +68,7 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
         EngineError: as the engine raises it.
     """
     finished: asyncio.Queue[PlayedCompletion | None] = asyncio.Queue()
-    settings = context.turn_settings(context.draw.settings.max_new_tokens, 0, 0)
+    settings = context.turn_settings(context.request.settings.max_new_tokens, 0, 0)
 
     async def one(first: EngineCompletion) -> None:
         finished.put_nowait(await _run_one(context, first))
@@ -82,7 +82,7 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
                         context.engine,
                         context.request_id,
                         context.prompt_token_ids,
-                        GenerationRequest(context.draw.n, settings),
+                        GenerationRequest(context.request.n, settings),
                     )
                 ) as stream,
             ):
@@ -129,7 +129,7 @@ async def _converse(
         answer = await _ask(context, conversation, episode, turn)
         if answer is None:
             return "stop"
-        room = context.draw.settings.max_new_tokens - conversation.size
+        room = context.request.settings.max_new_tokens - conversation.size
         tokens = context.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.max_answer_tokens)
         if tokens is None:
             return "length"
@@ -139,10 +139,10 @@ async def _converse(
 
 async def _next_turn(context: EpisodeContext, conversation: Conversation, index: int) -> EngineCompletion:
     number = conversation.turns
-    room = context.draw.settings.max_new_tokens - conversation.size
-    draw = GenerationRequest(1, context.turn_settings(room, number, index))
+    room = context.request.settings.max_new_tokens - conversation.size
+    request = GenerationRequest(1, context.turn_settings(room, number, index))
     request_id = f"{context.request_id}/{index}/turn-{number}"
-    async with aclosing(generate_completions(context.engine, request_id, conversation.token_ids, draw)) as stream:
+    async with aclosing(generate_completions(context.engine, request_id, conversation.token_ids, request)) as stream:
         return await anext(stream)
 
 

@@ -143,9 +143,6 @@ class ScriptedEngine:
         finally:
             self.running -= len(tokens)
 
-    async def abort(self, request_id: str) -> None:
-        self.calls.append(f"abort {request_id}")
-
     async def pause(self, mode: str, keep_kv_cache: bool = False) -> int:
         self.calls.append(f"pause {mode} {keep_kv_cache}")
         self._fail("pause")

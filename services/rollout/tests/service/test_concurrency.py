@@ -115,7 +115,7 @@ async def test_no_more_prompts_are_leased_than_the_cache_holds(world):
     seen = []
     await world.broker.submit(*(instance(f"{n}") for n in range(40)))
     await world.until(lambda: world.engine.running > 4)
-    await world.until(lambda: world.service.concurrency.window == 4)
+    await world.until(lambda: world.service.groups.concurrency.window == 4)
     await world.until(lambda: world.engine.running <= 4)
 
     def three_more_groups() -> bool:

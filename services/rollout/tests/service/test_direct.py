@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 from quartet.v1 import experience_pb2, rollout_pb2
-from world import instance, join_request, refusal, refused
+from world import instance, refusal, refused
 
 from quartet_common.errors import describe, retry_delay
 
@@ -24,7 +24,7 @@ async def test_calls_wait_for_the_engine(world):
     world.engine.start = loading.wait
     await world.start()
     assert "engine loading" in list(world.host.waiting)
-    await refused(world.stub.JoinWeightGroup(join_request(), timeout=20), grpc.StatusCode.UNAVAILABLE)
+    await refused(world.join(), grpc.StatusCode.UNAVAILABLE)
     error = await refusal(generate(world), grpc.StatusCode.UNAVAILABLE)
     assert "still loading" in describe(error) and retry_delay(error)
     loading.set()
@@ -107,7 +107,7 @@ async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
     seen: list[tuple[int, int]] = []
 
     def all_answered() -> bool:
-        seen.append((world.service.admission.running, world.service._groups.generating))
+        seen.append((world.service.admission.running, world.service.groups.generating))
         return all(call.done() for call in calls)
 
     await world.until(all_answered)

@@ -121,9 +121,17 @@ async def test_a_training_group_carries_the_experts_of_a_run_that_wants_them(wor
     assert not world.broker.tensors(1).HasField("prompt_routed_experts")
 
 
-@pytest.mark.parametrize("wanted", ["sampling_masks", "router_replay"])
-async def test_a_rollout_that_cannot_record_what_a_run_wants_leaves_it(world, wanted):
-    world.broker.create_run(**{wanted: True})
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"sampling_masks": True},
+        {"router_replay": True},
+        {"evaluation_sampling": experience_pb2.SamplingParams(bad_words=["no"])},
+    ],
+    ids=lambda wanted: next(iter(wanted)),
+)
+async def test_a_rollout_whose_engine_cannot_do_what_a_run_wants_leaves_it(world, wanted):
+    world.broker.create_run(**wanted)
     await world.start()
     await world.until(lambda: world.host.exit_code == 1)
     assert world.broker.left and not world.broker.members
@@ -143,13 +151,6 @@ async def test_parameters_that_the_engine_does_not_take_are_never_left_out(world
     world.engine.takes = ["sampling.min_tokens"]
     await world.put(instance("again", prompt=prompt))
     assert [request[3].min_tokens for request in world.engine.requests] == [2]
-
-
-async def test_a_run_with_parameters_that_the_engine_does_not_take_is_left(world):
-    world.broker.create_run(evaluation_sampling=experience_pb2.SamplingParams(bad_words=["no"]))
-    await world.start()
-    await world.until(lambda: world.host.exit_code == 1)
-    assert world.broker.left and not world.broker.members
 
 
 async def test_tokens_of_two_versions_are_told_apart(world):
@@ -228,7 +229,7 @@ async def test_a_lost_lease_stops_the_work(world):
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.requests)
     world.broker.lost.add("lease-1")
-    await world.until(lambda: not world.service._groups._groups)
+    await world.until(lambda: len(world.service.groups) == 0)
     assert world.engine.running == 0
     assert not world.broker.puts and not world.broker.releases
 
@@ -239,7 +240,7 @@ async def test_a_group_that_is_not_wanted_is_let_go(world):
     await world.start()
     await world.broker.submit(*(instance(f"{n}") for n in range(len(outcomes) + 1)))
     await world.broker.until(lambda: world.broker.puts)
-    await world.until(lambda: len(world.service._leases) == 0)
+    await world.until(lambda: len(world.service.groups) == 0)
     assert not world.broker.releases and len(world.broker.puts) == 1 and not world.broker.outcomes
 
 

@@ -17,7 +17,7 @@ async def test_it_says_what_it_waits_for(world):
     await world.start()
     wanted = {"run 'demo' to be created", "weights from the trainer"}
     await world.until(lambda: wanted <= set(world.host.waiting) and len(list(world.host.waiting)) == 2)
-    status = await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
+    status = await world.status()
     assert status.policy_version == -1 and status.group_epoch == -1 and status.run_id == ""
     assert set(status.waiting_for) == wanted
     world.broker.create_run()
@@ -31,7 +31,7 @@ async def test_it_is_up_without_broker_and_reward(world):
     await world.start()
     wanted = {f"broker at {world.broker_host.address}", f"reward service at {world.reward_host.address}"}
     await world.until(lambda: wanted <= set(world.host.waiting))
-    assert (await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)).engine
+    assert (await world.status()).engine
     assert await world.stop() == 0
 
 
@@ -106,7 +106,7 @@ async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.requests)
     world.broker.run.state = broker_pb2.RUN_STATE_SUCCEEDED
-    world.service._membership.doubt()
+    world.service.membership.doubt()
     await world.until(lambda: world.engine.running == 0)
     await world.until(lambda: any("a new run" in thing for thing in world.host.waiting))
     assert world.host.instance_id in world.broker.left

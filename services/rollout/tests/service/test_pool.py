@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from many_runs import ManyRuns
 from quartet.v1 import broker_pb2, rollout_pb2
-from world import World, begin_request, finish_request, instance, join_request, neighbours, refused
+from world import World, instance, neighbours, refused
 
 QUICK = Duration(seconds=3)
 """A membership's ttl: a heartbeat a second, and with it a look at the other runs."""
@@ -51,10 +51,10 @@ async def test_two_runs_at_once_share_a_pool_and_see_nothing_of_each_other(pool)
     for theirs, mine, other in ((first, "one", "two"), (second, "two", "one")):
         said = f"run_id: this rollout works for run '{mine}', the call is about '{other}'"
         for call in (
-            theirs.stub.JoinWeightGroup(join_request(2, run_id=other), timeout=10),
-            theirs.stub.BeginWeightUpdate(begin_request(10, run_id=other), timeout=10),
-            theirs.stub.FinishWeightUpdate(finish_request(10, run_id=other), timeout=10),
-            theirs.stub.AbortWeightUpdate(rollout_pb2.AbortWeightUpdateRequest(run_id=other), timeout=10),
+            theirs.join(2, run_id=other),
+            theirs.begin(10, run_id=other),
+            theirs.finish(10, run_id=other),
+            theirs.abort(10, run_id=other),
             generate(theirs, other),
         ):
             assert await refused(call, grpc.StatusCode.FAILED_PRECONDITION) == said
@@ -82,7 +82,7 @@ async def test_when_its_run_ends_a_rollout_takes_the_next_with_nothing_of_the_la
     assert len((await generate(made, "one")).completions) == 1
 
     one.run.state = broker_pb2.RUN_STATE_SUCCEEDED
-    made.service._membership.doubt()
+    made.service.membership.doubt()
     await made.until(lambda: "an active run of '*'" in list(made.host.waiting))
     assert made.host.instance_id in one.left
     assert len((await generate(made, "one")).completions) == 1  # until there is another one
@@ -93,8 +93,7 @@ async def test_when_its_run_ends_a_rollout_takes_the_next_with_nothing_of_the_la
     said = await refused(generate(made), grpc.StatusCode.UNAVAILABLE)
     assert "no weights of a known version" in said
     await refused(generate(made, "one"), grpc.StatusCode.FAILED_PRECONDITION)
-    join = made.stub.JoinWeightGroup(join_request(5, run_id="one"), timeout=10)
-    await refused(join, grpc.StatusCode.FAILED_PRECONDITION)
+    await refused(made.join(5, run_id="one"), grpc.StatusCode.FAILED_PRECONDITION)
     await made.load(0, run_id="two", epoch=1)  # its epochs are counted anew
 
     await one.submit(instance("late"))  # granted to the request that still waits
@@ -140,7 +139,7 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
     made = await rollout("*")
     await works_for(made, "one")
     made.engine.meet.clear()
-    updates, entered = made.service._servicer.updates, asyncio.Event()
+    updates, entered = made.service.updates, asyncio.Event()
     wait_joined = updates._wait_joined
 
     async def wait(request) -> None:
@@ -148,12 +147,12 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
         await wait_joined(request)
 
     updates._wait_joined = wait
-    await made.stub.JoinWeightGroup(join_request(1, run_id="one"), timeout=10)
-    begin = asyncio.ensure_future(made.stub.BeginWeightUpdate(begin_request(1, run_id="one"), timeout=20))
+    await made.join(1, run_id="one")
+    begin = asyncio.ensure_future(made.begin(1, run_id="one"))
     await asyncio.wait_for(entered.wait(), 20)
     broker.create("two")
     one.run.state = broker_pb2.RUN_STATE_CANCELLED
-    made.service._membership.doubt()
+    made.service.membership.doubt()
     await works_for(made, "two")
     assert "works for another run now" in await refused(begin, grpc.StatusCode.FAILED_PRECONDITION)
     assert made.engine.policy_version == -1 and made.engine.unpaused.is_set()

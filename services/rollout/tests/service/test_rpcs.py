@@ -6,7 +6,7 @@ import pytest_asyncio
 from doubles import InTestBroker
 from google.rpc import error_details_pb2, status_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
-from world import begin_request, finish_request, join_request, neighbours, refusal, refused
+from world import begin_request, neighbours, refusal, refused
 
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode
@@ -38,7 +38,7 @@ def bad_field(error: grpc.aio.AioRpcError) -> str:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"group_epoch": -1}, "group_epoch"),
+        ({"epoch": -1}, "group_epoch"),
         ({"store_host": ""}, "store_host"),
         ({"store_port": 70000}, "store_port"),
         ({"rank": 2}, "rank"),
@@ -50,26 +50,24 @@ def bad_field(error: grpc.aio.AioRpcError) -> str:
     ],
 )
 async def test_join_refuses_bad_fields(up, fields, field):
-    request = join_request(**fields)
-    error = await refusal(up.stub.JoinWeightGroup(request, timeout=5), grpc.StatusCode.INVALID_ARGUMENT)
+    error = await refusal(up.join(**{"epoch": 1, **fields}), grpc.StatusCode.INVALID_ARGUMENT)
     assert bad_field(error) == field
 
 
 @pytest.mark.parametrize(
     ("transport", "name", "words"),
     [
-        (rollout_pb2.WEIGHT_TRANSPORT_NCCL, "", "cannot receive by nccl"),
         (rollout_pb2.WEIGHT_TRANSPORT_FILE, "", "cannot receive by file"),
         (rollout_pb2.WEIGHT_TRANSPORT_CUSTOM, "pigeon", "install the package with the entry point 'pigeon' of"),
     ],
 )
 async def test_join_refuses_transports_it_lacks(up, transport, name, words):
-    request = join_request(transport=transport, transport_name=name)
-    assert words in await refused(up.stub.JoinWeightGroup(request, timeout=5), grpc.StatusCode.UNIMPLEMENTED)
+    call = up.join(transport=transport, transport_name=name)
+    assert words in await refused(call, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def test_begin_refuses_what_does_not_fit(up, monkeypatch):
-    await up.stub.JoinWeightGroup(join_request(), timeout=5)
+    await up.join()
 
     async def sentence(request) -> str:
         return await refused(up.stub.BeginWeightUpdate(request, timeout=5), grpc.StatusCode.INVALID_ARGUMENT)
@@ -89,13 +87,6 @@ async def test_begin_refuses_what_does_not_fit(up, monkeypatch):
     monkeypatch.setitem(up.engine.errors, "check_manifest", ManifestError("tensor 'w' is not in this model"))
     assert "tensor 'w' is not in this model" in await sentence(begin_request(1))
     assert up.engine.unpaused.is_set() and not up.service.state.paused
-
-
-async def test_begin_and_finish_need_what_goes_before(up):
-    call = up.stub.BeginWeightUpdate(begin_request(1, epoch=9), timeout=5)
-    assert "join first" in await refused(call, grpc.StatusCode.FAILED_PRECONDITION)
-    call = up.stub.FinishWeightUpdate(finish_request(1, epoch=9), timeout=5)
-    assert "no update to version 1 was begun" in await refused(call, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def generate(up, masks: bool = False, **prompt):

@@ -5,7 +5,7 @@ from datetime import timedelta
 import grpc
 import pytest
 from quartet.v1 import rollout_pb2
-from world import begin_request, finish_request, instance, join_request, refused
+from world import instance, refused
 
 from quartet_rollout.engines import EngineError
 
@@ -18,7 +18,7 @@ async def set_sleep(world, level: int, seconds: float = 0.0) -> int:
 
 
 async def level_of(world) -> int:
-    return (await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)).sleep_level
+    return (await world.status()).sleep_level
 
 
 @pytest.fixture
@@ -56,33 +56,32 @@ async def test_each_call_may_be_repeated_and_a_deeper_sleep_begins_awake(able):
 
 
 async def test_weights_that_come_asleep_wake_it_and_nothing_is_generated_with_the_old_ones(able):
-    await able.stub.JoinWeightGroup(join_request(), timeout=5)
+    await able.join()
     able.engine.hold(1)
     await able.broker.submit(instance("running"))
     await able.until(lambda: able.engine.tokens_total > 0)
     await set_sleep(able, 1)
     able.engine.let_go()
     tokens = able.engine.tokens_total
-    for_ever = begin_request(4)
-    for_ever.pause_mode = rollout_pb2.PAUSE_MODE_WAIT
-    error = await refused(able.stub.BeginWeightUpdate(for_ever, timeout=5), grpc.StatusCode.FAILED_PRECONDITION)
+    for_ever = able.begin(4, pause_mode=rollout_pb2.PAUSE_MODE_WAIT)
+    error = await refused(for_ever, grpc.StatusCode.FAILED_PRECONDITION)
     assert "pause_mode: it sleeps, so no completion can end: allowed: keep, abort" in error
-    await able.stub.BeginWeightUpdate(begin_request(4), timeout=5)
+    await able.begin(4)
     error = await refused(set_sleep(able, 1), grpc.StatusCode.FAILED_PRECONDITION)
     assert "it is taking new weights" in error and await level_of(able) == 1
     able.engine.calls.clear()
     assert able.engine.tokens_total == tokens
-    await able.stub.FinishWeightUpdate(finish_request(4), timeout=5)
+    await able.finish(4)
     assert able.engine.calls == ["pause keep False", "wake", "install 4", "resume"] and await level_of(able) == 0
     await able.broker.until(lambda: able.broker.puts)
 
 
 async def test_an_update_that_fails_leaves_it_awake(able):
-    await able.stub.JoinWeightGroup(join_request(), timeout=5)
+    await able.join()
     await set_sleep(able, 1)
     able.engine.errors["receive"] = EngineError("connection reset")
-    await able.stub.BeginWeightUpdate(begin_request(4), timeout=5)
-    await refused(able.stub.FinishWeightUpdate(finish_request(4), timeout=5), grpc.StatusCode.ABORTED)
+    await able.begin(4)
+    await refused(able.finish(4), grpc.StatusCode.ABORTED)
     assert await level_of(able) == 0 and able.service.state.policy_version == able.engine.policy_version != 4
 
 

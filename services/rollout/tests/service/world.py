@@ -78,7 +78,7 @@ class World:
     async def ready(self, **section) -> None:
         """Start it, and wait until it has its engine and its run."""
         await self.start(**section)
-        await self.until(lambda: self.service._servicer.updates is not None and self.service.state.run is not None)
+        await self.until(lambda: self.service.state.engine is not None and self.service.state.run is not None)
 
     async def stop(self) -> int:
         """Stop it as SIGTERM would; return the exit code."""
@@ -125,11 +125,32 @@ class World:
             await self.start()
         await self.broker.submit(*instances)
 
+    # What a trainer does.
+
+    async def join(self, epoch: int = 1, **fields):
+        return await self.stub.JoinWeightGroup(join_request(epoch, **fields), timeout=10)
+
+    async def begin(self, version: int, epoch: int = 1, **fields):
+        return await self.stub.BeginWeightUpdate(begin_request(version, epoch, **fields), timeout=20)
+
+    async def finish(self, version: int, epoch: int = 1, timeout: float = 10, **fields):
+        return await self.stub.FinishWeightUpdate(finish_request(version, epoch, **fields), timeout=timeout)
+
+    async def abort(self, version: int, run_id: str = "demo") -> int:
+        """Return the version that stands."""
+        request = rollout_pb2.AbortWeightUpdateRequest(
+            run_id=run_id, group_epoch=1, policy_version=version, reason="another rollout died"
+        )
+        return (await self.stub.AbortWeightUpdate(request, timeout=10)).policy_version
+
     async def load(self, version: int, epoch: int = 1, run_id: str = "demo", **begin) -> None:
-        """Bring weights in, as a trainer does."""
-        await self.stub.JoinWeightGroup(join_request(epoch, run_id=run_id), timeout=10)
-        await self.stub.BeginWeightUpdate(begin_request(version, epoch, run_id=run_id, **begin), timeout=10)
-        await self.stub.FinishWeightUpdate(finish_request(version, epoch, run_id=run_id), timeout=10)
+        """Bring weights in."""
+        await self.join(epoch, run_id=run_id)
+        await self.begin(version, epoch, run_id=run_id, **begin)
+        await self.finish(version, epoch, run_id=run_id)
+
+    async def status(self) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        return await self.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
 
 
 @asynccontextmanager
