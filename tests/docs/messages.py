@@ -51,6 +51,14 @@ RETURNING = ("diagnosis.py", "refusals.py")
 ENDINGS = ("Error", "Failed", "Refused", "Failure", "BadReference", "InvalidItem", "Crashed")
 LEAST_LETTERS = 8
 """A template with fewer letters says nothing of itself: it passes on the words of another message."""
+_VERBS = (
+    "ask bring call choose collect copy correct delete fetch finish give install issue join leave limit make move "
+    "name put raise register retry see send set start stop submit take upgrade use wake watch write"
+)
+CURE = re.compile(
+    rf"\b(allowed|must|needs?|did you mean)\b|[;:,] (and |or )?({_VERBS.replace(' ', '|')})\b|\?$", re.IGNORECASE
+)
+"""What a message has in it that says what is allowed or what to do."""
 
 # Messages that nobody meets as they stand: where they are, and what becomes of them.
 INTERNAL = {
@@ -62,6 +70,7 @@ INTERNAL = {
     "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
     "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
+    "quartet_trainer/batch/decode.py": "in the sentence of the batch: 'group … cannot be trained and is dropped: …'",
     "quartet_trainer/learner/plugins/sharded.py": "two parts of the trainer that disagree",
     "quartet_trainer/weight_sync/packing.py": "two parts of the trainer that disagree",
     "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",
@@ -76,6 +85,11 @@ class Message:
     package: str
     where: str
     template: str
+
+    @property
+    def names_its_cure(self) -> bool:
+        """Whether its own words say what is allowed or what to do."""
+        return CURE.search(self.template) is not None
 
     def __str__(self) -> str:
         return f"{self.where}: {self.template}"

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has an entry for every message, and none for messages that are no more."""
+"""docs/troubleshooting.md has an entry for every message that does not name its cure, and none without a message."""
 
 import re
 from functools import cache
@@ -37,11 +37,12 @@ def matches(pattern: str, template: str) -> bool:
     return bool(re.fullmatch(".*".join(map(re.escape, pattern.split("…"))), template, re.DOTALL))
 
 
-def test_every_message_has_an_entry():
+def test_every_message_that_does_not_name_its_cure_has_an_entry():
     missing = [
         str(message)
         for message in messages()
-        if not any(
+        if not message.names_its_cure
+        and not any(
             message.package in SECTIONS[section] and matches(pattern, message.template)
             for section, pattern in entries()
         )
@@ -62,4 +63,4 @@ def test_every_entry_is_of_a_message_that_there_is():
 def test_entries_are_not_so_wide_that_they_match_anything():
     wide = [pattern for _, pattern in entries() if letters(pattern) < 4]
     assert not wide
-    assert len(messages()) > 200
+    assert sum(not message.names_its_cure for message in messages()) > 300
