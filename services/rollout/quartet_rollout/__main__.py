@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 
+from quartet_common import tracing
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
 from quartet_rollout.config import RolloutSection, limit_threads
@@ -18,6 +19,7 @@ async def serve(config: LoadedConfig[RolloutSection], host) -> None:
     await RolloutService(config, host).run()
     # All is drained and closed. Python would now wait for the thread of an engine that was still loading, and spend
     # seconds collecting what the engine's libraries left.
+    tracing.shutdown()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
