@@ -199,7 +199,7 @@ def _until_there(launched: Launched, target: str) -> list[int]:
     def look() -> bool:
         # Workers carry no environment to find them by.
         commands = {}
-        for process in psutil.Process(launched.process.pid).children(recursive=True):
+        for process in psutil.Process(process_of(launched.process.pid)).children(recursive=True):
             with suppress(psutil.Error, OSError):  # it ended while we looked
                 service = psutil.Process(process_of(process.pid))
                 commands[service.pid] = " ".join(process.cmdline()) + " "
