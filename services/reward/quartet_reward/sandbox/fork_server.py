@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quartet_reward.sandbox import kernel
-from quartet_reward.sandbox.api import Limits
+from quartet_reward.sandbox.api import KilledFromOutside, Limits
 from quartet_reward.sandbox.child import PAIR, PAYLOAD, REPORT, STATUS, Confinement, run_child
 
 _MOST_BYTES = 65536
@@ -65,6 +65,7 @@ def close_all(descriptors: list[int]) -> None:
 
 _INIT_STACK_BYTES = 16384
 _SWEEP_SECONDS = 8.0
+_DEATH_MILLISECONDS = 100
 
 Entry = Callable[[bytes], None]
 """What the new process runs, with its payload."""
@@ -122,7 +123,7 @@ class NamespaceTrees:
         self._fork = _Fork(kernel.NEWNS if users else kernel.NEWNS | kernel.NEWUSER)
 
     def start(self, uid: int, limits: Limits, streams: dict[int, int], entry: Entry) -> ProcessTree:
-        """Start a process as the second of a new pid namespace. Raises OSError."""
+        """Start a process as the second of a new pid namespace. Raises OSError, KilledFromOutside."""
         kernel.call("unshare", kernel.NEWPID)
         try:
             tree = self._clone_init()
@@ -130,10 +131,17 @@ class NamespaceTrees:
                 main, main_handle = self._fork()
                 if main == 0:
                     run_child(lambda: self._confinement.enter(limits, streams, uid), entry)
-            except OSError:
+            except OSError as error:
+                poll = select.poll()
+                poll.register(tree.last_handle, select.POLLIN)
+                first_ended = bool(poll.poll(_DEATH_MILLISECONDS))
                 self.kill(tree)
                 self.reap(tree)
                 os.close(tree.last_handle)
+                if first_ended:  # nothing forks into a pid namespace whose first process dies
+                    raise KilledFromOutside(
+                        "something outside the sandbox killed a program that was to begin"
+                    ) from error
                 raise
         finally:
             kernel.check(kernel.LIBC.setns(self._own_pids, kernel.NEWPID), "setns")
@@ -270,6 +278,9 @@ class ForkServer:
             tree = self._trees.start(message["uid"], Limits(**message["limits"]), streams, entry)
         except OSError as error:
             send_message(self._channel, {"job": job, "event": "failed", "reason": str(error)})
+            return
+        except KilledFromOutside as error:
+            send_message(self._channel, {"job": job, "event": "lost", "reason": str(error)})
             return
         finally:
             close_all(descriptors)
