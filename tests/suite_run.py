@@ -96,7 +96,8 @@ class SuiteRun:
     def _run_command(self, command: tuple[str, ...], running: Running, deadline: float) -> int | None:
         """Run a program of the environment, its output added to the log. Return its status, None after the deadline."""
         folder = ROOT / ".quartet" / "envs" / self._suite.environment / "bin"
-        guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(folder / command[0]), *command[1:]]
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(os.getpid())]
+        guarded = [*guard, str(folder / command[0]), *command[1:]]
         with self._log.open("a") as output, self._events.open() as events:
             print(f"$ {' '.join(command)}", file=output, flush=True)
             process = subprocess.Popen(

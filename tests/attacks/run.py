@@ -145,6 +145,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
             await live.until("two steps are trained", lambda: _step(client, least=2))
             bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
+            await live.until("each service has answered the bystander", lambda: _answered(calls))
             await asyncio.sleep(quiet)
             began = time.monotonic()
             report.memory = {name: (size, size) for name, size in _memory(live).items()}
@@ -169,6 +170,11 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         live.close()
         pythons.close()
     return report
+
+
+async def _answered(calls: Path) -> bool:
+    """Return whether the bystander has printed a call of each kind."""
+    return {line.split()[1] for line in calls.read_text().splitlines() if line.count(" ") == 3} >= {*SERVICES, "timer"}
 
 
 async def _step(client: AsyncClient, least: int = 0) -> int:

@@ -1,7 +1,9 @@
-"""Runs a command so that nothing of it stays behind: `python guard.py GRACE_SECONDS COMMAND...`. Standard library only.
+"""Runs a command so that nothing of it stays behind; standard library only.
 
-The guard is the parent of a service and the reaper of everything the service starts, however detached (worker pools,
-engine processes). Whatever ends first, all of it ends:
+    python guard.py GRACE_SECONDS PARENT COMMAND...
+
+PARENT is the process id of who starts the guard. The guard is the parent of a service and the reaper of everything the
+service starts, however detached (worker pools, engine processes). Whatever ends first, all of it ends:
 
     the command exits            what it left running is killed; the guard exits with its status (signal n: 128 + n)
     SIGTERM or SIGINT            goes on to the command; after the grace, or at a second one, everything is killed
@@ -23,12 +25,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its status."""
-    grace, command = float(arguments[0]), arguments[1:]
-    parent = os.getppid()
+    grace, parent, command = float(arguments[0]), int(arguments[1]), arguments[2:]
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before the kernel was told, perhaps before this program began
         return 128 + signal.SIGTERM
     child = _start(command)
     deadline: float | None = None

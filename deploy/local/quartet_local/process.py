@@ -69,7 +69,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), *self._command]
+        command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), str(os.getpid()), *self._command]
         notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notified.bind("")  # to a free name, which begins with a zero byte: sd_notify's @
         address = "@" + notified.getsockname()[1:].decode()

@@ -34,8 +34,9 @@ def until(condition, timeout: float = 10.0) -> bool:
     return True
 
 
-def guarded(script: str, grace: float = 5.0, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), str(grace), "bash", "-c", script], **options)
+def guarded(script: str, grace: float = 5.0, parent: int = os.getpid(), **options) -> subprocess.Popen:
+    command = [sys.executable, "-I", "-S", str(GUARD), str(grace), str(parent), "bash", "-c", script]
+    return subprocess.Popen(command, **options)
 
 
 def test_status_of_the_command_is_the_guards():
@@ -77,8 +78,13 @@ def test_a_second_signal_kills_at_once(sleeper):
 
 
 def test_when_the_parent_is_killed_everything_ends(sleeper):
-    parent = subprocess.Popen(["bash", "-c", f"{START} 1 bash -c \"setsid bash -c '{sleeper}' & {sleeper}\" & wait"])
+    parent = subprocess.Popen(["bash", "-c", f"{START} 1 $$ bash -c \"setsid bash -c '{sleeper}' & {sleeper}\" & wait"])
     assert until(lambda: len(running(sleeper)) == 2)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(5)
     assert until(lambda: not running(sleeper))
+
+
+def test_a_guard_whose_parent_was_killed_before_it_began_starts_nothing():
+    with guarded("echo started", parent=1, stdout=subprocess.PIPE) as process:
+        assert process.stdout.read() == b"" and process.wait(10) == 128 + signal.SIGTERM
