@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisClusterException, RedisError, SlotNotCoveredError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from quartet_broker.config import Address, BrokerSection, parse
 from quartet_common.log import get_logger
@@ -76,7 +77,12 @@ def _client(section: BrokerSection, options: dict[str, Any], address: Address | 
         "retry": Retry(NoBackoff(), 0),
     }
     where = {"host": address[0], "port": address[1]} if address else {}
-    fixed = {"connection_class": kind, "protocol": 3}  # answers of RESP 3: maps are dicts, scores numbers
+    fixed = {
+        "connection_class": kind,
+        "protocol": 3,  # maps are dicts, scores numbers
+        # With notifications of a maintenance, a pool hands out connections that the server has closed.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
     return Redis.from_pool(BlockingConnectionPool(**(limits | options | where | fixed)))
 
 

@@ -85,6 +85,15 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redi
             assert [lease.instance.instance_id for lease in (await waiting).leases] in (["b"], [])
 
 
+async def test_connections_that_a_redis_left_behind_are_made_anew(own_redis):
+    async with serving(own_redis.url, sweeping=False) as (_, servicer, _):
+        ids = [servicer.runs.ids] * 8  # at once: each has a connection
+        await asyncio.gather(*(each() for each in ids))
+        own_redis.kill()
+        await asyncio.to_thread(own_redis.start)
+        assert await asyncio.gather(*(each() for each in ids)) == [[]] * 8, "no call has to be made again"
+
+
 async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_redis, caplog):
     caplog.set_level("INFO")
     async with serving(own_redis.url) as (stub, servicer, host):
