@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from quartet_local import guard
 from quartet_local.config import LaunchError, service_python
 
 _TAIL_BYTES = 64 << 10
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid (unix(7))
 
 
 class Process:
@@ -71,6 +73,7 @@ class Process:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), str(os.getpid()), *self._command]
         notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notified.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         notified.bind("")  # to a free name, which begins with a zero byte: sd_notify's @
         address = "@" + notified.getsockname()[1:].decode()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NOTIFY_SOCKET": address, **self._environment}
@@ -85,7 +88,10 @@ class Process:
         threading.Thread(target=self._wait, args=(self._popen, self.exited, notified, loop), daemon=True).start()
 
     def _heed(self, notified: socket.socket) -> None:
-        if b"READY=1" in notified.recv(4096).split(b"\n"):
+        message, ancillary, *_ = notified.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+        # Anyone on the host can send to an abstract name.
+        users = [_CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+        if users == [os.getuid()] and b"READY=1" in message.split(b"\n"):
             self.ready.set()
 
     @staticmethod
