@@ -202,6 +202,11 @@ async def test_folders_of_packages_that_cannot_be_shown_are_refused(packages):
         SandboxSection(packages=(packages,))
 
 
+async def test_a_key_of_an_earlier_version_is_taken_with_a_warning(caplog):
+    assert SandboxSection.model_validate({"fork_servers": 2}) == SandboxSection()
+    assert "leave the key out" in caplog.text
+
+
 async def test_a_minimum_that_cannot_be_had_is_refused_with_the_cure():
     with pytest.raises(SandboxUnavailable, match="minimum = 'namespaces'.*user.max_user_namespaces") as caught:
         await open_sandbox(SandboxSection(minimum=Mode.NAMESPACES, python="/bin/false"))
