@@ -57,7 +57,7 @@ def report(*figures: Figure) -> None:
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
     """Run a command that ends with this program, whatever becomes of it. `options` are Popen's."""
-    guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), *command]
+    guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(os.getpid()), *command]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as file:

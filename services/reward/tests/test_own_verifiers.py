@@ -12,13 +12,26 @@ from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
 from quartet_reward.preflight import preflight
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "reward.md"
+POLITE = """
+from pydantic import Field
+from quartet.v1 import reward_pb2
+from quartet_reward.verifiers.base import Parameters, Verdict
 
 
-def example() -> str:
-    """The verifier that the docs show."""
-    blocks = DOCS.read_text().split("```python\n")[1:]
-    return next(block.partition("```")[0] for block in blocks if "class Polite:" in block)
+class PoliteParameters(Parameters):
+    reward: float = Field(1.0, description="Reward of a polite completion.")
+
+
+class Polite:
+    name = "polite"
+    description = "The completion says please."
+    parameters = PoliteParameters
+
+    def verify(self, item, parameters, tools):
+        if "please" in item.completion:
+            return Verdict(parameters.reward, reward_pb2.OUTCOME_CORRECT, "it says please")
+        return Verdict(0.0, reward_pb2.OUTCOME_INCORRECT, "it does not say please")
+"""
 
 
 def install(folder: Path, monkeypatch, source: str) -> None:
@@ -70,8 +83,8 @@ class Polite:
 """
 
 
-async def test_the_docs_example_is_served_with_its_parameters_beside_others(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, example())
+async def test_a_packages_verifier_is_served_with_its_parameters_beside_others(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, POLITE)
     one = item(
         tagged("8", thought="please let me think"),
         verifiers=[spec("polite", weight=0.5, reward=3.0), spec("think_answer_tags", correct_reward=1.0)],
@@ -88,7 +101,7 @@ async def test_the_docs_example_is_served_with_its_parameters_beside_others(tmp_
 
 
 def test_a_run_that_names_it_is_checked_before_the_start(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, example())
+    install(tmp_path, monkeypatch, POLITE)
     config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite'}]"])
     assert "polite" in preflight(config)["verifiers"]
     config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite', parameters={x=1}}]"])
@@ -97,7 +110,7 @@ def test_a_run_that_names_it_is_checked_before_the_start(tmp_path, monkeypatch):
 
 
 async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tmp_path, monkeypatch, caplog):
-    source = example().replace('if "please" in', 'raise RuntimeError("no idea")\n        if "please" in')
+    source = POLITE.replace('if "please" in', 'raise RuntimeError("no idea")\n        if "please" in')
     install(tmp_path, monkeypatch, source)
     one, scores = item("please", verifiers=[spec("polite")]), scorer()
     result = begun(one, scores)

@@ -1,7 +1,8 @@
-"""The environment of docs/environments.md, installed as a package would be, and played."""
+"""The environment of examples/extensions, installed as a package would be, and played."""
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,20 @@ from world import instance
 
 from quartet_common.tensors import decode_ragged
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "environments.md"
+EXTENSIONS = Path(__file__).resolve().parents[4] / "examples" / "extensions"
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package with the page's code and its entry point, on the path of this process."""
-    page = PAGE.read_text()
-    (code,) = re.findall(r"```python\n(\"\"\"Guess.*?)\n```", page, re.DOTALL)
-    (point,) = re.findall(r'\[project.entry-points."quartet.environments"\]\n(.*?)\n```', page, re.DOTALL)
+    """The example's module and its entry point, on the path of this process."""
+    points = tomllib.loads((EXTENSIONS / "pyproject.toml").read_text())["project"]["entry-points"]
+    ((name, point),) = points["quartet.environments"].items()
     site = tmp_path / "site"
     information = site / "my_environments-1.0.dist-info"
     information.mkdir(parents=True)
-    (site / "my_environments.py").write_text(code)
+    (site / "my_environments.py").write_text((EXTENSIONS / "quartet_extensions" / "guess_number.py").read_text())
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-environments\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[quartet.environments]\n{point.replace(chr(34), '')}\n")
+    (information / "entry_points.txt").write_text(f"[quartet.environments]\n{name} = my_environments:{point.partition(':')[2]}\n")
     monkeypatch.syspath_prepend(str(site))
     yield
     sys.modules.pop("my_environments", None)
@@ -39,14 +39,14 @@ def guess(text: str) -> str:
     return f"{(low + high) // 2}?" if "?" in text else "hm?"
 
 
-async def test_the_page_s_environment_plays(installed, world):
+async def test_the_examples_environment_plays(installed, world):
     world.engine = SpeakingEngine(guess)
     world.engine.policy_version = 4
     spec = world.broker.run.spec
     spec.sampling.max_new_tokens = 300
-    spec.environment.name = "guess"
+    spec.environment.name = "guess_number"
     await world.start()
-    await world.until(lambda: "environment.guess" in world.host.capabilities)
+    await world.until(lambda: "environment.guess_number" in world.host.capabilities)
     made = instance(text="guess ")
     made.prompt.reference.answer = "37"
     bad = instance("bad", text="guess ")
