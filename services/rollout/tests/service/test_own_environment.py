@@ -20,12 +20,13 @@ def installed(tmp_path, monkeypatch):
     """The example's module and its entry point, on the path of this process."""
     points = tomllib.loads((EXTENSIONS / "pyproject.toml").read_text())["project"]["entry-points"]
     ((name, point),) = points["quartet.environments"].items()
+    point = point.replace("quartet_extensions.guess_number", "my_environments")
     site = tmp_path / "site"
     information = site / "my_environments-1.0.dist-info"
     information.mkdir(parents=True)
     (site / "my_environments.py").write_text((EXTENSIONS / "quartet_extensions" / "guess_number.py").read_text())
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-environments\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[quartet.environments]\n{name} = my_environments:{point.partition(':')[2]}\n")
+    (information / "entry_points.txt").write_text(f"[quartet.environments]\n{name} = {point}\n")
     monkeypatch.syspath_prepend(str(site))
     yield
     sys.modules.pop("my_environments", None)
