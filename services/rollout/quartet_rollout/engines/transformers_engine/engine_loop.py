@@ -74,12 +74,12 @@ class EngineLoop:
         while not self._closed:
             if self._draining and not self._decoder.running:
                 self._stand()
-            idle = not self._can_step
-            self._report(at_once=idle)
-            if idle:
+            if not self._can_step:
+                self._report(at_once=True)
                 self._obey(self._channel.receive())
             while not self._closed and self._channel.poll():
                 self._obey(self._channel.receive())
+            self._report(at_once=False)  # before a step: who resumed does not wait for it
             if not self._closed and self._can_step:
                 self._end(self._decoder.step(admit=not self._draining))
         self._report(at_once=True)
