@@ -6,7 +6,7 @@ served by a new group, and with no rollout at all there is nothing to do.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -214,6 +214,8 @@ class Publisher:
         group = self._group
         if group is None or group.stubs.keys() != targets.keys():
             group = self._make_group(targets)
+        else:  # a rollout that was away since has another channel
+            group = self._group = replace(group, stubs=self._stubs(targets))
         transfer = Transfer(
             group,
             version,
@@ -251,9 +253,12 @@ class Publisher:
         if refused:
             raise TransferFailed("handshake failed", refused)
 
+    def _stubs(self, names: Iterable[str]) -> dict[str, rollout_pb2_grpc.RolloutServiceStub]:
+        return {name: self._peers[name].stub for name in names}
+
     def _make_group(self, targets: Iterable[str]) -> WeightGroup:
         self._drop_group()
-        stubs = {name: self._peers[name].stub for name in targets}
+        stubs = self._stubs(targets)
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
         self._group = form_group(
             self._transport,

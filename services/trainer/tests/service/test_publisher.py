@@ -153,6 +153,21 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     assert publish(publisher, 2) is None, "the dead one rests, and nobody else is behind"
 
 
+@each_transport
+def test_a_rollout_that_was_away_and_comes_back_is_sent_to_by_the_same_group(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    back = receiver("back")
+    members.add(back)
+    assert publish(publisher, 1).rollouts == 1
+    epoch, member = publisher.epoch, members.live.pop("back")
+    assert not publisher.behind(2), "nobody is there; the channel to it is closed"
+    members.live["back"] = member
+    published = publish(publisher, 2)
+    assert published.rollouts == 1 and not published.failures and publisher.epoch == epoch
+    assert_installed(back, 2)
+
+
 def test_a_member_in_whose_place_another_answers_is_left_out(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
