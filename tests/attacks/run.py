@@ -89,9 +89,8 @@ class Report:
         wrong += [f"{count} calls of the bystander: {what}" for what, count in self.errors.items()]
         woken_late = WAKINGS * p99(self.calls["timer"][1])
         for kind, (before, during) in self.calls.items():
-            slower = min(max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late), MOST_SECONDS)
-            most = slower if timed else max(MOST_SECONDS, woken_late)
-            if p99(during) > most and kind != "timer":
+            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late) if timed else MOST_SECONDS
+            if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
         bounds = {"redis": MOST_REDIS_GROWTH, WORKERS: MOST_WORKERS_GROWTH}

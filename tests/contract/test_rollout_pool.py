@@ -42,7 +42,7 @@ def test_rollouts_that_die_or_hang_in_mid_broadcast_hold_up_nobody_and_who_lives
     pool.trainer.give(go=True)
     answer = pool.trainer.hear()
     assert answer["failures"] and answer["rollouts"] == len(pool.rollouts) - 1
-    assert answer["seconds"] < 2 * rollout_pool.DEADLINE_SECONDS, "one deadline is waited for, not one for each"
+    assert answer["seconds"] < rollout_pool.DEADLINE_SECONDS + 5, "one deadline is waited for, not one for each"
     pool.rollouts[hung].signal(signal.SIGCONT)
     late = pool.rollouts[pool.add()]
 
