@@ -20,8 +20,10 @@ from typing import Literal
 from quartet_common.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "deploy" / "local"))  # not every environment has the launcher
+from quartet_local import guard  # noqa: E402
+
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
-GUARD = ROOT / "deploy" / "local" / "quartet_local" / "guard.py"
 GRACE_SECONDS = 5
 START_SECONDS = 60.0
 
@@ -57,7 +59,7 @@ def report(*figures: Figure) -> None:
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
     """Run a command that ends with this program, whatever becomes of it. `options` are Popen's."""
-    guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(os.getpid()), *command]
+    guarded = guard.guarded(command, GRACE_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as file:

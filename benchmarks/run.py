@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from measuring import ENVIRONMENTS, GRACE_SECONDS, GUARD, ROOT, Figure
+from measuring import ENVIRONMENTS, GRACE_SECONDS, ROOT, Figure, guard
 
 RESULTS = ROOT / ".quartet" / "results"
 TAIL_LINES = 20
@@ -116,7 +116,7 @@ def run(benchmark: Benchmark) -> Outcome:
     environment.setdefault("HOME", str(ROOT / ".quartet" / "cache"))
     log = RESULTS / f"bench-{benchmark.name}.log"
     with log.open("w") as output:
-        command = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(python), str(program)]
+        command = guard.guarded([str(python), str(program)], GRACE_SECONDS)
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True
         )

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -14,8 +13,9 @@ from typing import TextIO
 from progress import Progress, Running
 from suites import ROOT, Suite
 
+from quartet_local import guard
+
 RESULTS = ROOT / ".quartet" / "results"
-GUARD = ROOT / "deploy" / "local" / "quartet_local" / "guard.py"
 TAIL_LINES = 40
 GRACE_SECONDS = 5
 POLL_SECONDS = 0.1
@@ -96,8 +96,7 @@ class SuiteRun:
     def _run_command(self, command: tuple[str, ...], running: Running, deadline: float) -> int | None:
         """Run a program of the environment, its output added to the log. Return its status, None after the deadline."""
         folder = ROOT / ".quartet" / "envs" / self._suite.environment / "bin"
-        guard = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(os.getpid())]
-        guarded = [*guard, str(folder / command[0]), *command[1:]]
+        guarded = guard.guarded([str(folder / command[0]), *command[1:]], GRACE_SECONDS)
         with self._log.open("a") as output, self._events.open() as events:
             print(f"$ {' '.join(command)}", file=output, flush=True)
             process = subprocess.Popen(

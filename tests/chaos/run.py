@@ -110,10 +110,9 @@ def network_form(folder: Path, groups: int, faults: int, seed: int, limit: float
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     command = lan.within([sys.executable, __file__, "--network", *words])
     shutil.rmtree(folder / "network", ignore_errors=True)
-    guarded = [sys.executable, "-I", "-S", guard.__file__, "10", str(os.getpid()), *command]
     # Process ids are others there: no interpreters that suites share.
     environment = {**os.environ, INSIDE: "1", SHARED: ""}
-    subprocess.run(guarded, stdin=subprocess.DEVNULL, env=environment, check=False)
+    subprocess.run(guard.guarded(command, 10), stdin=subprocess.DEVNULL, env=environment, check=False)
     return _report(folder / "network")
 
 

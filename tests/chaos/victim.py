@@ -55,7 +55,7 @@ class Victim:
         self.starts += 1
         self.killed, self.paused, self.last_line = False, False, ""
         self._guard = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", guard.__file__, str(GRACE_SECONDS), str(os.getpid()), *self.command),
+            *guard.guarded(self.command, GRACE_SECONDS),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -23,6 +23,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
+def guarded(command: list[str], grace: float) -> list[str]:
+    """Return the command line that runs `command` under a guard of the calling process."""
+    return [sys.executable, "-I", "-S", __file__, str(grace), str(os.getpid()), *command]
+
+
 def main(arguments: list[str]) -> int:
     """Run the command and return its status."""
     grace, parent, command = float(arguments[0]), int(arguments[1]), arguments[2:]

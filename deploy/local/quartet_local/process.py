@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -71,7 +70,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), str(os.getpid()), *self._command]
+        command = guard.guarded(self._command, self._grace)
         notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notified.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         notified.bind("")  # to a free name, which begins with a zero byte: sd_notify's @
