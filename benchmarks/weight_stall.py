@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -145,10 +146,8 @@ async def measure(
     names = ("stall", "installation", "transfer", "before", "kept", "computed again", "before, slow", "during, slow")
     seen: dict[str, list[float]] = {name: [] for name in names}
     moments: dict[str, list[float]] = {"kept": [], "computed again": []}
-    ways = [None, *["kept", "computed again"] * updates, *["slow"] * slow]  # the first makes the buffers
-    for version, way in enumerate(ways):
-        if way == "slow" and ways[version - 1] != "slow":
-            hold_link()
+
+    async def update(version: int, way: str | None) -> None:
         before = await tokens_per_second()
         began = time.monotonic(), engine.stats().tokens_total
         print("send", file=trainer.stdin, flush=True)
@@ -170,15 +169,26 @@ async def measure(
             seen["before"].append(before)
             seen[way].append(await tokens_per_second())
             moments[way].append(paused)
+
+    ways = [None, *["kept", "computed again"] * updates]  # the first makes the buffers
+    for version, way in enumerate(ways):
+        await update(version, way)
+    if slow:
+        with held_link():
+            for version in range(slow):
+                await update(len(ways) + version, "slow")
     for way, paused_at in moments.items():
         print(f"tokens/s around a pause, KV cache {way}:\n{watch.bars(paused_at)}", file=sys.stderr)
     return seen
 
 
-def hold_link() -> None:
+@contextlib.contextmanager
+def held_link() -> Iterator[None]:
     """Let no more than LINK_BYTES a second through the loopback interface of this namespace."""
     shape = ["tbf", "rate", f"{LINK_BYTES * 8}bit", "burst", "1mb", "latency", "100ms"]
     subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *shape], check=True)
+    yield
+    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
 
 
 def in_a_namespace(arguments: list[str]) -> None:
