@@ -51,7 +51,7 @@ BENCHMARKS = (
     Benchmark("weights_memory", "trainer", 300),
     Benchmark("loading_memory", "trainer", 600),
     Benchmark("weight_stall", "rollout", 900),
-    Benchmark("engines", "dev", 1200),
+    Benchmark("engines", "dev", 2400),
     Benchmark("simulate", "dev", 600),
 )
 

@@ -3,13 +3,18 @@
 All of it happens in the training thread; this module imports torch and is itself imported there.
 """
 
+import base64
 import contextlib
+import random
 import threading
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from quartet.v1 import broker_pb2, trainer_pb2
 
@@ -30,7 +35,6 @@ from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members, Reporter
 from quartet_trainer.observation import RolloutObserver
-from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal, writing
 from quartet_trainer.records.traces import GroupTraces, Trace
 from quartet_trainer.session import BrokerSession
@@ -261,3 +265,41 @@ def _load(config: LoadedConfig[TrainerSection]) -> Learner:
     torch.set_num_threads(config.section.torch_threads)
     assert config.model.path is not None, "preflight checked it"
     return create_learner(config.section, config.model.path, config.run)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of Python's, NumPy's and torch's global generators, as JSON can hold it.
+
+    Training itself draws nothing: there is no dropout, and batches come from the broker. Callbacks and plug-ins may.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, _text(array("Q", words).tobytes()), gauss],
+        "numpy": [str(name), _text(np.asarray(keys, np.uint32).tobytes()), position, has_gauss, cached],
+        "torch": _text(torch.get_rng_state().numpy().tobytes()),
+        "cuda": [_text(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()],
+    }
+
+
+def restore_random_state(saved: dict[str, Any]) -> None:
+    """Go back to what `random_state` returned. CUDA's is restored for as many devices as there are now."""
+    version, words, gauss = saved["python"]
+    random.setstate((version, tuple(array("Q", _bytes(words))), gauss))
+    name, keys, *rest = saved["numpy"]
+    np.random.set_state((name, np.frombuffer(_bytes(keys), np.uint32), *rest))
+    torch.set_rng_state(_tensor(saved["torch"]))
+    for device, state in enumerate(saved["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(_tensor(state), device)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(_bytes(text)), dtype=torch.uint8)

@@ -19,13 +19,12 @@ from quartet_reward.verifiers import answers, text
 from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parameters, Verifier
 from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.function import RewardFunction
-from quartet_reward.verifiers.length import Length
 from quartet_reward.verifiers.reward_model import RewardModel
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
 # Any: to a type checker each has parameters of another class than the Protocol's.
-_BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, Length, RewardModel)
+_BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, RewardModel)
 _PARTS = ("name", "description", "parameters", "verify")
 
 

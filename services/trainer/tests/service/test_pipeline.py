@@ -19,8 +19,8 @@ from quartet_trainer.checkpointer import EarlyStopping
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
-from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
+from quartet_trainer.training_run import random_state, restore_random_state
 from quartet_trainer.weight_sync import sync
 
 pytestmark = pytest.mark.timeout(180)
