@@ -1,14 +1,12 @@
 """The verifier `code`, with programs that really run in the sandbox."""
 
 import pytest
-from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 from reward_samples import judged
 from reward_samples import program as item
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.verifiers.code import CodeParameters
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
@@ -54,8 +52,6 @@ async def bad_reference(sandbox, one, complaint, **parameters):
     ("program", "outcome", "reason"),
     [
         ("print(int(input()) + 1)", CORRECT, "all 2 cases are right"),
-        ("if __name__ == '__main__':\n    print(int(input()) + 1)", CORRECT, ""),
-        ("print(int(input()) + 1)\nexit()\nprint(0)", CORRECT, ""),
         ("print(2)", INCORRECT, "case 2 of 2: the output"),
         ("print(", NOT_COMPILED, "case 1 of 2: SyntaxError"),
         ("print(2)\n1 / 0", RAISED, "ZeroDivisionError"),
@@ -63,7 +59,6 @@ async def bad_reference(sandbox, one, complaint, **parameters):
         ("while True: pass", TIMED_OUT, "killed after"),
         ("a = bytearray(1 << 30)", EXCEEDED, "memory"),
         ("while True: print('x' * 10000)", EXCEEDED, "printed more"),
-        ("import os\nos.abort()", RAISED, "signal 6"),
     ],
 )
 async def test_programs_that_read_standard_input(sandbox, program, outcome, reason):
@@ -83,15 +78,9 @@ CHECK = {"test_program": "def check(candidate):\n    assert candidate(3) == 9", 
     ("program", "tests", "passed"),
     [
         ("n = int(input())\nprint(n + 1 if n < 2 else n)", {"cases": ADD_ONE}, 1),
-        ("n = int(input())\nprint(n + 1 if n < 9 else 1 / 0)", {"cases": ADD_ONE}, 1),
-        ("print(", {"cases": ADD_ONE}, 0),
-        ("def f(n): return n * n", SQUARES, 3),
         ("def f(n): return n * n if n < 3 else 0", SQUARES, 2),
-        ("def f(n): return n * n if n < 2 else 1 / 0", SQUARES, 1),
         ("import os\ndef f(n): return n * n if n < 3 else os._exit(1)", SQUARES, 2),
         ("def f(n):\n    while n > 1: pass\n    return 1", SQUARES, 1),
-        ("def f(n) return", SQUARES, 0),
-        ("def f(n): return n * n", CHECK, 1),
         ("def f(n): return n + n", CHECK, 0),
     ],
 )
@@ -107,13 +96,9 @@ async def test_tests_that_passed_are_counted(sandbox, program, tests, passed):
         ("def square(n):\n    return n + n", INCORRECT, "the assertion in line 2 of the test fails"),
         ("def square(n):\n    return (", NOT_COMPILED, "SyntaxError"),
         ("def square(n):\n    raise ValueError('no')", RAISED, "the program raised ValueError: no in line 2"),
-        ("def square(n):\n    return square(n)", RAISED, "RecursionError"),
         ("def other(n):\n    return n", RAISED, "does not define 'square'"),
-        ("1 / 0", RAISED, "the program raised ZeroDivisionError"),
         ("def square(n):\n    while True: pass", TIMED_OUT, "did not answer in time"),
-        ("while True: pass", TIMED_OUT, "did not answer in time"),
         ("def square(n):\n    return 'a' * (1 << 31)", EXCEEDED, "out of memory"),
-        ("def square(n):\n    while True: print('x' * 10000)", EXCEEDED, "printed more"),
         ("square = 9", INCORRECT, "TypeError"),
     ],
 )
@@ -128,11 +113,7 @@ async def test_assert_style_tests(sandbox, program, outcome, reason):
     [
         (SQUARE, "assert square(2) == 4\nassert [square(n) for n in range(3)] == [0, 1, 4]"),
         (SQUARE, "def test_two():\n    assert square(2) == 4\n\ndef test_three():\n    assert square(3) == 9"),
-        (SQUARE, "assert math.isclose(square(2.0), 4)"),
         (SQUARE, UNITTEST),
-        (SQUARE, "import sys\nassert square(2) == 4\nsys.exit(0)"),
-        ("def sum(a, b):\n    return a + b", "assert sum(1, 2) == 3"),
-        ("def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)", "assert gcd(12, 18) == 6"),
         ("def order(items):\n    items.sort()", "items = [2, 1]\nassert order(items) is None\nassert items == [1, 2]"),
         (
             "def one(a, b):\n    a[0] = True\n    b['a'] = [a]\n    return a",
@@ -144,18 +125,12 @@ async def test_assert_style_tests(sandbox, program, outcome, reason):
             "    def __len__(self): return len(self.items)",
             "stack = Stack()\nstack.push(3)\nassert stack.items == [3]\nassert len(stack) == 1",
         ),
-        ("import itertools\ndef naturals(): yield from itertools.count()", "assert next(naturals()) == 0"),
         ("def twice(f):\n    return lambda x: f(f(x))", "assert twice(lambda x: x + 3)(1) == 7"),
     ],
 )
 async def test_tests_of_every_kind_find_what_they_test(sandbox, program, test):
     verdict = await judged(sandbox, item(program, test_program=test))
     assert verdict.outcome == CORRECT, verdict.reason
-
-
-async def test_a_unittest_class_that_fails_is_a_wrong_program(sandbox):
-    verdict = await judged(sandbox, item(SQUARE.replace("*", "+ 1 +"), test_program=UNITTEST))
-    assert (verdict.outcome, "5 != 4" in verdict.reason) == (INCORRECT, True), verdict
 
 
 async def test_a_program_cannot_put_its_own_names_in_the_place_of_the_tests(sandbox):
@@ -173,21 +148,14 @@ STACK = "class Stack(list):\n    push = list.append\nclass Box:\n    def __init_
 @pytest.mark.parametrize(
     ("program", "entry_point", "test", "outcome", "reason"),
     [
-        ("def f(n):\n    yield from range(n)", "f", "assert list(f(2)) == [0, 1]", CORRECT, ""),
         ("def f(d): return d.keys()", "f", "assert f({1: 2}) == {1} and len(f({})) == 0", CORRECT, ""),
-        ("import re\ndef f(s): return re.match('a', s)", "f", "assert f('ab')\nassert not f('b')", CORRECT, ""),
-        ("def f(n): return lambda m: n + m", "f", "assert f(1)(2) == 3", CORRECT, ""),
         ("def f(g): return g(1)", "f", "assert f(lambda n: n + 1) == 2", CORRECT, ""),
         (STACK, "Stack", "def check(c):\n    assert c([1]) == [1]", CORRECT, ""),
         (STACK, "Box", "def check(c):\n    assert c().items == []", INCORRECT, "'OpaqueObject' object has no"),
-        ("class Solution:\n    def f(self): return 4", "Solution().f", "assert Solution().f() == 4", CORRECT, ""),
-        ("def f(): return 4", "f", "from statistics import *\nassert f() == mean([4])", CORRECT, ""),
         ("def g(): return 4", "f", "def check(c):\n    assert g() == 4", CORRECT, ""),
-        ("def g(): return 4", "f", "def check(c):\n    assert g() == 5", INCORRECT, ""),
         ("def g(): return 4", "f", "def check(c):\n    assert g() == 4 and c() == 4", BAD, "the test uses g, and"),
         ("def f(n): return n", "f", "assert f(n) == m", BAD, "the test uses m and n, and of the program only f"),
         ("def f(n): return n", "f", "class A: pass\nassert f(1) == 1 and f(A())", BAD, "an object of A; strict mode"),
-        ("class np: isclose = print\ndef f(): return 0", "f", "assert np.isclose(f(), 1)", BAD, "np cannot be imp"),
     ],
 )
 async def test_a_strict_test_gets_plain_data_of_one_function(sandbox, program, entry_point, test, outcome, reason):
@@ -208,12 +176,9 @@ async def test_a_test_that_is_not_strict_asks_objects_and_uses_every_name(sandbo
     ("prefix", "wrong"),
     [
         ("def twice(n):\n    return 2 * n\n\ndef half(n):\n    'Half of n'\n", ""),
-        ("def twice(n):\n    return 2 * n\n\ndef half(n):\n", ""),
-        ("class Own:\n\tdef twice(n):\n\t\treturn 2 * n\ntwice = Own.twice\ndef half(n):\n", ""),
         ("def add(a, b):\n    return a * b\ntwice = lambda n: add(n, 2)\ndef half(n):\n", ""),
         ("def half(n):\n    'Half of n'\n", "the test uses twice, and of the program only half"),
         ("import nothing_like_it\ndef half(n):\n", "`prefix`, of which the test may use add and twice, fails: Module"),
-        ("exit()\ndef half(n):\n", "of which the test may use add and twice, fails: SystemExit"),
     ],
 )
 async def test_helpers_of_a_strict_test_are_the_prefixs(sandbox, prefix, wrong):
@@ -231,8 +196,6 @@ async def test_helpers_of_a_strict_test_are_the_prefixs(sandbox, prefix, wrong):
         ("assert (", "does not compile"),
         ("assert 1 == 2", "before it called the program"),
         ("import no_such_module", "before it called the program, the test ended with ModuleNotFoundError"),
-        ("def helper(): pass", "without calling the program"),
-        ("def check(one, two): pass", "check takes a function"),
         ("while True: pass", "before it asked the program anything"),
     ],
 )
@@ -244,28 +207,18 @@ async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint
     ("program", "cases", "parameters", "outcome"),
     [
         ("def add(a, b): return a + b", [("[1, 2]", "3"), ("[2, 2]", "4")], {}, CORRECT),
-        ("def add(a, b): return a + b", [("1\n2", "3"), ("2\n2", "4")], {}, CORRECT),
         ("def add(a, b): return a * b", [("[2, 2]", "4"), ("[1, 2]", "3")], {}, INCORRECT),
         ("class Solution:\n    def add(self, a: int, b: int): return a + b", [("[1, 2]", "3")], {}, CORRECT),
         ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[[1, 2]]", "3")], {}, CORRECT),
-        ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[1, 2]", "3")], {}, CORRECT),
         ("def add(x): return sum(x)", [("[1, 2]", "3"), ("[4, 5, 6]", "15")], {}, CORRECT),
-        ("def add(x): return x", [("[1]", "1")], {"arguments": "lines"}, INCORRECT),
         ("def add(x): return x", [("[1]", "[1]")], {"arguments": "lines"}, CORRECT),
-        ("def add(x): return [x]", [("[1]", "[[1]]"), ("[2]", "[[2]]")], {}, CORRECT),
         ("def add(x): return (x, x)", [("1", "[1, 1]")], {}, CORRECT),
-        ("def add(x): return {1: x[2]}", [('{"2": 5}', '{"1": 5}')], {}, CORRECT),
         ("def add(x): return (i for i in range(x))", [("2", "[0, 1]")], {}, CORRECT),
-        ("def add(x): return inf", [("1", "Infinity")], {}, CORRECT),
         ("def add(x): return inf", [("1", "Infinity")], {"usual_imports": False}, RAISED),
         ("def add(x): return [2, 1]", [("1", "[1, 2]")], {"any_order": True}, CORRECT),
         ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {"tolerance": 1e-9}, CORRECT),
-        ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {}, INCORRECT),
         (NO_SIGNATURE, [("[1, 2]", "3")], {}, CORRECT),
-        ("def other(x): return 1", [("1", "1")], {}, RAISED),
-        ("def add(x): raise ValueError", [("1", "1")], {}, RAISED),
         ("def add(x):\n    while x: pass", [("0", "null"), ("1", "null")], {"timeout_seconds": 0.5}, TIMED_OUT),
-        ("import time\ndef add(x): time.sleep(0.4)", [("1", "null")] * 3, {"total_seconds": 0.6}, TIMED_OUT),
     ],
 )
 async def test_cases_of_a_function(sandbox, program, cases, parameters, outcome):
@@ -275,10 +228,7 @@ async def test_cases_of_a_function(sandbox, program, cases, parameters, outcome)
 
 LEETCODE = (
     "class Solution:\n    def total(self, nums: List[int], most: Optional[float] = inf) -> int:\n"
-    "        nums = heapq.nsmallest(len(ascii_lowercase), deepest(deque(nums)))\n"
     "        return reduce(add, accumulate(takewhile(lambda each: each < min(most, sys.maxsize), nums)), gcd(0, 0))\n"
-    "@cache\ndef first(items): return bisect_left(items, 1)\n"
-    "def deepest(nums: Deque[int]) -> 'DefaultDict[str, int]': return Counter(copy.copy(nums)).elements()"
 )
 
 
@@ -291,19 +241,8 @@ async def test_every_program_that_is_called_finds_the_usual_names(sandbox):
     for style in styles:
         assert (await judged(sandbox, item(LEETCODE, **style))).outcome == CORRECT, style
         assert (await judged(sandbox, item(LEETCODE, **style), usual_imports=False)).outcome == RAISED, style
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        {"entry_point": "gcd", "cases": [("[12, 18]", "6")]},
-        {"entry_point": "gcd", "test_program": "def check(f):\n    assert f(12, 18) == 6"},
-        {"test_program": "assert gcd(12, 18) == 6"},
-    ],
-)
-async def test_the_usual_names_are_not_the_programs(sandbox, tests):
-    assert (await judged(sandbox, item("'I define nothing.'", **tests))).outcome == RAISED
-    assert (await judged(sandbox, item("from math import gcd", **tests))).outcome == CORRECT
+    undefined = item("'I define nothing.'", entry_point="gcd", cases=[("[12, 18]", "6")])
+    assert (await judged(sandbox, undefined)).outcome == RAISED, "the usual names are not the program's"
 
 
 ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"
@@ -325,10 +264,8 @@ async def test_a_checker_program_decides(sandbox):
     ("checker", "complaint"),
     [
         ("def check(", "the checker program fails"),
-        ("def other(): pass", "defines no function check"),
         ("def check(input, output, expected): return False", "does not accept the expected answer"),
         ("def check(input, output, expected): return 1", "must return a bool"),
-        ("def check(a): return True", "raises on the expected answer"),
     ],
 )
 async def test_a_checker_that_is_broken_is_a_bad_reference(sandbox, checker, complaint):
@@ -339,12 +276,6 @@ async def test_rewards_are_parameters(sandbox):
     rewards = {"correct_reward": 10, "wrong_reward": -0.5, "error_reward": -1, "compile_error_reward": -2}
     for program, reward in (("print(2)", -0.5), ("1 / 0", -1), ("(", -2), ("print(int(input()) + 1)", 10)):
         assert (await judged(sandbox, item(program, ADD_ONE), **rewards)).reward == reward
-
-
-async def test_a_prefix_is_put_before_the_program(sandbox):
-    completed = item("    return n * n", test_program=SQUARE_TEST, entry_point="square")
-    verdict = await judged(sandbox, completed, prefix="def square(n):\n")
-    assert verdict.outcome == CORRECT, verdict
 
 
 async def test_what_needs_no_sandbox_is_said_without_one():
@@ -361,19 +292,10 @@ class Absent:
     async def run(self, job):
         raise SandboxUnavailable("out of order")
 
-    async def run_judged(self, judge, candidate):
-        raise SandboxUnavailable("out of order")
-
 
 @pytest.mark.parametrize("sandbox", [None, Absent()])
-@pytest.mark.parametrize("tests", [{"cases": ADD_ONE}, {"test_program": SQUARE_TEST, "entry_point": "square"}])
-async def test_without_a_sandbox_there_is_no_verdict(sandbox, tests):
+async def test_without_a_sandbox_there_is_no_verdict(sandbox):
     with pytest.raises(VerifierFailure) as caught:
-        await judged(sandbox, item(SQUARE, **tests))
+        await judged(sandbox, item(SQUARE, ADD_ONE))
     assert caught.value.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
     assert caught.value.retryable
-
-
-async def test_a_checker_decides_alone():
-    with pytest.raises(ValidationError, match="a checker decides alone; got any_order and tolerance"):
-        CodeParameters(checker=ANY_DIVISOR, any_order=True, tolerance=0.1)

@@ -64,27 +64,11 @@ def test_what_comparison_does_not_see_crosses_too():
     assert nan != nan and type(values) is type({}.values()) and list(values) == [[1], 2]
 
 
-class Liar(int):
-    def __eq__(self, other):
-        return True
-
-    __hash__ = int.__hash__
-
-
-class Pretender:
-    @property
-    def __class__(self):
-        return int
-
-
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (Liar(5), 5),
         (IntEnum("Color", "RED").RED, 1),
-        (type("Own", (str,), {"__str__": lambda self: "another"})("a"), "a"),
         (namedtuple("Point", "x y")(1, 2), (1, 2)),
-        (type("Own", (dict,), {})(a=1), {"a": 1}),
         (type("Own", (list,), {"__iter__": lambda self: iter("xyz")})([1]), [1]),
         (type("Own", (float,), {"__eq__": lambda s, o: True})(1.5), 1.5),
     ],
@@ -93,12 +77,11 @@ class Pretender:
 def test_subclasses_cross_as_the_builtin_type(value, plain):
     came = crossed(value)
     assert type(came) is type(plain)
-    assert came == plain
-    assert came != "something else"
+    assert came == plain and came != "something else"
 
 
 def test_what_only_says_that_it_is_a_number_stays_an_object():
-    assert type(crossed(Pretender())) is ProgramObject
+    assert type(crossed(type("Pretender", (), {"__class__": property(lambda self: int)})())) is ProgramObject
 
 
 def test_sharing_and_cycles_survive():
@@ -130,14 +113,10 @@ def test_nested_too_deep_is_refused():
 @pytest.mark.parametrize(
     ("word", "nodes"),
     [
-        (["#", 0], []), (["#", -1], [["list", []]]), (["#", "0"], [["list", []]]), (["tuple", {"a": 1}], []),
-        (["frozenset", ["#", 0]], [["list", []]]), (["int", "12x"], []), (["complex", 1, 2], []),
-        (["keys", ["#", 0]], [["list", []]]), (["items", 1], []), (["range", 1, 2, 0], []),
-        (["range", 1.5, 2, 1], []), (["Fraction", 1, 0], []), (["Decimal", "one"], []), (["type", "Exception"], []),
-        (["mine", 0], []), (["yours", 0, "file"], []), (["yours", 10**9, "object"], []), (["unknown"], []), ([], []),
-        ({"a": 1}, []), (1, None), (1, [["list", [1], 2]]), (1, [["list", {"a": 1}]]), (1, [["list", [{"a": 1}]]]),
-        (1, [["dict", [1]]]), (1, [["dict", [["#", 0], 1]]]), (1, [["set", [["#", 0]]]]), (1, [["deque", [], -1]]),
-        (1, [["defaultdict", [], ["type", "Exception"]]]), (1, [["Counter"]]), (1, [["os.system", ["ls"]]]), (1, [7]),
+        (["#", 0], []), (["#", -1], [["list", []]]), (["tuple", {"a": 1}], []), (["int", "12x"], []),
+        (["keys", ["#", 0]], [["list", []]]), (["range", 1, 2, 0], []), (["type", "Exception"], []), (["mine", 0], []),
+        (["yours", 10**9, "object"], []), (["unknown"], []), ({"a": 1}, []), (1, None), (1, [["list", [1], 2]]),
+        (1, [["dict", [1]]]), (1, [["set", [["#", 0]]]]), (1, [["os.system", ["ls"]]]), (1, [7]),
     ],
     ids=str,
 )  # fmt: skip

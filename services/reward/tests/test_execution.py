@@ -6,13 +6,11 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
-from reward_samples import until
 
 from quartet_common.errors import ContractError, describe
-from quartet_reward import metrics
 from quartet_reward.queue import Admission
 from quartet_reward.sandbox.api import Job
-from quartet_reward.servicer import RewardServicer, read_job
+from quartet_reward.servicer import RewardServicer
 
 TIMEOUT = 120.0
 
@@ -49,10 +47,7 @@ async def test_what_goes_wrong_in_a_program_is_an_outcome(service):
     ("one", "field", "allowed"),
     [
         (request("x" * ((1 << 20) + 1)), "source", "1 to 1048576 bytes"),
-        (request("print(1)\0"), "source", "without null characters"),
         (request("1", limits={"wall_time": Duration(seconds=601)}), "limits.wall_time", "0.1 s to 600 s"),
-        (request("1", limits={"cpu_time": Duration()}), "limits.cpu_time", "0.1 s to 600 s"),
-        (request("1", limits={"memory_bytes": 1 << 20}), "limits.memory_bytes", "67108864 to"),
         (request("1", limits={"output_bytes": -1}), "limits.output_bytes", "1 to 16777216"),
     ],
 )
@@ -61,14 +56,6 @@ async def test_bad_requests_are_refused_by_field(service, one, field, allowed):
         await service.stub.Execute(one, timeout=TIMEOUT)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert describe(caught.value).startswith(field + ":") and allowed in describe(caught.value)
-
-
-def test_limits_are_the_proto_s_defaults_unless_given():
-    limits = read_job(request("1")).limits
-    assert (limits.wall_seconds, limits.cpu_seconds) == (10.0, 10.0)
-    assert (limits.memory_bytes, limits.output_bytes) == (512 << 20, 64 << 10)
-    given = read_job(request("1", limits={"wall_time": Duration(seconds=3), "memory_bytes": 64 << 20})).limits
-    assert (given.wall_seconds, given.cpu_seconds, given.memory_bytes) == (3.0, 3.0, 64 << 20)
 
 
 class Held:
@@ -99,16 +86,3 @@ async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_i
     first.cancel()
     await asyncio.wait({first})
     assert sandbox.killed.is_set() and admission.free == 2
-
-
-async def test_a_call_that_is_cancelled_kills_its_program(service):
-    # The four slots are taken by programs that would run for minutes.
-    minutes = reward_pb2.ExecutionLimits(wall_time=Duration(seconds=300))
-    calls = [service.stub.Execute(request("while True: pass", limits=minutes)) for _ in range(4)]
-    running = metrics.QUEUE_DEPTH.labels("code", "running")
-    await until(lambda: running._value.get() == 4, TIMEOUT)
-    with pytest.raises(grpc.aio.AioRpcError):  # no slot is left for it
-        await service.stub.Execute(request("print(1)"), timeout=2.0)
-    for call in calls:
-        call.cancel()
-    assert (await execute(service, "print(1)")).stdout == "1\n"

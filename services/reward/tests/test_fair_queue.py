@@ -4,27 +4,15 @@ import asyncio
 
 import pytest
 
-from quartet_reward import queue
-from quartet_reward.errors import ShuttingDown
-from quartet_reward.queue import CURRENT_RUN, Admission, FairQueue
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from quartet_reward.queue import Admission, FairQueue
 
 
 class Bench:
     """A queue, and tasks that take their run's usual time by a made-up clock."""
 
     def __init__(self, slots: int = 1):
-        self.clock = Clock()
-        self.queue: FairQueue[int] = FairQueue("test", self.clock)
+        self.now = 0.0
+        self.queue: FairQueue[int] = FairQueue("test", lambda: self.now)
         self.held = []
         self.tasks: list[asyncio.Task] = []
         for slot in range(slots):
@@ -42,7 +30,7 @@ class Bench:
         for _ in range(turns):
             await asyncio.sleep(0)
             grant = self.held.pop(0)
-            self.clock.now += seconds[grant.run]
+            self.now += seconds[grant.run]
             ended.append(grant.run)
             self.queue.settle(grant)
             await asyncio.sleep(0)
@@ -50,22 +38,16 @@ class Bench:
 
 
 @pytest.fixture
-async def bench():
-    """Benches of so many slots; their tasks have ended after the test."""
-    made: list[Bench] = []
-
-    def make(slots: int = 1) -> Bench:
-        made.append(Bench(slots))
-        return made[-1]
-
-    yield make
-    for task in (tasks := [task for bench in made for task in bench.tasks]):
+async def bench(request):
+    """A bench of so many slots; its tasks have ended after the test."""
+    made = Bench(getattr(request, "param", 1))
+    yield made
+    for task in made.tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
 async def test_a_flood_of_one_run_does_not_delay_another(bench):
-    bench = bench()
     bench.arrive("flood", 500)
     await bench.work({"flood": 1.0}, 5)
     bench.arrive("small", 3)
@@ -75,42 +57,25 @@ async def test_a_flood_of_one_run_does_not_delay_another(bench):
 
 
 @pytest.mark.parametrize(
-    ("slots", "arrivals", "seconds", "turns", "run", "least", "most"),
+    ("bench", "arrivals", "seconds", "turns", "run", "least", "most"),
     [
         (1, {"slow": 100, "quick": 400}, {"slow": 10.0, "quick": 1.0}, 220, "slow", 15, 25),  # time and not turns
         *((2, {"a": 300, "b": 50, "c": 100}, dict.fromkeys("abc", 1.0), 120, run, 38, 42) for run in "abc"),
     ],
+    indirect=["bench"],
 )
-async def test_runs_share_time_whatever_they_ask_for(bench, slots, arrivals, seconds, turns, run, least, most):
-    bench = bench(slots)
+async def test_runs_share_time_whatever_they_ask_for(bench, arrivals, seconds, turns, run, least, most):
     for name, count in arrivals.items():
         bench.arrive(name, count)
     assert least <= (await bench.work(seconds, turns)).count(run) <= most
 
 
 async def test_who_comes_back_has_no_credit_for_the_time_it_was_away(bench):
-    bench = bench()
     bench.arrive("steady", 300)
     await bench.work({"steady": 1.0}, 100)
     bench.arrive("new", 100)
     ended = await bench.work({"steady": 1.0, "new": 1.0}, 40)
     assert 19 <= ended.count("new") <= 21
-
-
-async def test_within_a_run_first_come_first_served():
-    queue: FairQueue[int] = FairQueue("test")
-    order = []
-
-    async def one(number: int) -> None:
-        grant = await queue.take("run")
-        order.append(number)
-        queue.settle(grant)
-
-    tasks = [asyncio.create_task(one(number)) for number in range(20)]
-    await asyncio.sleep(0)
-    queue.offer(1)
-    await asyncio.gather(*tasks)
-    assert order == list(range(20))
 
 
 async def test_who_gives_up_takes_nothing_along():
@@ -133,27 +98,6 @@ async def test_who_gives_up_takes_nothing_along():
     with pytest.raises(TimeoutError):
         await queue.take("fourth", timeout=0.01)
     assert (queue.waiting, queue.running) == (0, 1)
-
-
-async def test_the_run_is_that_of_the_task_and_closing_ends_all_waits():
-    queue: FairQueue[str] = FairQueue("test")
-
-    async def score(run: str) -> str:
-        CURRENT_RUN.set(run)
-        grant = await queue.take(timeout=5)
-        queue.settle(grant)
-        return grant.run
-
-    queue.offer("slot")
-    assert await asyncio.gather(asyncio.create_task(score("a")), asyncio.create_task(score("b"))) == ["a", "b"]
-    await queue.take()
-    waiting = asyncio.create_task(queue.take())
-    await asyncio.sleep(0)
-    queue.close()
-    with pytest.raises(ShuttingDown):
-        await waiting
-    with pytest.raises(ShuttingDown):
-        await queue.take()
 
 
 async def test_two_at_once_or_none_and_nobody_slips_by():
@@ -193,29 +137,6 @@ def test_one_run_fills_half_two_a_third_and_there_is_room_for_one_more():
         held_by_a += fill(admission, "a") - 1
     assert abs(held_by_a - 400) <= 1 and abs(held_by_b - 400) <= 1
     assert admission.free_for("c") == admission.free >= 399  # who comes anew finds a third
-
-
-def test_a_batch_takes_all_or_nothing():
-    admission = Admission(100)
-    assert admission.try_take_all({"a": 100}) and admission.free == 0
-    admission.give("a", 100)
-    assert admission.try_take_all({"a": 30, "b": 30})
-    assert not admission.try_take_all({"c": 30, "a": 20})
-    assert admission.free == 40 and admission.free_for("c") == 40 and admission.free_for("a") == 10
-    assert 0.1 <= admission.seconds_until("a", 20) <= 30
-
-
-def test_it_tells_how_long_anything_was_under_way(monkeypatch):
-    clock = type("Clock", (), {"now": 50.0, "monotonic": lambda self: self.now})()
-    monkeypatch.setattr(queue, "time", clock)
-    admission = Admission(10)
-    for seconds, take, give in ((3, "a", ""), (2, "b", ""), (1, "", "b"), (4, "", "a"), (100, "a", ""), (1, "", "a")):
-        clock.now += seconds
-        if take:
-            admission.try_take(take, 1)
-        if give:
-            admission.give(give, 1)
-    assert admission.busy_seconds == 2 + 1 + 4 + 1  # two at the same time are counted once
 
 
 async def test_who_waits_is_let_in_in_turn_and_may_give_up():

@@ -23,14 +23,9 @@ ANSWERS = (
     ("x=4", ("4",), ("y=4",)),
     (r"\{1,2\}", (r"\{2,1\}", "{2,1}", r"\{1,2,2\}"), ("(1,2)",)),
     ("(1,2)", (r"\left(1,2\right)", "1,2"), (r"\{1,2\}", "(2,1)", "{1,2}", "2,1")),
-    ("(5,8)", ("(x, y) = (5, 8)",), ()),
-    (r"(3, \frac{\pi}{2})", (r"(3,\pi/2)",), ()),
     ("1,2", ("2,1",), ("(2,1)",)),
     (r"5\text{ km}", (r"5\text{ kilometers}",), (r"5\text{ m}",)),
     ("5", (r"5\text{ km}", r"5 \approx 5.0001", r"m_{\max}=5"), ()),
-    ("1000", (r"1\,000",), ()),
-    ("12345", ("12 345",), ()),
-    ("602000000000000000000000", ("6.02e23",), ()),
     (r"\frac12", ("½",), (r"\frac12 \approx 0.6",)),
     ("2.5", ("2,5",), ()),
     (r"\sqrt{2}", ("1.41421356",), ("1.4142",)),
@@ -41,127 +36,77 @@ ANSWERS = (
     (r"(-\infty,3)", ("x<3",), (r"(-\infty,3]",)),
     (r"50\%", ("0.5",), ()),
     (r"\text{(C)}", ("C", r"\text{C}"), (r"\text{(D)}",)),
-    ("x > 5", ("Therefore $x > 5$ is the solution.",), ()),
     (r"\boxed{1} and \boxed{2}", ("1,2",), ()),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", (r"\begin{pmatrix}1\\2\end{pmatrix}",),
      (r"\begin{pmatrix}2\\1\end{pmatrix}",)),
-    ("1000.99", (r"1,000.99\text{ m}^2",), ()),
-    ("32349", (r"32,\! 349",), ()),
     ("x = 11", ("x = 5 + 6 = 11",), ("x = 5 + 5 + 1 = 7 = 11",)),
     ("z = 1 + 1 = 2", ("z = 2",), ("z = 3 + 3 = 2",)),
-    (r"\frac13", (r"x = \frac13 \approx 0.333",), ()),
     ("11", (r"x \approx 11",), ("x+1=11",)),
     (r"x = \frac12, x = 1 \pm \sqrt{3}", (r"x = 1 + \sqrt3, x = 1 - \sqrt3, x = 0.5",), ()),
-    (r"p = -1 \text{ and } p = 2", ("p=2, p=-1",), ()),
-    ("W(n) = 1 or W(n) = -1", ("W(x)=-1orW(x)=1",), ()),
     (r"1 - \frac{1}{\mathrm{e}}", (r"1 - \frac1e",), (r"1 + \frac{1}{\mathrm{e}}",)),
     ("8", ("{{8}}", "８", "8\u200b"), ("x = 8 or x = 9", r"7 \text{ or } 8")),
     (r"x = \pm 5", (r"x = 5 \text{ or } x = -5",), ("x = 5",)),
-    ("5, -5", (r"x = \pm 5",), ()),
     ("4", (r"\text{The answer is }4",), ("4, 4", r"\infty", "\x00", "{" * 400 + "}" * 400)),
     (r"3\sqrt{13}", (r"\sqrt{117}",), (r"\sqrt{116}",)),
-    (r"\frac{\sqrt3}{3}", (r"\frac{1}{\sqrt{3}}",), ()),
-    (r"\frac{11+9a}{20}", (r"\frac{9}{20}a + \frac{11}{20}",), ()),
-    ("(a+5)(b+2)", ("ab+2a+5b+10",), ()),
-    ("x^3+3x-6", ("3x + x^3 - 6",), ()),
-    ("-2+7i", ("7i-2",), ()),
     (r"90^\circ", ("90",), (r"\frac{\pi}{2}",)),
-    (r"\frac{270}7\text{ degrees}", (r"\frac{270}{7}^\circ",), ()),
     ("52_8", ("52_{8}",), ("52_9",)),
-    (r"(2,\infty)", (r"\left(2, +\infty\right)",), (r"(-\infty, 2)",)),
     (r"(0,9) \cup (9,36)", (r"(0, 9)\cup(9, 36)",), ()),
-    (r"1 \pm \sqrt{19}", (r"1 - \sqrt{19}, 1 + \sqrt{19}",), ()),
     (r"x \in [-2,7]", ("[-2,7]",), ()),
-    (r"\begin{pmatrix}-1/3\\2\end{pmatrix}", (r"\begin{pmatrix} -\frac13 \\ 2 \end{pmatrix}",), ()),
     ("y=2x-3", ("2x-y=3",), ()),
-    ("x = 5", ("5 = x",), ()),
     (r"\pi", (r"\pi \approx 3.14",), ("3.14",)),
-    (r"m_{\max}=5", ("5",), ()),
-    ("x=1, 2", ("x=2 or x=1",), ()),
-    (r"90\text{ square units}", (r"90 \text{ units}^2",), ()),
     ("72 mph", (r"72\text{ miles per hour}",), ("72 kg",)),
     ("8 red apples", ("8 apples",), ("8 pears",)),
     ("9 a.m.", ("9:00 am",), ("9:30 a.m.",)),
-    (r"\text{1:03 PM}", ("1:03 p.m.",), ()),
-    (r"\text{June 20}", ("June 20",), ()),
     (r"\$72", ("72 dollars",), ("72 kg",)),
     ("f(2) < f(1) < f(4)", ("f(2)<f(1)<f(4)",), ("f(2) < f(4) < f(1)",)),
     (r"\mathbf{v} = \begin{pmatrix}1\\2\end{pmatrix}", (r"\left(\begin{array}{c}1\\2\end{array}\right)",), ()),
     (r"\begin{cases} x = 1 \\ y = 2 \end{cases}", ("x=1, y=2",), ()),
-    (r"\frac \pi4", (r"\pi/4",), ()),
     ("0,111", ("0.111",), ()),
     ("V_{1}:V_{2}=11:21", ("11:21",), ()),
     (r"\frac{NO}{BO}=\frac{1}{\sqrt{6}}", (r"\frac{1}{\sqrt{6}}",), ()),
-    ("p=5,q=2;p=7,q=2", ("(7,2),(5,2)",), ()),
     ("(0;-2;0),(0;0;6)", ("(0,0,6), (0,-2,0)",), ()),
     ("0<f(x)<1", ("(0,1)",), ()),
-    ("120", ("5!=120",), ()),
     (r"5 \frac{1}{4} \mathrm{~min}", ("5.25",), ()),
-    (r"\approx 17.10 \mathrm{ft}", ("17.1 ft",), ()),
-    (r"(3,4)\text{ cm}", ("(3, 4)",), ()),
-    ("1, 2", ("1, 2, 2",), ()),
     ("0", (), ("5x-7y+11z+4=0", r"\emptyset")),
     (r"\frac{1}{2^{99}}", (), (r"\frac{1}{2^{98}}",)),
     ("2^{100}", (), ("2^{100}+1",)),
     ("0.0000001", (), ("0.0000002",)),
-    ("(2,1)", (), ("(5,3)",)),
     ("[1,2]", (), ("(1,2)",)),
-    ("5 km", (), ("5 m",)),
-    ("C", (), ("D",)),
     ("p = 1, p = 2", (), ("q = 1, q = 2",)),
-    (r"x = 1 \pm \sqrt{3}, x = 2", (), (r"x = 1 + \sqrt3, x = 2",)),
     ("18", (), ("\u202e81",)),
     ("89", (), ("8\u200d8",)),
     ("p - q", (), ("q - p",)),
-    ("1, 2, 3", (), ("1, 2",)),
     (r"\frac{1}{2004!}", (), (r"\frac{1}{2006!}",)),
-    ("x", (), ("x = x",)),
     ("10:30 pm", (), ("10:30 am",)),
-    (r"\text{10:30 p.m.}", (), (r"10:30\text{ a.m.}",)),
-    (r"72\%", (), ("72 kg",)),
     (r"8\text{ meals}", (), ("8_9",)),
-    ("3t", (), ("3",)),
     ("3", (), ("3 t", r"\pi = 3")),
-    ("2d", (), ("2",)),
     ("1, 1", (), ("1",)),
-    ("121", (), ("5!=121",)),
-    (r"x^\circ", (), ("x kg",)),
     (MATRIX_EQUATION, (), ("1", MATRIX_EQUATION.replace("3", "5"))),
     (r"\frac{1\pm\sqrt5}{2}", (), (r"\frac{1+\sqrt5}{2}",)),
     ("x<-1 or x>1", (), ("(-1,1)", "y<-1 or y>1")),
     (r"x\ne\pm5", (), (r"x\ne5",)),
     (r"\emptyset", (), ("0",)),
-    (r"\log_2(32)=5", (), ("6",)),
     ("x+1=5", (), ("5",)),
     (r"\frac{25}{13}", (), (r"\frac{25}{13} = 1\frac{11}{13}",)),
 )  # fmt: skip
 # Each is an answer to the other.
 SAME = (
     (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"),
-    (r"x=\frac{1\pm\sqrt5}{2}", r"x=\frac{1-\sqrt5}{2} \text{ or } x=\frac{1+\sqrt5}{2}"),
     (r"\{1\pm\sqrt5, -2\}", r"\{-2, 1-\sqrt{5}, 1+\sqrt{5}\}"),
     (r"\{x|-2\le x<1\}", "[-2,1)"),
-    (r"\{x \mid -2 \leq x < 1\}", r"-2 \le x < 1"),
     (r"\frac{1,000}{3}", r"\frac{1000}{3}"),
-    (r"0.\overline{3}", r"\frac13"),
     (r"0.1\overline{6}", "1/6"),
     (r"\log_2(32)=5", "5"),
     (r"x\ne\pm5", r"x\neq 5, x\neq -5"),
     (r"x\ne\pm5", r"(-\infty,-5)\cup(-5,5)\cup(5,\infty)"),
     (r"x\ne\pm5", r"\mathbb{R}\setminus\{5,-5\}"),
-    (r"x \ne -1, 4", r"x \ne 4 \text{ and } x \ne -1"),
     (r"(-\infty,-1)\cup(1,\infty)", "x<-1 or x>1"),
-    (r"x \in (-\infty,-1)\cup(1,\infty)", r"x > 1 \text{ or } x < -1"),
     (r"(-\infty,\infty)", r"\mathbb{R}"),
     (r"(-\infty,3)", r"(-\infty,1) \cup [1,3)"),
     (r"\emptyset", r"\varnothing"),
-    (r"\emptyset", r"\{\}"),
     ("-5", "–5"),
-    ("x - 1", "x – 1"),
     ("2i", r"\sqrt{-4}"),
-    ("i", r"e^{i\pi/2}"),
     (r"\frac{25}{13}", r"\frac{25}{13} = 1\frac{12}{13}"),
-    (r"10:30\text{ pm}", "10:30 P.M."),
 )
 
 
@@ -184,7 +129,6 @@ def test_an_answer_is_the_reference_or_not(reference, answer, equal):
     ("reference", "answer", "policy"),
     [
         ("x = 11", "x = 5 + 5 + 1 = 7 = 11", EqualityPolicy(chains="last")),
-        ("11", "7 = 11", EqualityPolicy(chains="last")),
         ("1/3", r"1/3 \approx 1.3", EqualityPolicy(chains="last")),
         ("(1,3)", "{1,3}", EqualityPolicy(bare_braces="group")),
         ("f(x)", "f(y)", EqualityPolicy(any_names=True)),
@@ -212,10 +156,6 @@ def test_a_reference_that_cannot_be_compared_with_is_refused(reference):
     assert not read(reference).is_plain  # so that it is judged
 
 
-def test_a_reference_that_is_no_mathematics_is_text():
-    assert not judge_reference("¿(a;", STRICT)
-
-
 def decide(answer: str, reference: str, policy: EqualityPolicy = STRICT) -> bool | None:
     return Comparison(policy).equal(read(answer), read(reference))
 
@@ -236,27 +176,17 @@ def test_tuples_of_numbers_are_equal_exactly_when_their_elements_are(a, b):
     [
         (r"\cot x", r"\cot{x}", None),
         (r"\cot x", r"\cot  x", True),
-        ("x = 5", "5 = x", True),
         ("x = 5", "2x = 10", False),
-        ("[1, 2)", "[1, 3)", False),
         (r"(1, \sqrt{x})", r"(2, \sqrt{x})", False),
         (r"(1, \sqrt{4})", "(1, 2)", None),
         (r"\frac{1\pm 3}{2}", r"\frac{1 + 3}{2}, \frac{1 - 3}{2}", True),
-        ("1, 2", "2, 1", True),
         (r"\pm 1 \pm 2", r"1+2, 1-2, -1+2, -1-2", None),
         ("10 km", "10 mi", False),
-        ("5 ft 3 in", "5 ft 4 in", False),
-        ("52_8", "52_9", False),
         (r"\text{A, C, D}", r"\text{D, C, A}", True),
     ],
 )
 def test_what_is_written_alike_is_equal_and_the_rest_is_left_to_the_library(reference, answer, equal):
     assert decide(answer, reference) is equal
-
-
-def test_names_that_do_not_count_are_left_to_the_library():
-    assert decide("x", "y") is False
-    assert decide("x", "y", EqualityPolicy(any_names=True)) is None
 
 
 @settings(deadline=None)
@@ -267,9 +197,7 @@ def test_no_text_breaks_it(text):
     assert decide(text, text) in (True, False)
 
 
-@pytest.mark.parametrize(
-    "piece", ["(", "{", "1,", r"\pm ", r"\text{", "1 ", "a=", r"\frac", "x<", r"\begin{cases}", "1 and "]
-)
+@pytest.mark.parametrize("piece", ["(", "1,", r"\pm ", r"\begin{cases}"])
 def test_no_repetition_takes_long(piece):
     text = (piece * 400)[:400]
     assert decide(text, text + "1") in (True, False, None)

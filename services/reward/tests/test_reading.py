@@ -24,15 +24,8 @@ from quartet_reward.servicer import in_strides
         (r"first \boxed{7}, then \boxed{8}.", "8"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\boxed{8}}", r"\boxed{8}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {8}", "8"),
-        (r"\fbox{8}", "8"),
         (r"\boxed{7} and \boxed{8", "7"),
-        (r"\boxed{ and \boxed{8}", "8"),
-        (r"\boxed{}", ""),
         (r"\boxed{8", None),
-        ("no box", None),
-        ("}}} \\boxed{8}", "8"),
     ],
 )
 def test_the_last_complete_box_counts(text, answer):
@@ -43,9 +36,7 @@ def test_the_last_complete_box_counts(text, answer):
     ("text", "rest"),
     [
         (r"<think>\boxed{7}</think>\boxed{8}", r"\boxed{8}"),
-        (r"\boxed{8}", r"\boxed{8}"),
         (r"<think>\boxed{7}", ""),
-        (r"thought \boxed{7}</think>\boxed{8}", r"\boxed{8}"),
         (r"\boxed{8}<think>again \boxed{9}", r"\boxed{8}"),
     ],
 )
@@ -57,14 +48,10 @@ def test_a_box_in_a_thought_is_no_answer(text, rest):
     ("text", "fault"),
     [
         ("<think></think>\n<answer>8</answer>", ""),
-        ("Well: <think>a</think> so <answer>8</answer>", ""),
         ("<answer>8</answer>", "<think> stands 0 times"),
         ("<think>a</think><answer>8</answer><answer>8</answer>", "<answer> stands 2 times"),
-        ("<think>a<think></think><answer>8</answer>", "<think> stands 2 times"),
-        ("<answer>8</answer><think>a</think>", "<answer> stands too early"),
         ("<think>a<answer></think>8</answer>", "<answer> stands too early"),
         ("<think>a</think><answer>8</answer> indeed", "text follows </answer>"),
-        ("<think>a</think><answer>8", "</answer> stands 0 times"),
     ],
 )
 def test_the_fault_of_the_form_is_named(text, fault):
@@ -96,10 +83,9 @@ async def turns_until(done: asyncio.Task) -> int:
     ("flood", "verifier"),
     [
         ("<|im_end|>", spec("think_answer_tags")),
-        ("z", spec("think_answer_tags", special_tokens=["z"])),
         ("É", spec("exact", ignore_case=True)),
     ],
-    ids=["special tokens", "one letter", "case"],
+    ids=["special tokens", "case"],
 )
 async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier):
     work = begun(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]))
@@ -117,8 +103,3 @@ async def test_the_event_loop_goes_on_between_texts_that_are_long_together():
         return [scores.score(one, "item", size) async for _, one, size in in_strides(items)]
 
     assert await turns_until(asyncio.ensure_future(score_all())) >= len(items) // 2
-
-
-@pytest.mark.parametrize(("size", "places"), [(1 << 16, 1), (1 << 20, 16), (30 << 20, 256)])
-async def test_a_long_item_takes_as_many_places_of_the_queue_as_it_has_64_kib(size, places):
-    assert begun(item("x" * size, verifiers=[spec("exact")])).places == places

@@ -49,40 +49,27 @@ def test_it_allows_what_is_listed_and_nothing_else():
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
-        ("clone", (17,), _ALLOWED),
         ("clone", (0x3D0F00,), _ALLOWED),
         ("clone", (0x4100 | 9,), _REFUSED),
+        *(("clone", (1 << bit,), _REFUSED if 1 << bit & ALL_NEW else _ALLOWED) for bit in range(32)),
         ("kill", (1, 15), _ALLOWED),
         ("kill", (1, 9), _REFUSED),
-        ("kill", (1, 1 << 32 | 9), _REFUSED),
-        ("tkill", (1, 9), _REFUSED),
-        ("tgkill", (9, 9, 0), _ALLOWED),
         ("tgkill", (1, 1, 9), _REFUSED),
         ("clone3", (0,), _UNKNOWN),
         ("fcntl", (0, 1), _ALLOWED),
-        ("fcntl", (0, 1031), _REFUSED),
         ("fcntl", (0, 1 << 32 | 5), _REFUSED),
         ("fcntl", (0, 10, 9), _REFUSED),
         ("ioctl", (0, 0x541B), _ALLOWED),
         ("ioctl", (0, 0x5412), _NO_TERMINAL),
-        ("prctl", (15,), _ALLOWED),
         ("prctl", (4,), _REFUSED),
-        ("prlimit64", (0, 0, 0), _ALLOWED),
         ("prlimit64", (0, 0, 1 << 40), _REFUSED),
         ("sendto", (0, 0, 0, 0, 0), _ALLOWED),
         ("sendto", (0, 0, 0, 0, 1), _REFUSED),
-        ("socketpair", (1,), _ALLOWED),
         ("socketpair", (2,), _REFUSED),
     ],
 )
 def test_some_calls_depend_on_their_arguments(name: str, arguments: tuple[int, ...], expected: int):
     assert _verdict(NUMBERS[name], *arguments) == expected
-
-
-def test_no_process_makes_namespaces():
-    for bit in range(32):
-        expected = _REFUSED if 1 << bit & ALL_NEW else _ALLOWED
-        assert _verdict(NUMBERS["clone"], 1 << bit) == expected, hex(1 << bit)
 
 
 def test_other_machines_calls_kill():
