@@ -65,7 +65,7 @@ def main() -> None:
         slowest = max(FLOODS, key=lambda flood: milliseconds(operation, flood * (1_000_000 // len(flood.encode()))))
         took = [milliseconds(operation, slowest * (size * 1_000_000 // len(slowest.encode()))) for size in MEGABYTES]
         print(f"{name:32} {' '.join(f'{each:9.1f}' for each in took)}  {slowest!r}", flush=True)
-        figures.append(Figure(name, "ms CPU", took[-1], 10 * max(took[0], 0.1), "ten times 3 MB", "lower"))
+        figures.append(Figure(f"texts: {name}", "ms CPU", took[-1], 10 * max(took[0], 0.1), "ten times 3 MB", "lower"))
     report(*figures)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -148,3 +149,9 @@ def test_marks_say_something():
     assert not [str(block) for block in SHELL if block.mark == "not run" and len(block.says) < 20]
     marked = [block for page in PAGES for block in blocks(page) if block.mark and block.info not in ("sh", "python")]
     assert not marked
+
+
+def test_a_benchmark_runs_in_its_environment_and_its_figures_become_a_table():
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "texts"]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=110).stdout
+    assert "| texts: boxes " in printed and "FAILED" not in printed
