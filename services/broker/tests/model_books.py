@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
-LEASE_TTL, MEMBER_TTL, RESULT_TTL = 60_000, 150_000, 400_000  # milliseconds
+LEASE_TTL, MEMBER_TTL = 60_000, 150_000  # milliseconds
 QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
 SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
 MAX_FIRST_DEAD = 4
@@ -48,16 +48,13 @@ class Group:
     state: str
     attempt: int = 0
     pinned: int | None = None
-    evaluation: str = ""
     stream: str = ""  # where its ticket stands
     lease: str = ""
     holder: str = ""
     expiry: int = 0
     reasons: list[str] = field(default_factory=list)
     size: int = 0  # of the stored group
-    unscored: int = 0  # bytes of completions that wait for a score
     version: int = 0
-    finished: int | None = None
     step: int = -1
 
 
@@ -71,12 +68,9 @@ class Books:
         self.ready: list[str] = []
         self.batches: dict[int, list[str]] = {}
         self.batch_state: dict[int, str] = {}
-        self.sets: dict[str, list[str]] = {}
-        self.evaluations: dict[str, dict] = {}
         self.members: dict[str, int] = {}  # until when each lives
         self.addresses: dict[str, str] = {}
         self.dead: dict[str, int] = {}
-        self.results: dict[str, dict[str, int]] = {}  # purpose -> instance -> when it was finished
         self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
         self.put_count = self.put_bytes = 0
         self.first_dead, self.first_dead_reason = 0, ""
@@ -99,11 +93,7 @@ class Books:
     def bytes_of(self, *states: str) -> int:
         return sum(self.groups[name].size for name in self.names(*states))
 
-    def unscored_bytes(self) -> int:
-        return sum(group.unscored for group in self.groups.values())
-
     def stats(self) -> dict[str, int]:
-        outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
         return self.since | {
             "queued": self.count("QUEUED"),
             "leased": self.count("LEASED"),
@@ -112,8 +102,8 @@ class Books:
             "trained": self.count("TRAINED"),
             "dead": len(self.dead),
             "dead_training": self.count("DEAD"),
-            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED") + self.unscored_bytes(),
-            "untrained_in_flight": sum(map(len, outside)),
+            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
+            "untrained_in_flight": len(self.names("QUEUED", "LEASED", purpose="SERVE")),
         }
 
     def picture(self) -> dict[str, object]:
@@ -132,22 +122,12 @@ class Books:
             "ready": sorted(((name, self.groups[name].version) for name in self.ready), key=lambda each: each[1]),
             "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
             "open bytes": self.bytes_of(*OPEN),
-            "unscored": {name: group.unscored for name, group in self.groups.items() if group.unscored},
-            "unscored bytes": self.unscored_bytes(),
             "batch bytes": {
                 step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
             },
             "dead": dict(self.dead),
-            "results": {pool: dict(kept) for pool, kept in self.results.items() if kept},
             "members": dict(self.members),
-            "evaluations": {
-                name: (found["prompts"], self._dead_of(name), list(found["finished"]))
-                for name, found in self.evaluations.items()
-            },
         }
-
-    def _dead_of(self, evaluation: str) -> int:
-        return sum(self.groups[name].evaluation == evaluation for name in self.dead)
 
     # --- steps that several calls share
 
@@ -159,7 +139,7 @@ class Books:
     def home(self, group: Group, train: str) -> str:
         if group.purpose == "TRAIN":
             return train
-        return "prompts:serve" if group.pinned is None or group.unscored else f"prompts:pin:{group.pinned}"
+        return "prompts:serve" if group.pinned is None else f"prompts:pin:{group.pinned}"
 
     def forget_lease(self, group: Group) -> None:
         group.lease = group.holder = ""
@@ -168,7 +148,7 @@ class Books:
     def requeue(self, name: str, attempt: int) -> None:
         group = self.groups[name]
         self.forget_lease(group)
-        group.attempt, group.size, group.version, group.finished, group.step = attempt, 0, 0, None, -1
+        group.attempt, group.size, group.version, group.step = attempt, 0, 0, -1
         self.enqueue(name, self.home(group, "prompts:again"))
 
     def fail(self, name: str, reason: str, permanent: bool = False) -> bool:
@@ -187,20 +167,8 @@ class Books:
 
     def settle(self, name: str, final: str) -> None:
         group = self.groups[name]
-        if group.finished is not None:
-            self._keep_result(name, group.purpose, group.finished)
         self.forget_lease(group)
-        group.state, group.size, group.finished, group.unscored = final, 0, None, 0
-
-    def _keep_result(self, name: str, pool: str, finished: int) -> None:
-        if finished + RESULT_TTL > self.clock.now:
-            self.results.setdefault(pool, {})[name] = finished
-            self.trim_results(pool)
-
-    def trim_results(self, pool: str) -> None:
-        kept = self.results.get(pool, {})
-        for name in [name for name, finished in kept.items() if finished + RESULT_TTL <= self.clock.now]:
-            del kept[name]
+        group.state, group.size = final, 0
 
     def holds(self, lease: str) -> str | None:
         """Return the instance of a lease that is held and has not expired."""

@@ -8,7 +8,7 @@ import itertools
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model_books import LEASE_TTL, MEMBER_TTL, RESULT_TTL, Spec
+from model_books import LEASE_TTL, MEMBER_TTL, Spec
 from model_reference import Reference
 from model_run import ROLLOUTS, Bench, Lease, Run, compare
 from quartet.v1 import broker_pb2 as pb
@@ -89,41 +89,23 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(
         side=sides,
-        kind=st.sampled_from(["SERVE", "SERVE", "EVALUATE"]),
         numbers=st.lists(st.integers(0, 7), min_size=1, max_size=3),
         pinned=st.sampled_from([None, None, 0, 1]),
         times=twice,
     )
-    def other_prompts(self, side: int, kind: str, numbers: list[int], pinned: int | None, times: int) -> None:
-        """Prompts of someone who wants the completions, or of an evaluation set, which waits outside of the queue."""
-        if kind == "SERVE":
-            self._side(side).submit([(f"s{n}", kind, 0, pinned) for n in numbers], times=times)
-        else:
-            self._side(side).submit([(f"e{n}", kind, 0, None) for n in numbers], "heldout", times)
+    def other_prompts(self, side: int, numbers: list[int], pinned: int | None, times: int) -> None:
+        """Prompts of someone who wants the completions, some at a version."""
+        self._side(side).submit([(f"s{n}", "SERVE", 0, pinned) for n in numbers], times)
 
-    @rule(side=sides, off=st.sampled_from([0, 0, 1, -1]), times=twice)
-    def start_evaluation(self, side: int, off: int, times: int) -> None:
-        """The stored set, at the version that is or one beside."""
-        side = self._side(side)
-        version = max(0, side.model.version + off)
-        for _ in range(times):
-            side.both(
-                lambda: side.model.start_evaluation("heldout", version),
-                side.world.start_evaluation(version),
-                lambda response: response.prompts,
-            )
-
-    @rule(side=sides, what=st.sampled_from(["requeue"] * 5 + ["list"] * 3 + ["end"] * 2 + ["finish"]), times=twice)
+    @rule(side=sides, what=st.sampled_from(["requeue"] * 5 + ["end"] * 2 + ["finish"]), times=twice)
     def rare_calls_of_clients(self, side: int, what: str, times: int) -> None:
-        """Some of the dead, or all, are queued again or shown; the prompts or the run end."""
+        """Some of the dead, or all, are queued again; the prompts or the run end."""
         side = self._side(side)
         for _ in range(times):
             match what:
                 case "requeue":
                     side.requeue_dead([])
                     side.requeue_dead([*sorted(side.model.dead)[::2], "p0", "p1"])
-                case "list":
-                    side.list_dead()
                 case "end":
                     side.both(side.model.end_prompts, side.world.end_prompts())
                 case "finish":
@@ -156,10 +138,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(side=sides, off=st.sampled_from([-1, 0, 0, 1]), which=st.integers(0, 3))
     def clock_jumps_to_an_end(self, side: int, off: int, which: int) -> None:
-        """To the millisecond at which a member or a result ends, or beside it; then comes a sweep."""
+        """To the millisecond at which a member ends, or beside it; then comes a sweep."""
         side = self._side(side)
         ends = list(side.model.members.values())
-        ends += [finished + RESULT_TTL for kept in side.model.results.values() for finished in kept.values()]
         if ends:
             self.bench.set_clock(sorted(ends)[which % len(ends)] + off)
             side.sweep()
@@ -245,18 +226,17 @@ class BrokerMachine(RuleBasedStateMachine):
         side=sides,
         picked=picks,
         how=st.sampled_from(["renew", "renew", "", "broken", "for good", "for good"]),
-        unscored=sizes,
         times=twice,
     )
-    def renew_or_release(self, side: int, picked: list[int], how: str, unscored: int, times: int) -> None:
-        """Leases that are held, and leases lost long ago, are renewed or given back, some with completions."""
+    def renew_or_release(self, side: int, picked: list[int], how: str, times: int) -> None:
+        """Leases that are held, and leases lost long ago, are renewed or given back."""
         side = self._side(side)
         ids = [lease.granted.lease_id for lease in self._picked(side, picked)]
         for _ in range(times):
             if how == "renew":
                 side.renew(ids)
             else:
-                side.release(ids, how, unscored)
+                side.release(ids, how)
 
     # --- the trainer
 

@@ -21,7 +21,7 @@ class Reference(Books):
 
     # --- clients
 
-    def submit(self, items: list[tuple[str, str, object, int | None]], evaluation_set: str = "") -> tuple[int, int]:
+    def submit(self, items: list[tuple[str, str, object, int | None]]) -> tuple[int, int]:
         """Queue (name, purpose, content, pinned version) of each; return accepted, duplicates."""
         unique: dict[str, tuple] = {}
         for item in items:
@@ -37,22 +37,18 @@ class Reference(Books):
                 raise Refused("ALREADY_EXISTS")
         if self.ended and any(purpose == "TRAIN" for _, purpose, _, _ in fresh):
             raise Refused("FAILED_PRECONDITION")
-        queued = sum(purpose != "EVALUATE" for _, purpose, _, _ in fresh)
         serving = [group for group in self.groups.values() if group.stream == "prompts:serve"]
         waiting = self.count("QUEUED") + sum(group.state in QUEUED_OR_LEASED for group in serving)
-        if queued > self.spec.max_queued_prompts:
+        if len(fresh) > self.spec.max_queued_prompts:
             raise Refused("INVALID_ARGUMENT")
-        if queued and waiting + queued > self.spec.max_queued_prompts:
+        if fresh and waiting + len(fresh) > self.spec.max_queued_prompts:
             raise Refused("RESOURCE_EXHAUSTED")
         for name, _, content, _ in unique.values():
             if name in self.groups and self.groups[name].content is None:
                 self.groups[name].content = content
         for name, purpose, content, pinned in fresh:
-            self.groups[name] = Group(purpose, content, "STORED", pinned=pinned)
-            if purpose == "EVALUATE":
-                self.sets.setdefault(evaluation_set, []).append(name)
-            else:
-                self.enqueue(name, self.home(self.groups[name], "prompts:train"))
+            self.groups[name] = Group(purpose, content, "QUEUED", pinned=pinned)
+            self.enqueue(name, self.home(self.groups[name], "prompts:train"))
         self.since["submitted"] += len(fresh)
         return len(fresh), len(items) - len(fresh)
 
@@ -67,10 +63,8 @@ class Reference(Books):
     def requeue_dead(self, names: list[str]) -> int:
         """RequeueDead; no names: all."""
         self.must_be_active()
-        chosen = names or [name for _, name in self._dead_in_order()]
-        return self._requeue_dead([name for name in dict.fromkeys(chosen) if name in self.dead])
-
-    def _requeue_dead(self, back: list[str]) -> int:
+        chosen = names or [name for _, name in sorted((at, name) for name, at in self.dead.items())]
+        back = [name for name in dict.fromkeys(chosen) if name in self.dead]
         self.first_dead = 0 if back else self.first_dead
         for name in back:
             del self.dead[name]
@@ -78,29 +72,6 @@ class Reference(Books):
             group.attempt, group.reasons = 0, []
             self.enqueue(name, self.home(group, "prompts:again"))
         return len(back)
-
-    def list_dead(self) -> list[tuple[str, int, list[str], int]]:
-        """ListDead: (name, deliveries, reasons, bytes of completions), oldest first."""
-        groups = [(name, self.groups[name]) for _, name in self._dead_in_order()]
-        return [(name, group.attempt, list(group.reasons), group.unscored) for name, group in groups]
-
-    def _dead_in_order(self) -> list[tuple[int, str]]:
-        return sorted((at, name) for name, at in self.dead.items())
-
-    def start_evaluation(self, evaluation_set: str, version: int) -> int:
-        """StartEvaluation; return the number of prompts."""
-        evaluation = f"{evaluation_set}@{version}"
-        stored = self.sets.get(evaluation_set)
-        if not stored:
-            raise Refused("NOT_FOUND")
-        if evaluation not in self.evaluations:
-            self.must_be_active()
-            self.evaluations[evaluation] = {"prompts": len(stored), "finished": []}
-            for name in stored:
-                pinned = f"{name}@{version}"
-                self.groups[pinned] = Group("EVALUATE", name, "", pinned=version, evaluation=evaluation)
-                self.enqueue(pinned, f"prompts:pin:{version}")
-        return self.evaluations[evaluation]["prompts"]
 
     # --- members
 
@@ -128,14 +99,12 @@ class Reference(Books):
 
     def sweep(self) -> None:
         self.expire_members()
-        for pool in self.results:
-            self.trim_results(pool)
         self.expire_leases()
 
     # --- rollouts
 
-    def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int, bool]], str]:
-        """LeasePrompts; return (name, attempt, whether completions are kept) of each, and the gate.
+    def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int]], str]:
+        """LeasePrompts; return (name, attempt) of each, and the gate.
 
         `granted` must be told the lease ids.
         """
@@ -162,7 +131,7 @@ class Reference(Books):
             group.attempt += 1
             self.since["redelivered"] += group.attempt > 1
             group.state, group.holder, group.expiry = "LEASED", holder, self.clock.now + LEASE_TTL
-        return [(name, self.groups[name].attempt, bool(self.groups[name].unscored)) for name in names], gate
+        return [(name, self.groups[name].attempt) for name in names], gate
 
     def _pull(self, stream: str, most: int) -> list[str]:
         waiting = self.streams.get(stream, [])
@@ -193,13 +162,11 @@ class Reference(Books):
                 self.groups[str(self.holds(lease))].expiry = self.clock.now + LEASE_TTL
         return lost
 
-    def release(self, releases: list[tuple[str, str, bool, int]]) -> tuple[int, int, list[str]]:
-        """ReleaseLeases of (lease, failure, permanent, bytes of completions); return requeued, dead, lost."""
+    def release(self, releases: list[tuple[str, str, bool]]) -> tuple[int, int, list[str]]:
+        """ReleaseLeases of (lease, failure, permanent); return requeued, dead, lost."""
         requeued, dead, lost = 0, 0, []
-        for lease, failure, permanent, unscored in releases:
+        for lease, failure, permanent in releases:
             name = self.holds(lease)
-            if name is not None and unscored:
-                failure += self._keep(self.groups[name], unscored)
             if name is None:
                 lost.append(lease)
             elif not failure and not permanent:
@@ -212,17 +179,6 @@ class Reference(Books):
         if self.first_dead >= MAX_FIRST_DEAD and not self.put_count:
             self.finish("FAILED")
         return requeued, dead, lost
-
-    def _keep(self, group: Group, size: int) -> str:
-        """Keep completions if there is room; return what else there is to say."""
-        most, others = self.spec.max_experience_bytes, self.unscored_bytes() - group.unscored
-        if others + size > most:
-            remark = (
-                f"its {size} bytes of completions are not kept: others that wait for a score hold {others} of {most}"
-            )
-            return f"; {remark}"
-        group.unscored = size
-        return ""
 
     def put(self, puts: list[tuple[str, str, int, int, int]]) -> list[str]:
         """PutExperience of (name, lease, bytes, oldest version, newest version) of each; return the outcomes."""
@@ -242,33 +198,22 @@ class Reference(Books):
             return "LEASE_LOST"
         if group.purpose == "TRAIN":
             return self._put_training(name, group, size, oldest)
-        group.unscored = 0
         if group.pinned is not None and not oldest == newest == group.pinned:
             self.requeue(name, 0)
             return "STALE"
-        group.finished = self.clock.now
         self.settle(name, "DELIVERED")
-        if group.evaluation:
-            self.evaluations[group.evaluation]["finished"].append(name)
         return "ACCEPTED"
 
     def _put_training(self, name: str, group: Group, size: int, oldest: int) -> str:
         spec = self.spec
         if self.version - oldest > spec.max_staleness:
             self.since["stale"] += 1
-            group.unscored = 0
             self.requeue(name, 0)
             return "STALE"
         if self.bytes_of(*OPEN) + size > spec.max_experience_bytes and self.count(*OPEN) >= spec.groups_per_step:
             return "NO_ROOM"
         self.forget_lease(group)
-        group.unscored = 0
-        group.state, group.size, group.version, group.finished = (
-            "READY",
-            size,
-            min(oldest, self.version),
-            self.clock.now,
-        )
+        group.state, group.size, group.version = "READY", size, min(oldest, self.version)
         self.ready.append(name)
         self.put_count += 1
         self.put_bytes += size
@@ -314,17 +259,11 @@ class Reference(Books):
                 self.groups[name].state = "LEASED_TO_TRAINER"
         if consumed is None:
             digest = self.ledger[1] if self.ledger and self.ledger[0] == self.committed else ""
-            self._score_again()
             return len(later), self.committed, digest
         if sum([self._consume(name) for name in consumed]):
             self.ledger = None
         self._commit_below(checkpoint)
-        self._score_again()
         return len(later), 0, ""
-
-    def _score_again(self) -> None:
-        if self.state == "ACTIVE":
-            self._requeue_dead([name for _, name in self._dead_in_order() if self.groups[name].unscored])
 
     def settle_trained(self, session: int, step: int, names: list[str]) -> tuple[int, int]:
         """SettleTrained of one step; return the steps settled, and how many groups were elsewhere."""

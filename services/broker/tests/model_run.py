@@ -8,17 +8,17 @@ from typing import Any
 import grpc
 import redis
 from frozen_redis import BEGIN, FrozenRedis
-from model_books import LEASE_TTL, MEMBER_TTL, OPEN, RESULT_TTL, Clock, Refused
+from model_books import LEASE_TTL, MEMBER_TTL, OPEN, Clock, Refused
 from model_reference import Reference, ledger_digest
 from model_view import look
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
-from world import EVALUATE, SERVE, TRAIN, World, group, instance
+from world import SERVE, TRAIN, World, group, instance
 
 from quartet_broker import keys
 from quartet_common.durations import to_duration
 
-PURPOSES = {"TRAIN": TRAIN, "SERVE": SERVE, "EVALUATE": EVALUATE}
+PURPOSES = {"TRAIN": TRAIN, "SERVE": SERVE}
 ROLLOUTS = ("r1", "r2")
 
 
@@ -123,7 +123,6 @@ class Run:
             partial_batch=pb.PARTIAL_BATCH_POLICY_TRAIN if spec.train_partial else pb.PARTIAL_BATCH_POLICY_DROP,
             prompt_lease_ttl=to_duration(LEASE_TTL / 1000),
             member_ttl=to_duration(MEMBER_TTL / 1000),
-            result_ttl=to_duration(RESULT_TTL / 1000),
         )
         self.bench.do(create)
         for name in ROLLOUTS:
@@ -146,7 +145,7 @@ class Run:
         assert came == expected
         return came
 
-    def submit(self, items: list[tuple], evaluation_set: str = "", times: int = 1) -> None:
+    def submit(self, items: list[tuple], times: int = 1) -> None:
         """Submit (name, purpose, content, pinned version) of each, some times over."""
         instances = [
             instance(name, f"{content}=?", PURPOSES[purpose], **({} if pinned is None else {"pinned_version": pinned}))
@@ -155,8 +154,8 @@ class Run:
         told = [(name, purpose, (content, pinned), pinned) for name, purpose, content, pinned in items]
         for _ in range(times):
             self.both(
-                lambda: self.model.submit(told, evaluation_set),
-                self.world.call("SubmitPrompts", instances=instances, evaluation_set=evaluation_set),
+                lambda: self.model.submit(told),
+                self.world.call("SubmitPrompts", instances=instances),
                 lambda response: (response.accepted, response.duplicates),
             )
 
@@ -168,15 +167,6 @@ class Run:
 
     def requeue_dead(self, names: list[str]) -> None:
         self.both(lambda: self.model.requeue_dead(names), self.world.requeue_dead(*names))
-
-    def list_dead(self) -> None:
-        self.both(
-            self.model.list_dead,
-            self.world.call("ListDead"),
-            lambda response: [
-                (d.instance.instance_id, d.attempts, list(d.reasons), d.unscored_bytes) for d in response.dead
-            ],
-        )
 
     def heartbeat(self, name: str) -> None:
         self.both(
@@ -205,7 +195,7 @@ class Run:
             for each in response.leases:
                 self.model.granted(each.instance.instance_id, each.lease_id)
             gate = pb.GateReason.Name(response.gate).removeprefix("GATE_REASON_")
-            given = [(each.instance.instance_id, each.attempt, each.unscored) for each in response.leases]
+            given = [(each.instance.instance_id, each.attempt) for each in response.leases]
             return given, "" if gate == "UNSPECIFIED" else gate
 
         self.both(
@@ -248,13 +238,10 @@ class Run:
     def renew(self, ids: list[str]) -> None:
         self.both(lambda: self.model.renew(ids), self.world.renew(*ids), lambda response: list(response.lost))
 
-    def release(self, ids: list[str], failure: str, unscored: int = 0) -> None:
-        """Give leases back; "for good" is a failure that no repetition cures. `unscored`: bytes of completions."""
-        told = [(lease_id, failure, failure == "for good", unscored) for lease_id in ids]
-        releases = [
-            pb.LeaseRelease(lease_id=lease, failure=why, permanent=last, unscored=bytes(size))
-            for lease, why, last, size in told
-        ]
+    def release(self, ids: list[str], failure: str) -> None:
+        """Give leases back; "for good" is a failure that no repetition cures."""
+        told = [(lease_id, failure, failure == "for good") for lease_id in ids]
+        releases = [pb.LeaseRelease(lease_id=lease, failure=why, permanent=last) for lease, why, last in told]
         self.both(
             lambda: self.model.release(told),
             self.world.call("ReleaseLeases", releases=releases),

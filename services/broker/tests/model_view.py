@@ -17,12 +17,10 @@ for _, prefix in ipairs(ARGV) do
     local kind = redis.call('TYPE', key).ok
     local rest, value = string.sub(key, #prefix + 1), {}
     if string.sub(rest, 1, 2) == 'i:' then
-      value = redis.call('HMGET', key, 'state', 'attempt', 'step', 'lease', 'stored', 'bytes')
+      value = redis.call('HMGET', key, 'state', 'attempt', 'step', 'lease', 'stored')
     elseif rest == 'run' then
       value = redis.call('HMGET', key, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'group_epoch',
         'session', 'settle_to', 'ledger')
-    elseif kind == 'hash' and string.match(rest, ':headers$') then
-      value = redis.call('HKEYS', key)
     elseif kind == 'hash' and not string.match(rest, '^member:') then
       value = redis.call('HGETALL', key)
     elseif kind == 'zset' then
@@ -73,14 +71,11 @@ def _under(found: dict[str, list], start: str) -> dict[str, list]:
 def _picture(found: dict[str, list]) -> dict[str, object]:
     state, version, committed, ended, group_epoch, session, settle_to, ledger = found["run"]
     batch_states = {int(step): state for step, state in _pairs(found.get("batches", [])).items()}
-    states, held, contents, unscored = _instances(found, batch_states)
+    states, held, contents = _instances(found, batch_states)
     stats = {name: int(value) for name, value in _pairs(found.get("stats", [])).items()}
     streams = {f"prompts:{name}": value for name, value in _under(found, "prompts:").items()}
     leases = _scores(found.get("leases", []))
     assert sorted(held) == sorted(leases), "each lease of an instance has a time, and each time an instance"
-    results = {pool: _scores(value) for pool, value in _under(found, "results:").items() if value}
-    kept = sorted(name for pool in results.values() for name in pool)
-    assert kept == sorted(_under(found, "result:")), "each result that is kept has a time, and each time a result"
     assert sorted(contents) == sorted(_under(found, "payload:")), "stored groups have content, nothing else"
     assert set(_under(found, "transcript:")) <= set(contents), "transcripts of groups that are not there"
     dead = _scores(found.get("dead", []))
@@ -99,44 +94,25 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
         "ready": _ready(found),
         "batches": {step: (state, found.get(f"batch:{step}", [])) for step, state in batch_states.items()},
         "open bytes": stats.get("open_bytes", 0),
-        "unscored": unscored,
-        "unscored bytes": stats.get("unscored_bytes", 0),
         "batch bytes": {int(step): int(size) for step, size in _pairs(found.get("batches:bytes", [])).items()},
         "dead": dead,
-        "results": results,
         "members": _scores(found.get("members", [])),
-        "evaluations": _evaluations(_under(found, "evaluation:")),
     }
 
 
-def _instances(
-    found: dict[str, list], batch_states: dict[int, str]
-) -> tuple[dict, list[str], list[str], dict[str, int]]:
-    """Return (state, deliveries, step) of each instance, settled or not; leases held; names of contents; bytes of those
-    that wait for a score.
-    """
-    states, held, contents, unscored = {}, [], [], {}
-    for name, (state, attempt, step, lease, content, size) in _under(found, "i:").items():
+def _instances(found: dict[str, list], batch_states: dict[int, str]) -> tuple[dict, list[str], list[str]]:
+    """Return (state, deliveries, step) of each instance, settled or not; leases held; names of contents."""
+    states, held, contents = {}, [], []
+    for name, (state, attempt, step, lease, content) in _under(found, "i:").items():
         step = -1 if step in (None, False) else int(step)
         if state == "LEASED_TO_TRAINER" and batch_states.get(step) == "TRAINED":
             state = "TRAINED"
         states[name] = state, int(attempt), step
         held += [lease] if state == "LEASED" else []
         contents += [content] if content else []
-        if content and state in ("QUEUED", "LEASED", "DEAD"):
-            unscored[name] = int(size)
     for name, line in _pairs(found.get("settled", [])).items():
         assert name not in states, f"{name} is settled and yet alive"
         state, _, attempt, step = line.split("|")[:4]
         assert state in SETTLED
         states[name] = state, int(attempt), int(step)
-    return states, held, contents, unscored
-
-
-def _evaluations(found: dict[str, list]) -> dict[str, tuple]:
-    pictures = {}
-    for name in (name for name in found if not name.endswith((":finished", ":headers"))):
-        facts, finished = _pairs(found[name]), found.get(f"{name}:finished", [])
-        assert sorted(found.get(f"{name}:headers", [])) == sorted(finished)
-        pictures[name] = int(facts["prompts"]), int(facts["dead"]), finished
-    return pictures
+    return states, held, contents

@@ -14,13 +14,13 @@ PASSWORD, WATCHWORD = "p@ss/word?", "w@tch"
 class Sentinel(RedisProcess):
     """A `redis-server --sentinel`: it keeps what it learns in its configuration file."""
 
-    def __init__(self, folder: Path, master: RedisProcess, quorum: int):
+    def __init__(self, folder: Path, master: RedisProcess):
         super().__init__(folder, password=WATCHWORD)
         self.configuration = folder / "sentinel.conf"
         self.configuration.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {folder}\n"
             f"requirepass {WATCHWORD}\nsentinel sentinel-pass {WATCHWORD}\n"
-            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {quorum}\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 2\n"
             f"sentinel auth-pass {SERVICE} {PASSWORD}\n"
             f"sentinel down-after-milliseconds {SERVICE} 1000\n"
             f"sentinel failover-timeout {SERVICE} 4000\n"
@@ -31,9 +31,9 @@ class Sentinel(RedisProcess):
 
 
 class Guarded:
-    """A master with one replica, watched by `sentinels` Sentinels, most of which must agree."""
+    """A master with one replica, watched by three Sentinels, two of which must agree."""
 
-    def __init__(self, folder: Path, sentinels: int = 3):
+    def __init__(self, folder: Path):
         def home(name: str) -> Path:
             (folder / name).mkdir()
             return folder / name
@@ -42,8 +42,7 @@ class Guarded:
         common = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--appendfsync", "no")
         self.master = RedisProcess(home("master"), *common, port=port, password=PASSWORD)
         self.replica = RedisProcess(home("replica"), *common, "--replicaof", "127.0.0.1", str(port), password=PASSWORD)
-        quorum = sentinels // 2 + 1
-        self.sentinels = [Sentinel(home(f"sentinel-{n}"), self.master, quorum) for n in range(sentinels)]
+        self.sentinels = [Sentinel(home(f"sentinel-{n}"), self.master) for n in range(3)]
 
     @property
     def url(self) -> str:

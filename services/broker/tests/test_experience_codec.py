@@ -66,18 +66,12 @@ def parsed(data: bytes):
 
 @settings(max_examples=60, deadline=None)
 @given(requests)
-def test_requests_are_what_protocol_buffers_makes(request):
+def test_our_clients_requests_are_those_of_protocol_buffers_and_are_cut(request):
     data = of_client(request)
-    assert broker_pb2.PutExperienceRequest.FromString(data) == request
     assert data == request.SerializeToString(deterministic=True)
-
-
-@settings(max_examples=60, deadline=None)
-@given(requests)
-def test_our_clients_requests_are_cut(request):
-    cut = puts._cut(of_client(request))  # noqa: SLF001 - it is what must not fall back
+    cut = puts._cut(data)  # noqa: SLF001 - it is what must not fall back
     assert len(cut.groups) == len(request.groups)
-    assert read(of_client(request)) == parsed(of_client(request))
+    assert read(data) == parsed(data)
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,23 +97,16 @@ def in_request(group: bytes, lease: bytes = b"lease") -> bytes:
 
 
 HEADER = b"".join(field(1, [some().header.SerializeToString()]))
-TENSORS, TRANSCRIPT, UNKNOWN = (b"".join(field(number, [b"x" * 300])) for number in (2, 3, 4000))
+TENSORS, TRANSCRIPT = (b"".join(field(number, [b"x" * 300])) for number in (2, 3))
 UNUSUAL = {
     "transcript-first": in_request(TRANSCRIPT + HEADER + TENSORS),
-    "tensors-twice": in_request(HEADER + TENSORS + TENSORS),
-    "transcript-twice": in_request(HEADER + TRANSCRIPT + TRANSCRIPT),
     "header-in-two": in_request(HEADER + HEADER),
-    "no-header": in_request(TENSORS),
     "nothing": in_request(b""),
-    "unknown-field": in_request(HEADER + TENSORS + UNKNOWN),
     "no-lease": b"".join([*field(1, [b"run"]), *field(2, field(2, [HEADER]))]),
     "group-twice": b"".join([*field(1, [b"run"]), *field(2, [*field(1, [b"l"]), *field(2, [HEADER])] * 2)]),
-    "run-last": b"".join([*field(2, [*field(1, [b"l"]), *field(2, [HEADER])]), *field(1, [b"run"])]),
     "empty": b"",
-    "length-in-five-bytes": in_request(HEADER).replace(b"\x0a\x03run", b"\x0a\x83\x80\x80\x80\x00run"),
     "length-in-ten-bytes": in_request(HEADER).replace(b"\x0a\x03run", b"\x0a\x83" + b"\x80" * 8 + b"\x00run"),
     "lease-is-no-text": in_request(HEADER, b"\xff\xfe"),
-    "header-is-none": in_request(b"".join(field(1, [b"\x0a\xff"]))),
     "longer-than-it-is": in_request(HEADER + TENSORS)[:-5],
 }
 
@@ -145,15 +132,15 @@ WHOLE = of_client(
 def test_a_byte_that_is_another_does_not_make_another_request_of_it(place, byte):
     data = WHOLE[:place] + bytes([byte]) + WHOLE[place + 1 :]
     got, expected = read(data), parsed(data)
-    if got and expected and got != expected:
-        # Bytes as they came, where the message object would write what is unknown at another place.
-        got_groups, expected_groups = got[1], expected[1]
-        assert (got[0], [each[:2] for each in got_groups]) == (expected[0], [each[:2] for each in expected_groups])
-        for (_, _, stored, transcript), (_, _, other, other_transcript) in zip(
-            got_groups, expected_groups, strict=True
-        ):
-            message = experience_pb2.ExperienceGroup
-            assert message.FromString(stored) == message.FromString(other)
-            assert transcript == other_transcript
-    else:
-        assert got == expected
+    assert (got is None) == (expected is None)
+    if got is not None:
+        # Stored bytes are as they came, where the message object would write what is unknown at another place.
+        assert (got[0], [understood(each) for each in got[1]]) == (
+            expected[0],
+            [understood(each) for each in expected[1]],
+        )
+
+
+def understood(group: tuple) -> tuple:
+    lease_id, header, stored, transcript = group
+    return lease_id, header, experience_pb2.ExperienceGroup.FromString(stored), transcript

@@ -40,9 +40,6 @@ async def test_dead_prompts_can_be_asked_for_by_name(world):
         await world.release(lease.lease_id, f"no {lease.instance.instance_id}", permanent=True)
     answer = await world.call("ListDead", instance_ids=["c", "a", "c", "d", "never"])
     assert [dead.instance.instance_id for dead in answer.dead] == ["a", "c"] and answer.total == 3
-    with pytest.raises(grpc.RpcError) as caught:
-        await world.call("ListDead", instance_ids=["a"] * 1025)
-    assert caught.value.details().startswith("instance_ids: got 1025 items; allowed: 0 to 1024")
 
 
 async def _kill(world, names: list[str], reason: str = "line {} is too long", purpose: int = TRAIN) -> None:

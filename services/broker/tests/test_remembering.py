@@ -11,10 +11,9 @@ from quartet_broker import keys
 @pytest.fixture
 async def world(redis_server, admin):
     """A run that remembers four settled instances; batches of two."""
-    async with serving(redis_server.url, remembered_instances=4) as (stub, servicer, _):
+    async with serving(redis_server.url, remembered_instances=4) as (stub, _, _):
         World.number = getattr(World, "number", 0) + 1
         world = World(stub, admin, f"remembering-{World.number}")
-        world.store = servicer.store
         await world.create(max_staleness=50)
         await world.open()
         yield world
@@ -61,24 +60,6 @@ async def test_a_pass_that_goes_on_is_remembered_whole(world):
     assert (again.accepted, again.duplicates) == (0, 1)
 
 
-async def test_a_dead_prompt_does_not_keep_its_pass_going(world):
-    await world.submit("bad", "a0", "a1", "a2", "a3", data_pass=0)
-    [lease] = await world.lease(1, 99)
-    await world.release(lease.lease_id, "too long", permanent=True)
-    for step in range(2):
-        await world.roll_out(2, 99)
-        await world.train(step)
-    await world.commit(2)
-    await train(world, 1, "b0", "b1")
-    assert await remembered(world) == 4
-    assert await world.state_of("bad") == "DEAD"
-    # Put back, it is trained like any other, and its pass stays forgotten.
-    await world.requeue_dead()
-    await world.submit("b2", data_pass=1)
-    await world.roll_out(2, 99)
-    assert set(await world.batch(3)) == {"bad", "b2"}
-
-
 async def test_a_pass_without_an_end_is_bounded_all_the_same(world):
     """Beyond twice the limit the oldest go: what a client that never counts its passes can fill is bounded."""
     for n in range(10):
@@ -92,16 +73,9 @@ async def test_what_is_refused_stores_nothing(world):
     """A payload is stored before the script that accepts it; a call with one wrong group is refused whole."""
     await world.submit("a0", "a1", data_pass=0)
     first, second = await world.lease(2, 99)
-    nowhere = World(world.stub, world.redis, world.run_id + "-nowhere")
-    await refused(nowhere.put(group(first, 0)), grpc.StatusCode.NOT_FOUND)
     wrong = group(second, 0)
     wrong.group.header.purpose = SERVE
     await refused(world.put(group(first, 0), wrong), grpc.StatusCode.INVALID_ARGUMENT, "groups[1].group.header.purpose")
-    assert await world.state_of("a0") == "LEASED" and await stored(world) == await stored(nowhere) == []
+    stored = [key async for key in world.redis.scan_iter(match=keys.prefix(world.run_id) + "payload:*")]
+    assert await world.state_of("a0") == "LEASED" and stored == []
     assert await world.put(group(first, 0), group(second, 0)) == ["ACCEPTED", "ACCEPTED"]
-
-
-async def stored(world: World) -> list[bytes]:
-    prefix = keys.prefix(world.run_id)
-    found = [key async for key in world.redis.scan_iter(match=prefix + "payload:*")]
-    return sorted(found + [key async for key in world.redis.scan_iter(match=prefix + "transcript:*")])

@@ -6,10 +6,9 @@ import signal
 
 import grpc
 import pytest
-import redis
 from conftest import serving
 from redis_cluster import until
-from redis_sentinels import SERVICE, Guarded
+from redis_sentinels import Guarded
 from test_cluster import live
 from test_failures import again, code_of, health_becomes
 from world import group, world_of
@@ -18,26 +17,14 @@ from quartet_common.errors import ContractError
 
 
 @pytest.fixture
-def sentinels():
-    """How many watch."""
-    return 3
-
-
-@pytest.fixture
-def guarded(tmp_path, sentinels):
-    """A master, a replica, Sentinels."""
-    servers = Guarded(tmp_path, sentinels)
+def guarded(tmp_path):
+    """A master, a replica, three Sentinels."""
+    servers = Guarded(tmp_path)
     try:
         servers.start()
         yield servers
     finally:
         servers.kill()
-
-
-async def promotion(guarded: Guarded) -> None:
-    """Wait until the replica is the master."""
-    replica = guarded.replica.client()
-    await asyncio.to_thread(until, lambda: replica.info("replication")["role"] == "master", "the replica is promoted")
 
 
 async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
@@ -52,7 +39,8 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
         guarded.master.kill()
         await health_becomes(host, "NOT_SERVING")
         assert await code_of(world.put(*map(group, leases))) == grpc.StatusCode.UNAVAILABLE
-        await promotion(guarded)
+        replica = guarded.replica.client()
+        await asyncio.to_thread(until, lambda: replica.info("replication")["role"] == "master", "it is promoted")
         await health_becomes(host, "SERVING")
         assert await again(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
         # Changes are heard at the new master.
@@ -63,59 +51,6 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
             assert sorted(await world.roll_out(version=1)) == ["c", "d"]
             assert (await waiting)[0].granted
         assert await world.commit(1) == 2
-
-
-def fails_over(guarded: Guarded) -> bool:
-    """Tell a Sentinel to move the master; False: it does not see how yet."""
-    try:
-        guarded.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
-    except redis.ResponseError as error:
-        assert "NOGOODSLAVE" in str(error)
-        return False
-    return True
-
-
-@pytest.mark.parametrize("sentinels", [1])
-async def test_what_was_answered_with_a_replica_survives_a_failover(guarded):
-    """The old master takes writes for a while after the replica was promoted; without WAIT they would be lost."""
-    async with serving(guarded.url, redis_timeout=1.0, redis_replicas=1, sweeping=False) as (stub, servicer, _):
-        world = await world_of(stub, servicer, "answered")
-        await world.create()
-        new, answered, over = guarded.replica.client(), [], asyncio.Event()
-
-        async def submit_for_ever() -> None:
-            while not over.is_set() or len(answered) < 10:
-                name = f"p{len(answered)}"
-                await again(world.submit, name)
-                answered.append(name)
-
-        submitting = asyncio.create_task(submit_for_ever())
-        await asyncio.to_thread(until, lambda: fails_over(guarded), "the Sentinel knows the replica well enough")
-        await promotion(guarded)
-        before = len(answered)
-        await asyncio.to_thread(until, lambda: len(answered) > before + 10, "the broker goes on")
-        over.set()
-        await submitting
-        for name in answered:
-            assert new.exists(f"q:{{answered}}:i:{name}") == 1, f"{name} of {len(answered)}"
-
-
-async def test_a_master_that_hangs_is_left_and_who_listened_there_hears_again(guarded):
-    async with serving(guarded.url, redis_timeout=1.0) as (stub, servicer, host):
-        world = await world_of(stub, servicer, "hung")
-        await world.create()
-        assert await world.redis.wait(1, 10_000) == 1
-        os.kill(guarded.master.pid, signal.SIGSTOP)
-        try:
-            await promotion(guarded)
-            await health_becomes(host, "SERVING")
-            waiting = asyncio.create_task(again(world.lease, wait=25))  # health may not have left SERVING yet
-            await asyncio.sleep(0.1)  # let it begin to wait
-            async with asyncio.timeout(20):
-                await again(world.submit, "a")
-                assert len(await waiting) == 1
-        finally:
-            os.kill(guarded.master.pid, signal.SIGCONT)
 
 
 async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):

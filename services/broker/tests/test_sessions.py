@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 from quartet.v1 import broker_pb2 as pb
-from world import group
+from world import SERVE, group, refused
 
 
-@pytest.mark.parametrize("sizes", [[100] * 8 + [5 << 20] * 2, [5 << 20, 100, 100, 5 << 20, 3 << 20]])
-async def test_groups_of_uneven_sizes_come_in_messages_that_fit(world, sizes):
+async def test_groups_of_uneven_sizes_come_in_messages_that_fit(world):
+    sizes = [5 << 20, *[100] * 8, 5 << 20, 3 << 20]
     await world.create(groups_per_step=len(sizes))
     await world.submit(*(f"{n}" for n in range(len(sizes))))
     await world.open()
@@ -27,14 +27,17 @@ async def test_groups_of_uneven_sizes_come_in_messages_that_fit(world, sizes):
         assert all(len(message) == 1 or sum(each.ByteSize() for each in message) <= 2 << 20 for message in messages)
 
 
-async def test_a_trainer_that_waits_hears_that_the_run_is_finished(world):
+async def test_whoever_waits_hears_that_the_run_is_finished(world):
     await world.create()
+    await world.submit("s", purpose=SERVE)
     await world.open()
-    waiting = asyncio.create_task(world.take(0, wait=20))
-    await asyncio.sleep(0.1)  # let it begin to wait
+    batch = asyncio.create_task(world.take(0, wait=20))
+    result = asyncio.ensure_future(world.call("CollectResults", instance_ids=["s"]).read())
+    await asyncio.sleep(0.1)  # let both begin to wait
     await world.finish(pb.RUN_STATE_CANCELLED, "by hand")
-    manifest, _ = await waiting
+    manifest, _ = await batch
     assert manifest.run_finished and not manifest.granted and not manifest.end_of_data
+    await refused(result)
 
 
 @pytest.mark.parametrize("policy", [pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN])

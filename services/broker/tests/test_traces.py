@@ -4,7 +4,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from world import group, instance
+from world import group
 
 from quartet_common import tracing
 
@@ -55,20 +55,11 @@ async def test_the_broker_begins_the_trace_of_who_does_not(world, spans):
     assert tracing.is_valid(first) and first.split("-")[1] != second.split("-")[1], "each its own"
     roots = {f"{span.context.trace_id:032x}" for span in spans("submit") if span.parent is None}
     assert roots == {first.split("-")[1], second.split("-")[1]}
-    assert (await world.submit("a")).duplicates == 1, "submitted again it is the same"
+    for traceparent in ("", TRACEPARENT):
+        assert (await world.submit("a", traceparent=traceparent)).duplicates == 1, "it is no part of the content"
 
 
-async def test_without_tracing_nothing_is_added_to_an_instance(world):
-    await world.create()
-    await world.submit("a")
-    (lease,) = await world.lease()
-    assert lease.instance == instance("a") and not lease.instance.traceparent
-
-
-@pytest.mark.parametrize(
-    "text", ["00-abc-def-01", "01" + TRACEPARENT[2:], TRACEPARENT.replace("0af7", "0AF7"), "x" * 500]
-)
-async def test_what_is_no_trace_context_is_refused(world, text):
+async def test_what_is_no_trace_context_is_refused(world):
     await world.create()
     with pytest.raises(Exception, match="traceparent: got .*W3C"):
-        await world.call("SubmitPrompts", instances=[instance("a", traceparent=text)])
+        await world.submit("a", traceparent=TRACEPARENT.replace("0af7", "0AF7"))

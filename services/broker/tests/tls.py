@@ -5,55 +5,19 @@ The servers in the wheels are built without TLS. What the broker does with it is
 
 import asyncio
 import contextlib
-import datetime
-import ipaddress
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-
-class Authority:
-    """A CA of a moment: `ca.pem` in a folder, and beside it NAME.pem and NAME-key.pem of each certificate."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test CA")])
-        ca = self._builder(self._name, self._key.public_key())
-        ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        self._write("ca", ca)
-
-    def issue(self, file: str, name: str, *alternatives: str) -> None:
-        """Sign a certificate for 127.0.0.1 with a common name and further names: URIs (urn:...) and DNS names."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        for text in alternatives:
-            names.append((x509.UniformResourceIdentifier if text.startswith("urn:") else x509.DNSName)(text))
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(subject, key.public_key())
-        self._write(file, builder.add_extension(x509.SubjectAlternativeName(names), critical=False))
-        plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        (self.folder / f"{file}-key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
-
-    def _builder(self, name: x509.Name, public_key) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(public_key)
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-        return builder.not_valid_after(now + datetime.timedelta(hours=1))
-
-    def _write(self, file: str, builder: x509.CertificateBuilder) -> None:
-        signed = builder.sign(self._key, hashes.SHA256())
-        (self.folder / f"{file}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "client"))
+from quartet_client.authority import create_authority, export, issue  # noqa: E402, F401 (needs nothing of the client's)
 
 
 def make_certificate(folder: Path) -> ssl.SSLContext:
     """Write ca.pem into the folder; return a server's context with a certificate for 127.0.0.1 signed by it."""
-    Authority(folder).issue("redis", "redis")
+    create_authority(folder)
+    issue(folder, "redis", ["broker"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "redis.pem", folder / "redis-key.pem")
     return context
