@@ -1,11 +1,10 @@
-"""What a run of several suites prints while it runs: lines as things happen, and what is running at the moment."""
+"""What a run of several suites prints while it runs: lines as things happen, and each minute what is running."""
 
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
 
-INTERVAL_SECONDS = 60.0  # between lines of what is running, in a log; a terminal's last line is always that
+INTERVAL_SECONDS = 60.0  # between lines of what is running
 
 
 @dataclass
@@ -24,14 +23,13 @@ class Running:
 
 
 class Progress:
-    """Lines of several threads, with the running suites below them."""
+    """Lines of several threads."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._running: list[Running] = []
         self._over = threading.Event()
-        self._terminal = sys.stdout.isatty()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> "Progress":
@@ -41,36 +39,22 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._ticker.join()
-        self._clear()
 
     def start(self, name: str) -> Running:
         running = Running(name)
-        with self._lock:
-            self._running.append(running)
+        self._running.append(running)
         self.say(f"{name} starts")
         return running
 
     def end(self, running: Running) -> None:
-        with self._lock:
-            self._running.remove(running)
+        self._running.remove(running)
 
     def say(self, text: str) -> None:
         """Print a line with the time since the beginning."""
         elapsed = int(time.monotonic() - self._began)
         with self._lock:
-            self._clear()
             print(f"[{elapsed // 60:3}:{elapsed % 60:02}] {text}", flush=True)
 
     def _tick(self) -> None:
-        while not self._over.wait(1.0 if self._terminal else INTERVAL_SECONDS):
-            text = " | ".join(map(str, self._running))
-            if not self._terminal:
-                self.say(f"running: {text}")
-            elif text:
-                with self._lock:
-                    self._clear()
-                    print(text[:110], end="", flush=True)
-
-    def _clear(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", flush=True)
+        while not self._over.wait(INTERVAL_SECONDS):
+            self.say(f"running: {' | '.join(map(str, self._running))}")

@@ -65,7 +65,7 @@ SUITES = (
         "dev",
         400,
         "services/common/tests",
-        quick="allocator config host ledger log metrics model_folder outage ports probe supervision tensors",
+        quick="config host ledger log metrics model_folder outage ports probe supervision tensors",
     ),
     Suite("broker", "broker", 900, "services/broker/tests", quick="config experience_codec wait_queue history"),
     Suite(

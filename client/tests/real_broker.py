@@ -1,4 +1,4 @@
-"""The real broker over a real Redis, each a process, from the broker's environment; and a rollout that echoes."""
+"""The real broker over a real Redis, each a process, from the broker's environment; and a run's life there."""
 
 import socket
 import subprocess
@@ -6,11 +6,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 from small_services import transcript
 
-from quartet_common.channel import connect, connect_sync
+from quartet_common.channel import connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.ports import free_ports
 
@@ -67,11 +66,11 @@ def real_broker(folder: Path):
 class Life:
     """A run at a real broker, with the calls of a rollout and a trainer that lead its groups through their lives."""
 
-    def __init__(self, address: str, run_id: str, **spec: int):
+    def __init__(self, address: str, run_id: str, spec: broker_pb2.RunSpec | None = None, **fields: int):
         self.run_id = run_id
         self._channel = connect_sync(address)
         self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
-        create = broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id=run_id, **spec))
+        create = broker_pb2.CreateRunRequest(spec=spec or broker_pb2.RunSpec(run_id=run_id, **fields))
         self.run = self._stub.CreateRun(create, timeout=30).run
         self._session = None
         for name, kind in (("rollout-1", common_pb2.SERVICE_KIND_ROLLOUT), ("trainer-1", 4)):
@@ -92,11 +91,13 @@ class Life:
         self("SubmitPrompts", instances=instances)
 
     def lease(self, count: int = 1) -> list[broker_pb2.PromptLease]:
-        return list(self("LeasePrompts", holder="rollout-1", max_prompts=count, wait=to_duration(10)).leases)
+        return list(self("LeasePrompts", holder="rollout-1", max_prompts=count, wait=to_duration(1)).leases)
 
     def put(self, count: int = 1) -> None:
+        """Answer prompts that are there with the echo policy."""
         groups = [broker_pb2.PutGroup(lease_id=each.lease_id, group=echoed_group(each)) for each in self.lease(count)]
-        self("PutExperience", groups=groups)
+        if groups:
+            self("PutExperience", groups=groups)
 
     def train(self, step: int = 0) -> list[str]:
         """Train a step; return whose groups were in it."""
@@ -108,33 +109,6 @@ class Life:
 
     def commit(self, step: int) -> None:
         self("Commit", session_epoch=self._session, step=step)
-
-
-async def echoing_rollout(address: str, run_id: str) -> None:
-    """Answer the prompts of a run that is there with the echo policy, until cancelled or the run has ended."""
-    wanted = broker_pb2.LeasePromptsRequest(
-        run_id=run_id, holder="rollout-test", max_prompts=64, wait=to_duration(1), policy_version=0
-    )
-    async with connect(address) as channel:
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        member = broker_pb2.Member(
-            instance_id=wanted.holder,
-            kind=common_pb2.SERVICE_KIND_ROLLOUT,
-            address="127.0.0.1:1",
-            state=broker_pb2.MEMBER_STATE_ACTIVE,
-        )
-        await stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=run_id, member=member), timeout=20)
-        while True:
-            try:
-                leases = (await stub.LeasePrompts(wanted, timeout=20)).leases
-                puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=echoed_group(lease)) for lease in leases]
-                if puts:
-                    await stub.PutExperience(broker_pb2.PutExperienceRequest(run_id=run_id, groups=puts), timeout=20)
-                await stub.Heartbeat(broker_pb2.HeartbeatRequest(run_id=run_id, member=member), timeout=20)
-            except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
-                    raise
-                return
 
 
 def echoed_group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:

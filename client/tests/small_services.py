@@ -42,7 +42,6 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.events: dict[str, list[broker_pb2.RunEvent]] = {}
         self.requeued: list[str] = []
         self.room_made = 0  # what a trainer consumed
-        self.unjudged = False  # whether evaluations say that no verifier judged the answers
         self.drop_stream_after = 0  # cut the next CollectResults after that many messages
         self.watchers = 0  # streams of WatchRun that were opened
         self._changed = asyncio.Condition()
@@ -151,30 +150,6 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
             instance_id=instance.instance_id, transcript=transcript(instance).SerializeToString()
         )
 
-    async def StartEvaluation(self, request, context):  # noqa: N802
-        prompts = self.sets.get((request.run_id, request.evaluation_set))
-        if not prompts:
-            raise not_found("evaluation set", request.evaluation_set)
-        name = f"{request.evaluation_set}@{f'live-{request.live}' if request.live else request.policy_version}"
-        return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=len(prompts))
-
-    async def GetEvaluation(self, request, context):  # noqa: N802
-        name = request.evaluation_id.rpartition("@")[0]
-        stored = self.sets[(request.run_id, name)]
-        transcripts = [transcript(instance) for instance in stored if "poison" not in instance.prompt.text]
-        means = [done.completions[0].score.reward for done in transcripts]
-        return broker_pb2.GetEvaluationResponse(
-            complete=True,
-            prompts=len(stored),
-            finished=len(transcripts),
-            dead=len(stored) - len(transcripts),
-            headers=[
-                experience_pb2.GroupHeader(reward_mean=mean, ans_acc=mean, completions=1, unjudged=int(self.unjudged))
-                for mean in means
-            ],
-            transcripts=[] if request.summary_only else [done.SerializeToString() for done in transcripts],
-        )
-
     async def WatchRun(self, request, context):  # noqa: N802
         self._run(request.run_id)
         self.watchers += 1
@@ -239,15 +214,13 @@ def transcript(instance: experience_pb2.PromptInstance) -> experience_pb2.GroupT
     )
 
 
-def hostile_sample(text: str, completion: str = "", count: int = 1) -> broker_pb2.RunEvent:
-    """Return a sampled group with a text wherever there may be one; `completion`: what the answer begins with."""
+def hostile_sample(text: str) -> broker_pb2.RunEvent:
+    """Return a sampled group with a text wherever there may be one."""
     score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=text, parsed_answer=text)
-    info = experience_pb2.CompletionInfo(text=f"<think>{text}</think>{completion}{text}", tokens=3, score=score)
+    info = experience_pb2.CompletionInfo(text=f"<think>{text}</think>{text}", tokens=3, score=score)
     info.version_spans.add(policy_version=2, begin=0, end=3)
     instance = experience_pb2.PromptInstance(instance_id=text, prompt=experience_pb2.Prompt(text=text))
-    done = experience_pb2.GroupTranscript(
-        instance=instance, prompt_text=text, completions=[info] * count, rollout_id=text
-    )
+    done = experience_pb2.GroupTranscript(instance=instance, prompt_text=text, completions=[info], rollout_id=text)
     return broker_pb2.RunEvent(sample=broker_pb2.GroupSample(transcript=done.SerializeToString()))
 
 

@@ -230,8 +230,3 @@ def test_the_checkpoints_are_found_by_the_run_file(trained, capsys, write):
     file.write_text(f"[run]\nid = '{trained.run_id}'\nfolder = '{trained.root.parent}'\n[trainer]\n")
     assert main(["audit", trained.run_id, *options]) == 0
     assert capsys.readouterr().out.count("4 exactly once") == 2
-
-
-def test_a_broker_that_is_away_is_status_2(nowhere, tmp_path, capsys):
-    assert main(["audit", "demo", "--broker", nowhere, "--checkpoints", str(tmp_path)]) == 2
-    assert "nothing listens there" in capsys.readouterr().err

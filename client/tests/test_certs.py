@@ -1,6 +1,5 @@
 """`quartet certs`: what it makes, what it refuses, what it leaves alone."""
 
-import json
 import os
 import ssl
 import stat
@@ -16,12 +15,15 @@ from quartet_common.identity import ROLES, SERVERS
 
 def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):
     folder = tmp_path / "pki"
-    assert main(["certs", "init", str(folder), "--host", "gpu1.example", "--host", "10.0.0.7"]) == 0
+    hosts = ("broker=a.example", "rollout=b.example,10.0.0.7", "all.example")
+    assert main(["certs", "init", str(folder), *(word for host in hosts for word in ("--host", host))]) == 0
     capsys.readouterr()
     for role in ROLES:
         info = read_info(folder / f"{role}.pem")
         assert (info.name, info.roles) == (role, (role,))
-        assert set(info.hosts) == {"localhost", "127.0.0.1", "::1", "gpu1.example", "10.0.0.7"}
+        theirs = {"broker": {"a.example"}, "rollout": {"b.example", "10.0.0.7"}}.get(role, set())
+        assert set(info.hosts) == {"localhost", "127.0.0.1", "::1", "all.example"} | theirs
+        assert info.server_roles == ((role,) if role in SERVERS else ())
         assert 89 < info.days_left() <= 90
         # OpenSSL agrees that key and certificate belong together, and that the CA signed it.
         context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -31,18 +33,6 @@ def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):
     for file in folder.iterdir():
         secret = file.name.endswith("-key.pem")
         assert stat.S_IMODE(file.stat().st_mode) == (0o600 if secret else 0o644), file.name
-
-
-def test_hosts_are_given_by_role(tmp_path, capsys):
-    hosts = ("broker=a.example", "rollout=b.example,10.0.0.7", "all.example")
-    assert main(["certs", "init", str(tmp_path), *(word for host in hosts for word in ("--host", host))]) == 0
-    capsys.readouterr()
-    own = {"localhost", "127.0.0.1", "::1", "all.example"}
-    for role in ROLES:
-        info = read_info(tmp_path / f"{role}.pem")
-        theirs = {"broker": {"a.example"}, "rollout": {"b.example", "10.0.0.7"}}.get(role, set())
-        assert set(info.hosts) == own | theirs
-        assert info.server_roles == ((role,) if role in SERVERS else ())
 
 
 def test_a_service_gets_a_folder_of_its_own(tmp_path, capsys):
@@ -93,24 +83,11 @@ def test_renewal_keeps_roles_hosts_and_mode(tmp_path, capsys):
         assert stat.S_IMODE((tmp_path / "worker-key.pem").stat().st_mode) == 0o640
 
 
-def test_show_tells_what_stands(tmp_path, capsys):
-    create_authority(tmp_path)
-    issue(tmp_path, "reward", ["reward"])
-    assert main(["certs", "show", str(tmp_path), "--json"]) == 0
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    ca = read_info(tmp_path / "ca.pem").name
-    assert ca.startswith("Quartet CA ") and set(found) == {ca, "reward"} and found["reward"]["roles"] == ["reward"]
-
-
 @pytest.mark.parametrize(
     ("name", "roles", "hosts", "days", "says"),
     [
-        ("Ca", ["client"], [], 1, "name is 'Ca'"),
         ("ca", ["client"], [], 1, "name is 'ca'"),
-        ("../up", ["client"], [], 1, "name is '../up'"),
         ("good", ["king"], [], 1, "role is 'king'; allowed: broker"),
-        ("good", [], [], 1, "role is ''"),
-        ("good", ["client"], ["a b"], 1, "host is 'a b'"),
         ("good", ["client"], [], 900, "days is 900; allowed: 1 to 825"),
     ],
 )

@@ -1,6 +1,5 @@
 """The `quartet` command: what it prints, and its exit status for every way of ending."""
 
-import io
 import json
 import os
 import signal
@@ -48,11 +47,6 @@ def test_submit_waits_and_prints_results_as_jsonl(demo, services, quartet, write
     assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
 
 
-def test_submit_reads_standard_input_and_prints_instance_ids(demo, services, quartet, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}\n'))
-    assert quartet("submit", "-", "--run", "demo", "--prefix", "mine")[:2] == (0, "mine/0\nmine/1\n")
-
-
 def test_broken_prompts_are_refused_before_anything_is_submitted(demo, services, quartet, write):
     path = write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
     status, out, err = quartet("submit", str(path), "--run", "demo")
@@ -61,28 +55,13 @@ def test_broken_prompts_are_refused_before_anything_is_submitted(demo, services,
     assert err.count("\n") == 1 and not services.broker.instances["demo"]
 
 
-def test_generate_score_and_eval(demo, services, quartet, write):
+def test_generate_and_score(quartet):
     status, out, _ = quartet("generate", "hi", "-n", "2", "--json")
     assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["hi", "hi"]
     assert "hi" in quartet("generate", "hi")[1]
     status, out, _ = quartet("score", "it is 5", "--answer", "5", "--verifier", "exact")
     assert status == 0 and out.startswith("reward 1  correct")
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
-    held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "5", "gt_answer": "6"}\n')
-    status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    sure = "50.0% (95%: 9.5% to 90.5%, n = 2)"
-    assert status == 0 and out.strip() == f"held at version 0: accuracy {sure}, reward 0.500 over 2 prompts"
-    services.broker.unjudged = True
-    status, out, _ = quartet("eval", "demo", "held")
-    assert status == 0 and out.strip() == "held at version 0: accuracy –, reward 0.500 over 2 prompts"
-    status, out, _ = quartet("eval", "demo", "held", "--json")
-    assert status == 0 and len(json.loads(out)["groups"]) == 2
-    held.write_text('{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
-    status, out, _ = quartet("eval", "demo", "lost", "--prompts", str(held))
-    assert status == 1 and out.strip() == "lost at version 0: incomplete: 1 of 2; see quartet dead list demo"
-    status, out, _ = quartet("eval", "demo", "lost", "--json")
-    told = json.loads(out)
-    assert (status, told["accuracy"], told["reward"], told["dead"]) == (1, None, None, 1)
 
 
 def test_runs(services, quartet):
@@ -110,39 +89,24 @@ def test_dead(demo, services, quartet, write):
     status, out, _ = quartet("submit", str(file), "--run", "demo", "--prefix", "x", "--wait")
     assert status == 1 and json.loads(out.splitlines()[0])["dead"] == ["too long"]
     assert json.loads(quartet("dead", "list", "demo", "--json")[1])["dead"][0]["reasons"] == ["too long"]
-    shown = quartet("dead", "list", "demo")[1]
-    assert "too long" in shown and "completions" in shown
     status, out, _ = quartet("dead", "show", "demo", "x/0")
-    assert status == 0
-    for part in ("x/0", "sum", "too long", "after 1 attempt", 'name: "boxed"', '"4"', "poison, two plus two"):
-        assert part in out, part
+    assert status == 0 and "too long" in out and "after 1 attempt" in out and "poison, two plus two" in out
     (shown,) = json.loads(quartet("dead", "show", "demo", "x/0", "--json")[1])
     assert shown["reasons"] == ["too long"] and shown["instance"]["prompt"]["text"] == "poison, two plus two"
     status, _, err = quartet("dead", "show", "demo", "x/1")
     assert status == 2 and "prompt 'x/1' of run 'demo' is not dead: it is" in err
     status, out, _ = quartet("dead", "show", "demo", "x/2")
     assert status == 0 and "own.py:7" in out and "completions that are kept to be scored" in out
-    assert "version 3, 12 tokens, stop" in out
-    (shown,) = json.loads(quartet("dead", "show", "demo", "x/2", "--json")[1])
-    assert shown["unscored"]["completions"][0]["text"] == "poison, kept" and shown["unscored_bytes"] == 9
     assert quartet("dead", "requeue", "demo")[0] == 2
     assert quartet("dead", "requeue", "demo", "x/0")[1] == "1 prompt queued again\n"
-    assert json.loads(quartet("dead", "requeue", "demo", "x/0", "--json")[1]) == {"requeued": 1}
-    assert services.broker.requeued == ["x/0", "x/0"]
+    assert services.broker.requeued == ["x/0"]
 
 
 def test_status(demo, services, quartet, nowhere):
-    status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}")
-    assert status == 1 and "run demo active" in out.replace("\n", " ") and "unreachable" in out
     status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}", "--json")
     broker, reward, rollout, trainer = json.loads(out)
-    assert broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
+    assert status == 1 and broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
-
-
-def test_top_says_what_shows_the_same(quartet):
-    status, _, err = quartet("top", "--run", "demo", "--once")
-    assert status == 2 and "quartet watch RUN" in err
 
 
 def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):
@@ -156,12 +120,7 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
             evaluation_set="held", policy_version=2, metrics={"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
         )
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
-        evaluation.metrics.update(
-            {"eval/held/ans_acc_low": 0.64, "eval/held/ans_acc_high": 0.83, "eval/held/judged": 80}
-        )
-        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
         del evaluation.metrics["eval/held/ans_acc"]
-        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
         evaluation.metrics.update({"eval/held/prompts": 78, "eval/held/dead": 2})
         evaluation.policy_version = 3
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
@@ -182,8 +141,6 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
         "step 1/2  reward 0.250  accuracy –  staleness 0.00",
         "step 2/2  reward 0.500  accuracy –  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
-        "evaluation held at version 2: accuracy 0.750 (95%: 0.640 to 0.830, n = 80)  reward 0.800",
-        "evaluation held at version 2: accuracy –  reward 0.800",
         "evaluation held at version 3: incomplete: 78 of 80",
         "run demo is failed: loss is not finite",
         "accuracy on held: incomplete: 78 of 80",
@@ -204,19 +161,9 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
     ("arguments", "sentence"),
     [
         (["run", "gone.toml"], "run file: cannot read 'gone.toml': no such file or directory"),
-        (["run", "FOLDER/train.jsonl"], "train.jsonl is not valid TOML"),
-        (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in --set: did you mean 'group_size'?"),
-        (["run", "RUN", "--set", "data.train=gone.jsonl", "--attach"], "cannot read 'gone.jsonl'"),
         (["run", "RUN", "--attach", "--wait", "0", "--broker", "NOWHERE"], "broker at NOWHERE: nothing listens there"),
         (["runs", "list", "--broker", "nonsense"], "an address is host:port"),
         (["watch", "gone"], "run 'gone' does not exist"),
-        (["submit", "gone.jsonl"], "cannot read 'gone.jsonl'"),
-        (["eval", "gone.toml", "held", "--checkpoint", "gone"], "run file: cannot read 'gone.toml'"),
-        (["eval", "RUN", "held", "--checkpoint", "gone"], "--checkpoint: there is no folder 'gone'"),
-        (
-            ["eval", "RUN", "held", "--checkpoint", "FOLDER"],
-            "--checkpoint: 'FOLDER' holds no model; allowed: a complete",
-        ),
         (
             ["eval", "RUN", "other", "--checkpoint", "FOLDER"],
             "[data.evaluation] of RUN has no set 'other'; allowed: held",
@@ -236,29 +183,13 @@ def test_bad_input_is_one_sentence_and_exit_status_2(services, capsys, run_file,
     assert not services.broker.runs
 
 
-def test_without_the_launcher_run_says_what_to_do(monkeypatch, capsys, run_file):
-    monkeypatch.setitem(sys.modules, "quartet_local", None)
-    monkeypatch.setitem(sys.modules, "quartet_local.run", None)
-    assert main(["run", str(run_file)]) == 2
-    assert "not installed here; install it, or start the services yourself and use --attach" in capsys.readouterr().err
-
-
 def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     lines = [{"kind": "step", "step": step, "time": step, "reward/mean": 0.5} for step in range(3)]
     lines.append({"kind": "evaluation", "policy_version": 0, "eval/held/ans_acc": 0.5})
     write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["plot", str(tmp_path)]) == 0
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    pictures = sorted(tmp_path.glob("*.png"))
-    assert main(["plot", str(tmp_path), str(tmp_path)]) == 0
-    beside = tmp_path / f"learning_curve-{tmp_path.name}-{tmp_path.name}.png"
-    assert sorted(tmp_path.glob("*.png")) == sorted([*pictures, beside])
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
-
-
-def test_unknown_commands_and_options_are_exit_status_2(capsys):
-    assert main(["fly"]) == 2 and "No such command 'fly'" in capsys.readouterr().err
-    assert main(["status", "--loud"]) == 2
 
 
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(services, run_file):

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from quartet_client.cli.main import main
-
 BASH = shutil.which("bash")
 
 
@@ -39,16 +37,3 @@ def test_bash_completes_commands_options_and_values(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert [set(line.split()) for line in done.stdout.splitlines()] == list(WANTED.values())
-
-
-@pytest.mark.parametrize(
-    ("shell", "status", "says"),
-    [
-        ("zsh", 0, "compdef _quartet_completion quartet"),
-        ("fish", 0, "complete "),
-        ("cmd", 2, "'bash', 'zsh', 'fish'"),
-    ],
-)
-def test_other_shells_get_theirs(capsys, shell, status, says):
-    assert main(["completion", shell]) == status
-    assert says in "".join(capsys.readouterr())

@@ -1,8 +1,5 @@
 """Prompts in JSONL: what is accepted, and the sentence for each way of being wrong."""
 
-import io
-import json
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -34,34 +31,20 @@ def test_colossalchat_lines_load_as_they_are():
 def test_our_own_fields():
     line = (
         '{"prompt": "2+3=?", "gt_answer": "5", "id": "p", "verifiers": ["boxed", {"name": "exact", "weight": 2}], '
-        '"sampling": {"n": 4, "temperature": 0}, "metadata": {"level": 3}}'
+        '"sampling": {"n": 4, "temperature": 0}, "metadata": {"level": 3}, '
+        '"environment": {"name": "game", "max_turns": 3, "parameters": {"level": 7}}}'
     )
-    proto = parsed([line])[0].to_proto()
+    function = '{"token_ids": [1, 258], "test_cases": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}}'
+    proto, code = (prompt.to_proto() for prompt in parsed([line, function]))
     assert proto.text == "2+3=?" and proto.prompt_id == "p" and proto.metadata == {"level": "3"}
     assert [(verifier.name, verifier.weight) for verifier in proto.verifiers] == [("boxed", 1.0), ("exact", 2.0)]
     assert proto.sampling.n == 4 and proto.sampling.temperature == 0
     assert not proto.sampling.HasField("top_p") and proto.sampling.max_new_tokens == 0  # unset: the run's
-
-
-def test_a_prompt_may_name_its_environment():
-    environments = ('"python_tool"', '{"name": "game", "max_turns": 3, "parameters": {"level": 7}}')
-    lines = [f'{{"prompt": "a", "environment": {each}}}' for each in environments]
-    named, told, unset = (prompt.to_proto() for prompt in parsed([*lines, '{"prompt": "a"}']))
-    assert named.environment.name == "python_tool" and named.environment.max_turns == 8
-    assert told.environment.max_turns == 3 and dict(told.environment.parameters) == {"level": 7}
-    assert not unset.HasField("environment")
-
-
-def test_function_style_cases_travel_as_json():
-    line = '{"prompt": "f", "test_cases": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}}'
-    reference = parsed([line])[0].reference()
-    assert (reference.test_cases[0].input, reference.test_cases[0].output) == ("[1, 2]", "3")
-    assert reference.entry_point == "add"
-
-
-def test_token_ids_travel_as_int32():
-    tensor = Prompt.parse({"token_ids": [1, 258]}).to_proto().token_ids
-    assert tensor.data == b"\x01\0\0\0\x02\x01\0\0" and list(tensor.shape) == [2]
+    assert proto.environment.max_turns == 3 and dict(proto.environment.parameters) == {"level": 7}
+    assert not code.HasField("environment")
+    (case,) = code.reference.test_cases
+    assert (case.input, case.output, code.reference.entry_point) == ("[1, 2]", "3", "add")
+    assert code.token_ids.data == b"\x01\0\0\0\x02\x01\0\0" and list(code.token_ids.shape) == [2]
 
 
 GOOD = '{"prompt": "a", "gt_answer": "1"}\n'
@@ -83,29 +66,16 @@ def verifier(more: str) -> str:
     ("line", "sentence"),
     [
         ('{"prompt": "a"', "not valid JSON: expecting ',' delimiter at column 15 of '{\"prompt\": \"a\"'"),
-        ("[1]", "got list; allowed: one JSON object a line"),
         ('{"gt_answer": "1"}', f"got none of them; {ONE_OF}"),
-        (fields('"messages": {"role": "user", "content": "b"}'), f'got "messages" and "prompt"; {ONE_OF}'),
         ('{"prompt": "a", "gt_anwser": "1"}', 'unknown field "gt_anwser"; did you mean "gt_answer"?'),
-        ('{"prompt": "a", "columns": [1]}', '"columns": got [1]; input should be a valid dictionary'),
         ('{"prompt": "a", "gt_answer": 1.5}', '"gt_answer": got 1.5; input should be a valid string'),
-        ('{"prompt": "a", "gt_answer": null}', '"gt_answer": got None; input should be a valid string'),
         ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
-        ('{"prompt": "", "gt_answer": "1"}', "\"prompt\": got ''; string should have at least 1 character"),
         ('{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}', "\"messages.0.role\": got 'robot'; "),
-        ('{"messages": {"role": "user"}, "gt_answer": "1"}', '"messages.0.content" is missing'),
-        (fields('"test_cases": {"inputs": ["1"], "outputs": []}'), '"test_cases.outputs": got []; list should have at'),
         (fields('"test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}'), "2 inputs and 1 outputs; there must be as"),
         (fields('"sampling": {"temperature": -1}'), '"sampling.temperature": got -1; input should be greater than or'),
-        (fields('"sampling": {"seed": 9223372036854775808}'), '"sampling.seed": got 9223372036854775808; input should'),
-        (fields('"environment": {"max_turns": 0}'), '"environment.max_turns": got 0'),
         (fields('"environment": {"parameters": {"a": [1, -Infinity]}}'), f"parameters.a[1]: got -inf; {FINITE}"),
-        (fields('"metadata": {"x": NaN}'), f"metadata.x: got nan; {FINITE}"),
-        (verifier('"parameters": {"reward": NaN}'), f"verifiers[0].parameters.reward: got nan; {FINITE}"),
         (verifier('"weight": 1e999'), f"verifiers[0].weight: got inf; {FINITE}"),
-        (verifier(f'"parameters": {{"most": 1{"0" * 400}}}'), '"verifiers.0.parameters": got '),
         (r'{"prompt": "a\ud800", "gt_answer": "1"}', r"prompt: got 'a\ud800'; allowed: text without lone surrogates"),
-        (r'{"prompt": "a", "metadata": {"\ud800": 1}}', r"a key of metadata: got '\ud800'; allowed: text without lone"),
         (f'{{"gt_answer": {"9" * 5000}}}', "JSON that cannot be read: Exceeds the limit (4300 digits)"),
         ("[" * 100_000, "JSON that cannot be read: maximum recursion depth exceeded"),
     ],
@@ -149,11 +119,6 @@ def raises():
 
 def imports():
     import a_package_that_is_not_here
-
-def none():
-    return None
-
-constant = 1
 """
 
 
@@ -171,8 +136,6 @@ def test_a_function_of_a_file_gives_rows_as_lines_do(write):
         ("broken", '{}:broken, row 2: unknown field "gt_anwser"; did you mean "gt_answer"?'),
         ("raises", "{}:raises: it raised KeyError after row 1: 'level'"),
         ("imports", "{}:imports: No module named 'a_package_that_is_not_here'; install it here: "),
-        ("none", "{}:none: it raised TypeError: 'NoneType' object is not iterable"),
-        ("constant", "'{}' has no function 'constant'"),
         ("gone", "'{}' has no function 'gone'"),
     ],
 )
@@ -183,12 +146,6 @@ def test_a_function_without_rows_is_named_with_the_reason(write, name, sentence)
     assert str(error.value).startswith(sentence.format(path))
     with pytest.raises(InputError, match=r"cannot read '.*gone\.py': no such file"):
         load_prompts(path.parent / "gone.py:rows")
-
-
-def test_standard_input(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\nnonsense\n'))
-    with pytest.raises(InputError, match="standard input, line 2: not valid JSON"):
-        load_prompts(Path("-"))
 
 
 def _data(prompts: int = 10, **section) -> RunData:
@@ -217,47 +174,16 @@ def test_without_shuffling_the_order_is_the_files_and_passes_zero_goes_on():
     assert [instance.instance_id for instance in _data().evaluation_instances("held")] == ["held/0", "held/1"]
 
 
-@pytest.mark.parametrize(
-    ("section", "sentence"),
-    [
-        ("", "data.train is missing"),
-        ("[data]\ntrain = 'gone.jsonl'", "cannot read 'gone.jsonl'"),
-        ("[data]\ntrain = 'x'\npasses = 0", "data.passes = 0 goes on until run.max_steps, which is not set"),
-        ("[data]\ntrian = 'x'", "unknown key data.trian"),
-    ],
-)
-def test_a_broken_data_section_is_one_sentence(write, section, sentence):
-    path = write("run.toml", section)
-    with pytest.raises(Exception) as error:
-        RunData.load(load_config("data", DataSection, path))
-    assert sentence in str(error.value)
-
-
-def _model(folder: Path, **settings: object) -> Path:
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-@pytest.mark.parametrize("chats", ["train", "evaluation"])
-def test_chats_for_a_model_without_chat_template_are_refused_before_anything_starts(write, tmp_path, chats):
-    lines = dict.fromkeys(("train", "evaluation"), '{"prompt": "a", "gt_answer": "1"}\n')
-    lines[chats] += '{"messages": {"role": "user", "content": "a"}, "gt_answer": "1"}\n'
-    files = {name: write(f"{name}.jsonl", text) for name, text in lines.items()}
-
-    def load(model: Path) -> RunData:
-        data = f"train = '{files['train']}'\nevaluation.heldout = '{files['evaluation']}'"
-        run_file = write("run.toml", f"[model]\npath = '{model}'\n[data]\n{data}")
-        return RunData.load(load_config("data", DataSection, run_file))
-
-    bare = _model(tmp_path / "bare", chat_template=None)
+def test_chats_for_a_model_without_chat_template_are_refused_before_anything_starts(write, tmp_path):
+    train = write("train.jsonl", GOOD)
+    held = write("held.jsonl", GOOD + '{"messages": {"role": "user", "content": "a"}, "gt_answer": "1"}\n')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write("tokenizer_config.json", '{"chat_template": null}')
+    text = f"[model]\npath = '{tmp_path}'\n[data]\ntrain = '{train}'\nevaluation.heldout = '{held}'"
+    config = load_config("data", DataSection, write("run.toml", text))
     with pytest.raises(InputError) as error:
-        load(bare)
-    assert str(error.value).startswith(
-        f"{files[chats]}: prompt 'line-2' has \"messages\", and the model in '{bare}' has no chat template; give"
-    )
-    load(_model(tmp_path / "config", chat_template="{{ messages }}"))
-    load(tmp_path / "on another host")
-    (bare / "chat_template.jinja").write_text("{{ messages }}")
-    load(bare)
+        RunData.load(config)
+    told = f"{held}: prompt 'line-2' has \"messages\", and the model in '{tmp_path}' has no chat template; give"
+    assert str(error.value).startswith(told)
+    write("chat_template.jinja", "{{ messages }}")
+    RunData.load(config)

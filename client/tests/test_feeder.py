@@ -17,20 +17,6 @@ def config(run_file_of):
     return load_config("data", DataSection, path)
 
 
-async def test_a_run_is_made_fed_as_there_is_room_and_its_prompts_ended(services, config):
-    broker = services.broker
-    async with AsyncClient(services.addresses["broker"]) as client:
-        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
-        await until(lambda: broker.runs and broker._queued("demo") == 16)
-        assert not feeding.done() and not broker.runs["demo"].prompts_ended
-        broker.room_made = 40  # the trainer takes them
-        report = await feeding
-    assert (report.submitted, report.known, report.ended_by) == (40, 0, "prompts")
-    assert report.evaluation == {"heldout": 1} and len(broker.sets[("demo", "heldout")]) == 1
-    assert broker.runs["demo"].prompts_ended
-    assert {f"pass-{p}/{i}" for p in range(2) for i in range(20)} <= broker.instances["demo"].keys()
-
-
 async def test_a_broker_that_forgot_prompts_is_given_all_of_them_again(services, config):
     """Its Redis was restored from a state before the last prompts that the feeder submitted."""
     broker = services.broker
@@ -59,15 +45,6 @@ async def test_a_broker_that_forgot_the_end_of_the_prompts_is_given_them_again(s
         assert {f"pass-1/{i}" for i in range(20)} <= broker.instances["demo"].keys() and not feeding.done()
         await client.finish_run("demo", "succeeded", "max_steps reached")
         assert (await feeding).ended_by == "prompts"
-
-
-async def test_it_ends_when_the_run_ends(services, config):
-    broker = services.broker
-    async with AsyncClient(services.addresses["broker"]) as client:
-        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
-        await until(lambda: broker.runs and broker._queued("demo") == 16)
-        await client.finish_run("demo", "succeeded", "max_steps reached")
-        assert (await feeding).ended_by == "run"
 
 
 async def test_a_run_of_another_specification_is_refused(services, config):

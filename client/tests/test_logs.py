@@ -56,32 +56,17 @@ def test_the_services_lines_are_merged_by_time(logs):
     assert raw[-1] == "a line of a library", "or right after the line before it"
 
 
-def test_people_see_service_level_message_and_ids(logs):
-    shown = logs("--level", "warning")
-    assert len(shown) == 4, "two lines, and two lines of a traceback"
-    assert shown[0].split()[1:4] == ["rollout", "warning", "prompt"]
-    assert shown[0].endswith("group=pass-0/17 version=3 attempt=1")
-    assert shown[-1].strip() == "ZeroDivisionError"
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (("--service", "broker"), ["run made", "leases expired"]),
-        (("--service", "broker", "--service", "redis", "-n", "1"), ["leases expired"]),
         (("--level", "error"), ["a group failed"]),
         (("--group", "pass-0/17"), ["prompt given back: no room"]),
         (("--text", "LEASES"), ["leases expired"]),
-        (("--group", "pass-0/17", "--service", "broker"), []),
     ],
 )
 def test_filters_leave_out_the_rest(logs, options, expected):
     assert messages(logs("--json", *options)) == expected
-
-
-def test_a_folder_without_logs_says_what_it_must_be(tmp_path, capsys):
-    assert main(["logs", str(tmp_path)]) == 2
-    assert f"no logs in '{tmp_path / 'logs'}'" in capsys.readouterr().err
 
 
 def test_followed_lines_come_whole_and_ctrl_c_ends_it(folder):

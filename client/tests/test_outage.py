@@ -10,7 +10,7 @@ from small_services import SmallServices, until
 from quartet_client import AsyncClient, QuartetError, streams
 from quartet_client.connection import Outage
 from quartet_client.streams import submit_batch
-from quartet_common.errors import resource_exhausted, unavailable
+from quartet_common.errors import resource_exhausted
 
 PATIENCE = 1.5
 pytestmark = pytest.mark.timeout(60)
@@ -59,18 +59,6 @@ async def test_a_broker_that_stays_away_is_told_with_its_address_and_what_was_as
                 await following
     assert str(failed.value).startswith(f"events of run 'demo': broker at {nowhere}: nothing listens there; ")
     assert re.search(r"right\? \(away for [2-4] s\)$", str(failed.value)) and failed.value.exit_code == 2
-
-
-async def test_redis_away_behind_a_broker_is_told_as_that(services, monkeypatch):
-    def away(run_id):
-        raise unavailable("Redis at redis://r:1/0", "it does not answer: Error 111 connecting to r:1; retry")
-
-    async with AsyncClient(services.addresses["broker"]) as client:
-        monkeypatch.setattr(services.broker, "_run", away)
-        with pytest.raises(QuartetError) as failed:
-            await client.run("demo")
-    told = "Redis at redis://r:1/0: it does not answer: Error 111 connecting to r:1; retry"
-    assert str(failed.value) == f"broker at {services.addresses['broker']}: {told}"
 
 
 async def test_a_full_queue_is_an_answer():

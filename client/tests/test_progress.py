@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from rich.console import Console
 
 from quartet_client.events import (
@@ -74,31 +73,10 @@ def test_a_whole_run():
     assert not _fold(progress, MemberChanged(ROLLOUT, True, "no heartbeat")).members
 
 
-def test_a_trainer_that_restarts_replaces_the_steps_it_repeats():
-    progress = _fold(RunProgress("demo"), _step(0, 0.1), _step(1, 0.2), _step(2, 0.3), _step(1, 0.25))
-    assert progress.rewards == [(0, 0.1), (1, 0.25)]
-    assert progress.steps_done == 2
-
-
 def _picture(progress: RunProgress, width: int = 100) -> str:
     console = Console(width=width, force_terminal=True, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(RunView(progress, console, plain=False).render())
     return console.export_text()
-
-
-@pytest.mark.parametrize("width", [60, 100, 200])
-def test_the_picture_shows_what_matters_at_any_stage(width):
-    progress = RunProgress("demo", model="tiny", max_steps=110)
-    assert "no step yet" in _picture(progress, width)
-    progress.fold_service(ServiceStatus("broker", "x:1", "serving"))
-    progress.fold_service(ServiceStatus("reward", "x:2", "unreachable"))
-    _fold(progress, RunStateChanged("active", ""), _step(0, 0.2), _step(1, 0.4))
-    shown = _picture(progress, width)
-    assert "training reward" in shown and "0.20 → 0.40" in shown and "unreachable" in shown and "step 2/110" in shown
-    _fold(progress, _evaluation(0, 0.18), _evaluation(10, 0.55), GroupSample(SAMPLE), MemberChanged(ROLLOUT, False, ""))
-    shown = _picture(progress, width)
-    assert "18% at version 0 → 55% at version 10" in shown and "[bold]2+3=5" in shown and "rollout" in shown
-    assert all(len(line) <= width for line in shown.splitlines())
 
 
 def test_until_the_first_step_it_is_said_once_what_is_loaded_and_waited_for():

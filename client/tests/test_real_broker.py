@@ -1,10 +1,9 @@
 """The client and the feeder on the real broker and a real Redis."""
 
 import asyncio
-from contextlib import suppress
 
 import pytest
-from real_broker import echoing_rollout
+from real_broker import Life
 
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.data import DataSection, RunData
@@ -13,21 +12,7 @@ from quartet_client.progress import RunProgress
 from quartet_client.streams import submit_batch
 from quartet_client.view import RunView, watch_progress
 from quartet_common.config import load_config
-
-
-@pytest.fixture
-async def rollout(address):
-    """Start an echoing rollout for a run; it is gone after the test."""
-    tasks = []
-
-    def start(run_id: str) -> None:
-        tasks.append(asyncio.create_task(echoing_rollout(address, run_id)))
-
-    yield start
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+from quartet_common.run_spec import run_spec
 
 
 @pytest.fixture
@@ -63,9 +48,11 @@ async def test_a_finished_run_is_taken_up_if_the_run_file_asks_for_more(address,
         await client.delete_run("again", force=True)
 
 
-async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(address, rollout, config):
+async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(address, config):
     async with AsyncClient(address) as client:
         await client.create_run(config.run)
+        with pytest.raises(QuartetError, match="evaluation set 'other' does not exist"):
+            await client.evaluate("feeding", "other")
         stop = asyncio.Event()
         feeding = asyncio.create_task(feed(config, client, stop))
         async with asyncio.timeout(60):
@@ -75,13 +62,19 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(addre
         report = await feeding
         assert (report.submitted, report.ended_by) == (16, "stop")
         assert not (await client.run("feeding")).prompts_ended
-        rollout("feeding")
-        report = await feed(config, client, asyncio.Event())
+        life = Life(address, "feeding", run_spec(config.run))
+        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
+        while not feeding.done():
+            await asyncio.to_thread(life.put, 64)
+        report = await feeding
         assert (report.submitted, report.known, report.ended_by) == (24, 16, "prompts")
         assert (await client.run("feeding")).prompts_ended
         report = await feed(config, client, asyncio.Event())
         assert (report.submitted, report.ended_by) == (0, "prompts")
-        result = await client.evaluate("feeding", "heldout", timeout=60)
+        evaluating = asyncio.create_task(client.evaluate("feeding", "heldout", timeout=60))
+        while not evaluating.done():
+            await asyncio.to_thread(life.put, 64)
+        result = await evaluating
         assert (result.prompts, result.finished, result.accuracy) == (2, 2, 0.5)
         progress = RunProgress("feeding")
         watching = asyncio.create_task(watch_progress(client, RunView(progress, plain=True)))

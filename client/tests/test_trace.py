@@ -32,8 +32,11 @@ def trace(address, capsys, monkeypatch):
 
 
 def test_a_committed_group_tells_its_whole_life(trace, life):
-    life.submit("pass-0/17")
+    life.submit("pass-0/17", traceparent=TRACEPARENT)
     (lease,) = life.lease()
+    said = trace("pass-0/17", "--run", life.run_id)
+    assert "leased, delivered once, held by rollout-1" in said
+    assert "OpenTelemetry trace 0af7651916cd43dd8448eb211c80319c" in said
     release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure="verifier failure: out of memory")
     life("ReleaseLeases", releases=[release])
     life.put()
@@ -61,15 +64,7 @@ def test_a_committed_group_tells_its_whole_life(trace, life):
     assert f"group pass-0/17 of run {life.run_id}: committed, delivered 2 times, step 0, carried by version 1" in shown
     assert "generated after 0.250 s, scored after 0.500 s" in " ".join(shown.split())
     assert "verifier failure: out of memory" in shown and "/runs/demo/checkpoints/1" in shown
-
-
-def test_a_group_on_its_way_tells_how_far_it_is(trace, life):
-    life.submit("a", traceparent=TRACEPARENT)
-    life.lease()
     assert "'nobody' does not exist" in trace("nobody", "--run", life.run_id, status=2)
-    said = trace("a", "--run", life.run_id)
-    assert "leased, delivered once, held by rollout-1" in said
-    assert "OpenTelemetry trace 0af7651916cd43dd8448eb211c80319c" in said
 
 
 def test_what_the_broker_forgot_of_a_step_stands_in_the_runs_folder(trace, life, tmp_path):

@@ -58,14 +58,6 @@ def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
             assert (ROOT / file.replace("${PROFILE}", profile)).is_file(), file
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_packages_come_from_where_pip_is_configured_to_look(service):
-    """No host has a default but that of torch's CPU build, which no other index has."""
-    text = dockerfile(service)
-    assert re.findall(r"https?://[^/\s]+", text) == ["https://download.pytorch.org"] * (service == "rollout")
-    assert re.search(r"^ARG PIP_INDEX_URL$", text, re.MULTILINE)
-
-
 def test_the_containers_run_file_is_one():
     for service in SERVICES:
         config = load_config(service, AnySection, CONTAINERS / "run.toml")

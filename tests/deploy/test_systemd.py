@@ -20,12 +20,10 @@ from pathlib import Path
 import pytest
 
 from quartet_client.authority import EXPORTED, create_authority, export, issue
-from quartet_common.gpus import LEAST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "services" / "common" / "tests"))
 
-import fake_nvidia_smi  # noqa: E402
 
 UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
@@ -84,46 +82,6 @@ def test_what_every_unit_must_say(service):
 
 def install(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["king"], "service is 'king'; allowed: broker, reward, rollout, trainer"),
-        (["broker", "reward"], "one service at a time"),
-        (["--force", "broker"], "option --force does not exist"),
-    ],
-)
-@needs_root
-def test_the_installer_refuses_what_it_cannot_do(arguments, says):
-    answer = install(*arguments)
-    assert answer.returncode == 2 and says in answer.stderr
-
-
-@needs_root
-@not_installed
-def test_a_driver_that_is_too_old_for_the_packages_is_refused(tmp_path, monkeypatch):
-    fake_nvidia_smi.install(tmp_path, monkeypatch, driver="570.211.01")
-    for arguments in (["trainer"], ["--gpu", "rollout"]):
-        answer = install("--no-start", *arguments)
-        assert answer.returncode == 2 and not Path("/opt/quartet").exists()
-        assert (
-            f"the NVIDIA driver is 570.211.01, and CUDA 13.0 needs {LEAST_DRIVER} or newer; update it" in answer.stderr
-        )
-
-
-@needs_root
-@not_installed
-def test_a_python_that_the_service_may_not_run_is_refused(tmp_path):
-    hidden = tmp_path / "python"
-    hidden.symlink_to(sys.executable)
-    tmp_path.chmod(0o700)
-    try:
-        for python, says in ((hidden, "may not run"), ("/bin/false", "/bin/false is not Python 3.11 or 3.12")):
-            answer = install("--no-start", "--python", str(python), "broker")
-            assert answer.returncode == 2 and says in answer.stderr
-    finally:
-        assert install("--uninstall", "--purge", "broker").returncode == 0
 
 
 @needs_root

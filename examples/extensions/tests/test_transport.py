@@ -88,22 +88,6 @@ def test_a_trainer_that_is_gone_or_silent_is_told(sender):
     receiver.close()
 
 
-def test_a_rollout_that_takes_nothing_is_waited_for_as_long_as_the_trainer_says(sender):
-    with ThreadPoolExecutor(1) as pool:
-        receiver, channel = one_member(sender, pool)
-    more_than_the_kernel_holds = [torch.zeros(64_000_000, dtype=torch.uint8)]
-    with pytest.raises(InterruptedError, match="the time is over"):
-        channel.transfer(WeightUpdate(more_than_the_kernel_holds, checks=20))
-    channel.drop()
-    receiver.close()
-
-
-def test_rollouts_that_do_not_come_are_not_waited_for_for_ever(sender):
-    sender.invite(5)
-    with pytest.raises(RuntimeError, match="0 of 2 rollouts came within 0.05 s"):
-        sender.meet(5, SECRET, 3, 0.05)
-
-
 def test_an_epoch_that_was_given_up_takes_no_member_of_the_next(sender):
     with ThreadPoolExecutor(2) as pool:
         first = sender.invite(4)
@@ -116,14 +100,3 @@ def test_an_epoch_that_was_given_up_takes_no_member_of_the_next(sender):
             sender.meet(4, b"the last epoch's", 3, 20.0)
     channel.drop()
     receiver.close()
-
-
-def test_a_trainer_that_cannot_be_reached_is_a_transfer_that_failed(sender):
-    invitation = sender.invite(5)
-    sender.close()
-    with pytest.raises(WeightTransferError, match="transport 'sockets' failed: ConnectionRefusedError"):
-        rollout_transports.join(info(invitation))
-
-
-def test_a_rollout_offers_what_is_installed():
-    assert "sockets" in rollout_transports.transports()

@@ -14,7 +14,6 @@ from quartet_common.config import (
     SamplingSection,
     Section,
     load_config,
-    split_address,
 )
 from quartet_common.run_spec import run_spec
 
@@ -37,12 +36,6 @@ def sentence(text: str, tmp_path: Path, *overrides: str) -> str:
     return str(error.value)
 
 
-def test_defaults_need_no_file():
-    config = load_config("rollout", RolloutLike)
-    assert config.addresses.broker == "127.0.0.1:7101"
-    assert config.run.path == Path("runs/default")
-
-
 def test_overrides_win_over_the_file(tmp_path):
     config = load('[rollout]\nengine = "vllm"', tmp_path, "rollout.engine=transformers", "run.max_steps=7")
     assert config.section.engine == "transformers"
@@ -57,25 +50,16 @@ def test_other_services_sections_are_left_to_them(tmp_path):
     ("text", "parts"),
     [
         ("[rollout]\nengin = 'vllm'", ["unknown key rollout.engin", "run.toml", "did you mean 'engine'"]),
-        ("[server]\nburst_seconds = 2", ["server", "run.toml", "burst_seconds is gone; limit rates at a proxy"]),
-        ("[rolout]\n", ["unknown section [rolout]", "did you mean 'rollout'"]),
         ("[run]\ngroup_size = 0", ["run.group_size", "got 0", "greater than or equal to 1"]),
-        ("[run.sampling]\ntemprature = 1.0", ["run.sampling.temprature", "did you mean 'temperature'"]),
-        ("[run]\nid = 'no spaces'", ["run.id", "'no spaces'"]),
-        ("run = 3", ["run: got 3", "[run]"]),
-        ("[run\n", ["not valid TOML", "line 1"]),
         ("x = " + "[" * 5000, ["run.toml is not valid TOML", "nested too deeply"]),
         ("[run]\nmax_steps = " + "1" * 5000, ["run.toml is not valid TOML", "digits"]),
         ("[addresses]\nbroker = 'localhost'", ["addresses.broker", "host:port"]),
         ("[security]\ntls_ca = 'ca.pem'", ["tls_ca, tls_certificate and tls_key go together"]),
-        ("[run]\nverifiers = []", ["run.verifiers", "at least 1"]),
         ("[run.sampling]\ntemperature = inf", ["run.sampling.temperature", "got inf", "a finite number"]),
-        ("[[run.verifiers]]\nname = 'x'\nweight = nan", ["run.verifiers.0.weight", "got nan", "a finite number"]),
         (
             "[[run.verifiers]]\nname = 'x'\nparameters = { levels = [1, { top = nan }] }",
             ["run.verifiers.0.parameters", "levels[1].top: got nan; allowed: a finite number"],
         ),
-        ("[run.environment]\nparameters = { from = 2026-01-01 }", ["run.environment.parameters", "values that JSON h"]),
     ],
 )
 def test_a_wrong_file_is_named_in_one_sentence(text, parts, tmp_path):
@@ -102,11 +86,6 @@ def test_a_number_that_is_not_refused_fits_into_the_contract(template, value, tm
         run_spec(load(template.format(value), tmp_path).run)
 
 
-def test_a_wrong_override_is_named(tmp_path):
-    assert "section.key=value" in sentence("", tmp_path, "engine")
-    assert "rollout.prompts_ahead" in sentence("", tmp_path, "rollout.prompts_ahead=many")
-
-
 def test_all_that_is_wrong_is_said_at_once_and_where_it_stands(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[run]\ngrup_size = 4\n[rollout]\nprompts_ahead = 0\n[security]\ntls_ca = 'a'\n")
@@ -126,20 +105,12 @@ def test_all_that_is_wrong_is_said_at_once_and_where_it_stands(tmp_path):
     ("key", "said"),
     [
         ("rollout.num_generations", "TRL's num_generations is run.group_size here"),
-        ("rollout.num_generation", "TRL's num_generations is run.group_size here"),
-        ("run.hub_token", "TRL's hub_token is not here: the final model is a Hugging Face folder"),
         ("actor_rollout_ref.actor.optim.lr", "verl's actor_rollout_ref.actor.optim.lr is trainer.learning_rate here"),
-        ("trainer.actor.optim.lr", "verl's actor_rollout_ref.actor.optim.lr is trainer.learning_rate here"),
-        ("rollout.lam", "verl's algorithm.lam is trainer.gae_lambda here"),
         ("rollout.group_size", "did you mean run.group_size?"),
-        ("rollout.temperature", "TRL's temperature is run.sampling.temperature here"),
         ("run.zzz", "; the nearest of 25 allowed: "),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_one_that_is_meant(key, said, tmp_path):
-    section = key.partition(".")[0]
-    if section == "trainer":  # which is another reader's
-        key = key.replace("trainer.", "training.")
     shown = sentence("", tmp_path, f"{key}=1")
     assert said in shown and shown.count(",") < 6
 
@@ -150,19 +121,6 @@ def test_an_unknown_key_is_answered_with_the_one_that_is_meant(key, said, tmp_pa
 def test_the_password_of_a_wrong_url_is_not_shown(url, tmp_path):
     shown = sentence("", tmp_path, f"rollout.engine={url}")
     assert "***" in shown and "secret" not in shown
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read .*nowhere.toml.*no such file"):
-        load_config("rollout", RolloutLike, tmp_path / "nowhere.toml")
-
-
-def test_addresses_split():
-    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
-    assert split_address("[::1]:80") == ("::1", 80)
-    for wrong in ("", "host", ":80", "host:", "host:99999", "host:-1"):
-        with pytest.raises(ValueError, match="host:port"):
-            split_address(wrong)
 
 
 def test_the_run_section_becomes_the_contracts_spec(tmp_path):
@@ -178,13 +136,6 @@ def test_the_run_section_becomes_the_contracts_spec(tmp_path):
     assert spec.evaluation_sampling.n == 1 and spec.evaluation_sampling.temperature == 0.5
     assert spec.verifiers[0].parameters["correct_reward"] == 2.0
     assert spec.prompt_lease_ttl.seconds == 60
-
-
-def test_evaluations_are_drawn_as_the_run_but_for_what_they_say(tmp_path):
-    text = "[run]\nid='a'\n[run.sampling]\nn=4\ntop_p=0.9\nmax_new_tokens=9\n[run.evaluation_sampling]\ntemperature=0.0"
-    sampling = run_spec(load(text, tmp_path).run).evaluation_sampling
-    assert (sampling.temperature, sampling.max_new_tokens, sampling.n) == (0.0, 9, 1)
-    assert sampling.top_p == pytest.approx(0.9)
 
 
 def test_an_environment_of_the_run_file_becomes_the_contracts(tmp_path):
@@ -205,11 +156,9 @@ def test_an_environment_of_the_run_file_becomes_the_contracts(tmp_path):
     [
         ("kind='constant'\npoints=[[0, 0.7]]", "STEP", [(0, 0.7)]),
         ("kind='linear'\npoints=[[0, 1.2], [100, 0.8]]", "LINEAR", [(0, 1.2), (100, 0.8)]),
-        ("kind='cosine'\npoints=[[10, 1], [20, 0.5]]", "COSINE", [(10, 1.0), (20, 0.5)]),
         ("kind='piecewise'\npoints=[[0, 1], [5, 0.5], [9, 2]]", "STEP", [(0, 1.0), (5, 0.5), (9, 2.0)]),
         # T0 = 1.2, 4 updates: after micro-batches 0, 1, 2, 3 it is 1.2, 1.125, 1.05, 0.975.
         ("kind='colossalchat'\nupdates=4", "LINEAR", [(1, 1.2), (4, 0.975)]),
-        ("kind='colossalchat'\nupdates=1", "LINEAR", [(1, 1.2)]),
     ],
 )
 def test_a_temperature_schedule_becomes_points_and_a_curve(tmp_path, toml, curve, points):
@@ -225,10 +174,7 @@ def test_a_temperature_schedule_becomes_points_and_a_curve(tmp_path, toml, curve
     [
         ("kind='lineal'\npoints=[[0, 1]]", "run.temperature_schedule.kind"),
         ("kind='linear'\npoints=[[0, 1]]", "linear takes at least 2 points and no `updates`; got 1"),
-        ("kind='constant'\npoints=[[0, 1], [1, 1]]", "constant takes one point"),
-        ("kind='linear'\npoints=[[5, 1], [5, 2]]", "versions must rise; got \\[5, 5\\]"),
         ("kind='linear'\npoints=[[0, 1], [5, 0]]", "run.temperature_schedule.points.1.1.*greater than 0"),
-        ("kind='colossalchat'", "colossalchat takes `updates`"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(tmp_path, toml, sentence):

@@ -4,19 +4,16 @@ Certificates are tests/contract/test_security.py's and test_server_roles.py's; h
 """
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
+from quartet.v1 import reward_pb2, reward_pb2_grpc
 
-from quartet_common.channel import connect, connect_sync
+from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
-from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 
 
@@ -108,55 +105,10 @@ async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
         assert len(allowed.SerializeToString()) <= 100 and await stub.Score(allowed, timeout=5)
 
 
-async def test_libraries_that_differ_are_refused_in_the_handshake(serve):
-    host = await serve()
-    host.libraries["nccl"] = "2.27"
-    async with connect(host.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, libraries={"nccl": "2.26"})
-        assert "install the same nccl" in describe(caught.value)
-
-
-async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
-    for name, token in (("token", "s3cret\n"), ("guess", "secr3t\n")):
-        (tmp_path / name).write_text(token)
-    security, guess = (SecuritySection(token_file=tmp_path / name) for name in ("token", "guess"))
-    host = await serve(security)
-    async with (
-        connect(host.address) as stranger,
-        connect(host.address, guess) as guesser,
-        connect(host.address, security) as friend,
-    ):
-        for channel in (stranger, guesser):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await handshake(channel, 5)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert await health_pb2_grpc.HealthStub(stranger).Check(health_pb2.HealthCheckRequest(), timeout=5)
-        assert (await handshake(friend, 5)).instance_id == host.instance_id
-        stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
-        assert [answer async for answer in stream] == []
-    with connect_sync(host.address, security) as channel:
-        answer = await asyncio.to_thread(handshake, channel, 5)
-        assert answer.instance_id == host.instance_id
-
-
-async def test_what_is_loaded_before_a_service_starts_is_not_looked_through_for_garbage(serve):
-    gc.unfreeze()
-    await serve()
-    assert gc.get_freeze_count() > 10_000 > len(gc.get_objects())
-
-
 async def test_plaintext_is_refused_off_loopback():
     with pytest.raises(ConfigError, match="0.0.0.0 is not loopback"):
         ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(bind_host="0.0.0.0"))
     ServiceHost("reward", "127.0.0.1:0", SecuritySection(insecure=True), ServerSection(bind_host="0.0.0.0"))
-
-
-async def test_a_taken_port_is_a_configuration_error(serve):
-    host = await serve()
-    second = ServiceHost("reward", host.address, SecuritySection(), ServerSection(metrics=False))
-    with pytest.raises(ConfigError, match="addresses.reward: cannot listen on"):
-        await second.start()
 
 
 async def test_drains_run_in_order_and_within_their_time(serve):

@@ -1,12 +1,8 @@
 """How idle a service says it is: by hand, on a clock that stands still until it is told to go on."""
 
 import pytest
-from quartet.v1 import common_pb2
 
-from quartet_common.channel import connect
-from quartet_common.config import SecuritySection, ServerSection
-from quartet_common.handshake import WINDOW_LOOKS, Idleness, handshake
-from quartet_common.host import ServiceHost
+from quartet_common.handshake import Idleness
 
 
 class Clock:
@@ -46,23 +42,3 @@ def test_the_busier_of_process_and_workers_counts(clock: Clock) -> None:
     clock.go(wall=1.0, processor=4.0, elsewhere=0.0)  # four threads
     measured.look()
     assert measured.fraction == pytest.approx((0.75 + 0.5 + 0.0) / 3)
-
-
-def test_what_was_longer_ago_than_a_minute_is_forgotten(clock: Clock) -> None:
-    measured = Idleness()
-    for share in [1.0] * 10 + [0.0] * WINDOW_LOOKS:
-        clock.go(wall=1.0, processor=share, elsewhere=0.0)
-        measured.look()
-    assert measured.fraction == 1.0
-
-
-async def test_the_handshake_tells_it_as_soon_as_it_is_known() -> None:
-    host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
-    await host.start()
-    async with connect(host.address, SecuritySection()) as channel:
-        assert not (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).HasField("idle_fraction")
-        measured = Idleness()
-        host.tell_idleness(measured)
-        measured.look()
-        assert 0.0 <= (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).idle_fraction <= 1.0
-    await host.drain()

@@ -44,16 +44,6 @@ def test_rewind_cuts_off_what_the_checkpoint_does_not_have(path):
     assert later.mark() == mark, "the same steps make the same mark"
 
 
-def test_a_ledger_without_rewind_goes_on_behind_the_last_whole_line(path):
-    first = Ledger(path)
-    first.append(0, ["a"])
-    with path.open("ab") as file:
-        file.write(b'{"step":1,"inst')
-    second = Ledger(path)
-    second.append(1, ["b"])
-    assert read_ledger(path, second.mark()) == [(0, ["a"]), (1, ["b"])]
-
-
 def test_a_replaced_writer_that_lives_on_does_not_reach_the_file(path):
     old = Ledger(path)
     old.append(0, ["a"])

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from quartet_common.log import configure_logging, get_logger
-from quartet_common.text import Repeats, without_numbers
 
 TALK = """
 import sys
@@ -56,15 +55,6 @@ def test_json_lines_carry_the_ids_of_what_they_are_about():
     assert traced["trace"] == traced["message"].split("-")[1] and "group" not in traced
 
 
-def test_text_lines_show_the_same_to_people():
-    ready, given_back, other, *_ = said("text")
-    assert ready.endswith(" rollout INFO ready")
-    assert "prompt given back: no room" in given_back
-    for field in ("group=pass-0/17", "version=3", "attempt=2"):
-        assert field in given_back.split()
-    assert "run=other" in other.split()
-
-
 def test_of_a_warning_that_comes_again_one_line_is_written(capsys, monkeypatch):
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
@@ -101,26 +91,3 @@ def test_a_value_can_neither_forge_a_line_nor_steer_a_terminal(form):
     heads = [line for line in text.splitlines() if not line.startswith("    ")]
     assert len(heads) == 2 and all("forged" not in line[:30] for line in heads)
     assert r"\u001b[2J\u009b1A\u202e\ud800\n12:30:01" in heads[0]
-
-
-def test_what_comes_again_is_shown_once_a_minute_with_its_count():
-    now = 0.0
-    repeats = Repeats(60, clock=lambda: now)
-    died = without_numbers("prompt 12 of 400 died")
-    assert [repeats.count(without_numbers(f"prompt {n} of 400 died")) for n in range(400)] == [0] + 399 * [None]
-    assert repeats.count("the broker is away") == 0, "another is shown at once"
-    assert list(repeats.left()) == [(died, 399)]
-    now = 59.0
-    assert repeats.count(died) is None
-    now = 60.0
-    assert repeats.count(died) == 400
-    assert repeats.count(died) is None
-    assert list(repeats.left()) == [(died, 1)]
-
-
-def test_who_sends_many_kinds_takes_no_more_memory():
-    repeats = Repeats()
-    for n in range(5000):
-        assert repeats.count(("caller", n)) == 0
-    assert repeats.count(("caller", 4999)) is None
-    assert repeats.count(("caller", 0)) == 0, "forgotten, and shown again"

@@ -44,15 +44,3 @@ def test_pauses_double_and_are_never_shorter_than_the_server_asks(clock):
     assert outage.failed(suggested=3.0) == 3.0
     outage.over()
     assert outage.failed() == 0.1
-
-
-def test_it_is_logged_when_it_begins_and_once_a_minute(clock):
-    outage = Outage()
-    logged = 0
-    for _ in range(301):  # 150 s in tries of half a second
-        outage.failed()
-        logged += outage.to_be_logged()
-        clock.now += 0.5
-    assert logged == 3
-    outage.over()
-    assert outage.to_be_logged()

@@ -28,10 +28,3 @@ async def test_it_tells_what_the_service_tells(tmp_path, capsys):
     assert await asyncio.to_thread(ask, *everywhere) == 1
     assert capsys.readouterr().out == "NOT_SERVING\n"
     await host.drain()
-
-
-def test_nobody_there_and_a_file_that_is_none(tmp_path, capsys):
-    assert ask("--set", "addresses.reward=127.0.0.1:1", "--timeout", "2") == 1
-    assert "probe: " in capsys.readouterr().err
-    assert ask(str(tmp_path / "none.toml")) == 2
-    assert "none.toml" in capsys.readouterr().err

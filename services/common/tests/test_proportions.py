@@ -27,9 +27,6 @@ def root(p: float, n: float, outer: float) -> float:
     [
         ([(1, 1.0)] * 65 + [(1, 0.0)] * 15, 0.8125, 80),
         ([(4, 1.0)] * 65 + [(4, 0.0)] * 15, 0.8125, 80),  # completions that repeat each other say nothing more
-        ([(2, 0.5)] * 10, 0.5, 10),
-        ([(1, 1.0)] * 5, 1.0, 5),
-        ([(8, 0.25)], 0.25, 1),
         (CLUSTERS, p := fmean(m for _, m in CLUSTERS), p * (1 - p) * 6 / pvariance([m for _, m in CLUSTERS])),
         ([(1, 1.0), (0, 0.0), (3, 0.0)], 0.25, 0.1875 * 16 / (0.75**2 + (3 * 0.25) ** 2)),
     ],

@@ -145,11 +145,6 @@ async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(
         assert served.metric(f'quartet_tls_handshakes_failed_total{{reason="{line["cause"]}",side="server"') >= 1
 
 
-def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_is_imported():
-    code = "import sys, quartet_common.cli; sys.exit('grpc' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
 async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys):
     served = Served(keys)
     await served.until("serving at")
@@ -164,10 +159,3 @@ async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys):
         assert said.count(words) == 1, said
     assert served.log.read_text().isascii() and max(map(len, said)) > 100_000
     assert any("an old way" in each for each in said)
-
-
-def test_a_configuration_that_cannot_be_used_is_a_record_too(tmp_path):
-    command = [sys.executable, "-c", SERVICE, "--log-format", "json", "--set", "addresses.reward=0.0.0.0:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    (line,) = map(json.loads, done.stderr.splitlines())
-    assert done.returncode == 2 and line["level"] == "ERROR" and "not loopback" in line["message"]

@@ -1,14 +1,12 @@
 """sd_notify over a real datagram socket, as systemd would listen."""
 
 import asyncio
-import os
 import socket
 
 import pytest
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.host import ServiceHost
-from quartet_common.process import Supervisor
 
 
 @pytest.fixture
@@ -37,21 +35,3 @@ async def test_a_service_says_when_it_is_ready_that_it_lives_and_when_it_stops(l
     while last == {"WATCHDOG": "1"}:
         last = await heard(listener)
     assert last["STOPPING"] == "1"
-
-
-async def test_a_watchdog_of_another_process_is_not_fed(listener):
-    supervisor = Supervisor(
-        {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "1000", "WATCHDOG_PID": str(os.getpid() + 1)}
-    )
-    await asyncio.wait_for(supervisor.feed_watchdog(), 1)
-
-
-async def test_abstract_sockets_and_absent_supervisors():
-    name = f"quartet-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind("\0" + name)
-        listener.settimeout(5)
-        Supervisor({"NOTIFY_SOCKET": "@" + name}).tell(READY=1)
-        assert await heard(listener) == {"READY": "1"}
-    Supervisor({"NOTIFY_SOCKET": "@" + name}).tell(READY=1)  # nobody listens any more: logged, not raised
-    Supervisor({}).tell(READY=1)

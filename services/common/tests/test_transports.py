@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quartet_common import transports
 from quartet_common.config import ConfigError
-from quartet_common.transports import TransportParameters, load_transports, read_parameters, transport_names
+from quartet_common.transports import TransportParameters, load_transports, transport_names
 
 
 class PigeonParameters(TransportParameters):
@@ -61,10 +61,8 @@ def test_a_transport_of_a_package_is_named_after_our_own(installed):
     "name, kind, why",
     [
         ("full", "Full", "its transport's name 'full' is taken; choose another"),
-        ("gloo", "Gated", "its transport's name 'gloo' is taken; choose another"),
         ("dove", "Pigeon", "its transport's name is 'pigeon', its entry point's is not; give both one name"),
         ("pigeon", "OneEnd", "no transport: it lacks trainer_end, rollout_end"),
-        ("pigeon", "Untyped", "'parameters' must be a subclass"),
         ("pigeon", "Nothing", "cannot be loaded: AttributeError"),
     ],
 )
@@ -72,11 +70,3 @@ def test_what_is_no_transport_is_refused_with_a_reason(installed, name, kind, wh
     installed(name, kind)
     with pytest.raises(ConfigError, match=why):
         load_transports()
-
-
-def test_parameters_are_checked():
-    assert read_parameters(Pigeon(), {"birds": 3}) == PigeonParameters(birds=3)
-    with pytest.raises(ConfigError, match=r"trainer\.weights\.transport_parameters\.birds: got 0; .*greater than"):
-        read_parameters(Pigeon(), {"birds": 0})
-    with pytest.raises(ConfigError, match=r"trainer\.weights\.transport_parameters\.bird: got 1; Extra inputs"):
-        read_parameters(Pigeon(), {"bird": 1})
