@@ -1,11 +1,13 @@
 """The client and the feeder on the real broker and a real Redis."""
 
 import asyncio
+import json
 
 import pytest
 from real_broker import Life
 
 from quartet_client import AsyncClient, QuartetError
+from quartet_client.cli.main import main
 from quartet_client.data import DataSection, RunData
 from quartet_client.feed import feed, take_up
 from quartet_client.progress import RunProgress
@@ -48,7 +50,7 @@ async def test_a_finished_run_is_taken_up_if_the_run_file_asks_for_more(address,
         await client.delete_run("again", force=True)
 
 
-async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(address, config):
+async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(address, config, capsys):
     async with AsyncClient(address) as client:
         await client.create_run(config.run)
         with pytest.raises(QuartetError, match="evaluation set 'other' does not exist"):
@@ -71,11 +73,13 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(addre
         assert (await client.run("feeding")).prompts_ended
         report = await feed(config, client, asyncio.Event())
         assert (report.submitted, report.ended_by) == (0, "prompts")
-        evaluating = asyncio.create_task(client.evaluate("feeding", "heldout", timeout=60))
+        command = ["eval", "feeding", "heldout", "--json", "--broker", address]
+        evaluating = asyncio.create_task(asyncio.to_thread(main, command))
         while not evaluating.done():
             await asyncio.to_thread(life.put, 64)
-        result = await evaluating
-        assert (result.prompts, result.finished, result.accuracy) == (2, 2, 0.5)
+        assert await evaluating == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["prompts"], result["finished"], result["accuracy"]) == (2, 2, 0.5)
         progress = RunProgress("feeding")
         watching = asyncio.create_task(watch_progress(client, RunView(progress, plain=True)))
         await client.finish_run("feeding", "cancelled", "enough")

@@ -156,7 +156,7 @@ def test_a_dataset_of_the_hub_trains_and_evaluates_and_is_read_from_the_cache_wh
 
 def test_what_is_wrong_with_a_dataset_is_one_sentence(load, hub, tmp_path):
     expected = {
-        of("own/private"): f"data.train.dataset: no dataset 'own/private' at {hub.address}; allowed: a dataset's id, and",
+        of("own/private"): f"data.train.dataset: no dataset 'own/private' at {hub.address}; allowed: a",
         of("own/gated"): "data.train.dataset: 'own/gated' is gated, and HF_TOKEN has no access to it; accept",
         of("own/set", name="main", revision="v9"): "data.train.revision: 'own/set' has no 'v9' at",
         of("own/set", name="main", split="trian"): 'data.train.split: own/set: unknown split "trian". Should be one of',

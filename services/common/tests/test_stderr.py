@@ -145,6 +145,11 @@ async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(
         assert served.metric(f'quartet_tls_handshakes_failed_total{{reason="{line["cause"]}",side="server"') >= 1
 
 
+def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_is_imported():
+    code = "import sys, quartet_common.cli; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys):
     served = Served(keys)
     await served.until("serving at")
