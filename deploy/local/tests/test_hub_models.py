@@ -64,21 +64,3 @@ def test_a_dry_run_takes_all_but_the_weights_and_a_run_takes_them_once(start, hu
     assert "model: own/demo, from the hub or its cache" in launched.text()
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["vocab_size"]
     assert 'path = "own/demo"' in (tmp_path / "run" / "run.toml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "revision", "token", "words"),
-    [
-        ("own/demo", "v2", "", "model.revision: 'own/demo' has no 'v2'"),
-        ("own/demo", "v1", "hf_wrong", "refuses HF_TOKEN for 'own/demo' (HTTP 401)"),
-    ],
-)
-def test_a_model_that_cannot_be_had_is_one_sentence_and_nothing_starts(
-    start, hub, tmp_path, name, revision, token, words
-):
-    launched = start(*of_the_hub(name, revision), token=token)
-    assert launched.wait(120) == 2, launched.text()
-    launched.assert_gone(within=2.0)
-    said = [line for line in launched.text().splitlines() if line.startswith("quartet: ")]
-    assert len(said) == 1 and words in said[0], launched.text()
-    assert not (tmp_path / "run").exists() and weights(hub) == 0

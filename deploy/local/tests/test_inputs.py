@@ -2,17 +2,10 @@
 
 import socket
 
-import fake_nvidia_smi
 import pytest
-from launched import free_ports, preloaded_checkout
+from launched import free_ports
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def refused(launched) -> str:
-    """Return the one sentence it ended with, leaving nothing behind."""
-    (sentence,) = refusals(launched)
-    return sentence
 
 
 def refusals(launched) -> list[str]:
@@ -22,24 +15,6 @@ def refusals(launched) -> list[str]:
     assert "Traceback" not in text
     launched.assert_gone(within=2.0)
     return [line for line in text.splitlines() if not line.startswith("checking")]
-
-
-def test_one_gpu_for_a_rollout_and_the_trainer(launch, run_file, pythons, tmp_path, monkeypatch):
-    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
-    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
-    sentence = refused(launch(run_file, "--set", "trainer.ranks=2", checkout=by_hand))
-    assert sentence.endswith("3 in all; allowed: at most 1: GPU 0 (NVIDIA H100, 79.0 of 80.0 GiB free)")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    sentence = refused(launch(run_file, checkout=by_hand))
-    assert sentence == "quartet: CUDA_VISIBLE_DEVICES: got '1'; allowed: 0, or UUIDs as `nvidia-smi -L` lists them"
-
-
-def test_environments_of_two_kinds(launch, run_file, pythons, tmp_path, monkeypatch):
-    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch)
-    mixed = preloaded_checkout(tmp_path / "mixed", pythons, by_hand=True)
-    (mixed / ".quartet" / "envs" / "trainer" / "quartet-stamp.json").write_text("{}")
-    sentence = refused(launch(run_file, checkout=mixed))
-    assert "the rollout's environment is made for the gpu, the trainer's for the cpu; make both alike:" in sentence
 
 
 def test_ports_that_are_taken_and_a_redis_of_the_users_that_does_not_answer(launch, run_file):

@@ -1,7 +1,6 @@
 """The run file for eight GPUs in examples/mathematics: its data, what a dry run says of it, and what must fit."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -43,26 +42,6 @@ def test_problems_of_each_form_are_read(data, tmp_path):
     failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode == 2
     assert failed.stderr.endswith("train.jsonl, line 1: no problem with an answer; keys are question, answer\n")
-
-
-@pytest.mark.timeout(300)
-def test_its_dry_run_finds_nothing_wrong(launch, model, data, tmp_path):
-    chat = tmp_path / "model"
-    shutil.copytree(model, chat)
-    (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    math500 = data / "math500.jsonl"
-    settings = [
-        f"model.path={chat}",
-        f"data.train={data / 'train.jsonl'}",
-        f"data.evaluation={{gsm8k='{math500}', math500='{math500}'}}",
-        "rollout.vllm.max_model_len=256",  # the stand-in's
-        "run.sampling.max_new_tokens=64",
-        "run.evaluation_sampling.max_new_tokens=64",
-    ]
-    words = [word for setting in settings for word in ("--set", setting)]
-    launched = launch(RUN_FILE, *words, command=("run", "--dry-run"))
-    assert launched.wait(120) == 0, launched.text()
-    assert "qwen2.5-3b-mathematics" in launched.text()
 
 
 def test_eight_gpus_of_80_gb_hold_it(tmp_path):

@@ -44,7 +44,7 @@ def small(pythons, tmp_path_factory) -> Path:
     return folder
 
 
-def settings(small: Path, tmp_path: Path, *more: str) -> list[str]:
+def settings(small: Path, tmp_path: Path, more: str) -> list[str]:
     ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4), strict=True)
     given = [
         f"run.folder={tmp_path / 'run'}",
@@ -56,27 +56,19 @@ def settings(small: Path, tmp_path: Path, *more: str) -> list[str]:
         "run.groups_per_step=2",
         "run.group_size=2",
         "run.max_steps=2",
-        *more,
+        more,
     ]
     return [word for setting in given for word in ("--set", setting)]
 
 
 def test_its_way_with_a_small_model(launch, small, tmp_path):
-    """Stop strings and the template's arguments reach what is generated and exported."""
-    more = ("model.template_arguments={enable_thinking=false}", 'run.sampling.stop=["1", "2", "3"]')
-    launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, *more))
+    """The template's arguments reach what is generated and exported."""
+    more = "model.template_arguments={enable_thinking=false}"
+    launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, more))
     assert launched.wait(240) == 0, launched.text()
     assert "step 2/2" in launched.text() and "evaluation heldout at version 2: accuracy" in launched.text()
     samples = (tmp_path / "run" / "samples" / "step-000000.md").read_text()
     prompts = re.findall(r"Prompt:\n\n```text\n(.*?)\n```", samples, re.S)
     assert prompts and all(prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for prompt in prompts)
-    texts = re.findall(r"; answer read.*?\n\n```text\n(.*?)\n```|tokens; [^\n]*\n\n```text\n(.*?)\n```", samples, re.S)
-    # Without the digits of control characters that are shown by their code.
-    written = [re.sub(r"\\u[0-9a-f]{4}", "", first or second) for first, second in texts]
-    assert len(written) == 4
-    stopped = [text for text in written if re.search("[123]", text)]
-    assert stopped, samples
-    for text in stopped:
-        assert re.fullmatch("[^123]*[123]", text), "a stop string ends a completion, and stays in it"
     template = (tmp_path / "run" / "model" / "chat_template.jinja").read_text()
     assert template.startswith("{%- set enable_thinking = enable_thinking if enable_thinking is defined else False %}")
