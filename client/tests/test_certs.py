@@ -1,5 +1,6 @@
 """`quartet certs`: what it makes, what it refuses, what it leaves alone."""
 
+import json
 import os
 import ssl
 import stat
@@ -81,6 +82,15 @@ def test_renewal_keeps_roles_hosts_and_mode(tmp_path, capsys):
     assert info.roles == ("client", "rollout") and "gpu1.example" in info.hosts and info.days_left() > 29
     if os.geteuid() == 0:  # who may change an owner keeps what stands
         assert stat.S_IMODE((tmp_path / "worker-key.pem").stat().st_mode) == 0o640
+
+
+def test_show_tells_what_stands(tmp_path, capsys):
+    create_authority(tmp_path)
+    issue(tmp_path, "reward", ["reward"])
+    assert main(["certs", "show", str(tmp_path), "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    ca = read_info(tmp_path / "ca.pem").name
+    assert ca.startswith("Quartet CA ") and set(found) == {ca, "reward"} and found["reward"]["roles"] == ["reward"]
 
 
 @pytest.mark.parametrize(

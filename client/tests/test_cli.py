@@ -1,5 +1,6 @@
 """The `quartet` command: what it prints, and its exit status for every way of ending."""
 
+import io
 import json
 import os
 import signal
@@ -45,6 +46,11 @@ def test_submit_waits_and_prints_results_as_jsonl(demo, services, quartet, write
     first, second = map(json.loads, out.splitlines())
     assert status == 0 and first["id"] == "sum" and first["completions"][0]["reward"] == 1.0
     assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
+
+
+def test_submit_reads_standard_input_and_prints_instance_ids(demo, services, quartet, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}\n'))
+    assert quartet("submit", "-", "--run", "demo", "--prefix", "mine")[:2] == (0, "mine/0\nmine/1\n")
 
 
 def test_broken_prompts_are_refused_before_anything_is_submitted(demo, services, quartet, write):
@@ -107,6 +113,11 @@ def test_status(demo, services, quartet, nowhere):
     broker, reward, rollout, trainer = json.loads(out)
     assert status == 1 and broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
+
+
+def test_top_says_what_shows_the_same(quartet):
+    status, _, err = quartet("top", "--run", "demo", "--once")
+    assert status == 2 and "quartet watch RUN" in err
 
 
 def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from quartet_client.cli.main import main
+
 BASH = shutil.which("bash")
 
 
@@ -37,3 +39,8 @@ def test_bash_completes_commands_options_and_values(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert [set(line.split()) for line in done.stdout.splitlines()] == list(WANTED.values())
+
+
+@pytest.mark.parametrize(("shell", "says"), [("zsh", "compdef _quartet_completion quartet"), ("fish", "complete ")])
+def test_other_shells_get_theirs(capsys, shell, says):
+    assert main(["completion", shell]) == 0 and says in capsys.readouterr().out

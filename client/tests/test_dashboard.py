@@ -20,6 +20,7 @@ from quartet_client import AsyncClient, Client, dashboard
 from quartet_client.dashboard import Collector, PageServer, Picture
 from quartet_client.dashboard.picture import judge
 from quartet_client.dashboard.server import MetricsFile, is_loopback
+from quartet_client.dashboard.snapshot import snapshot
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
 from quartet_client.models import RunStats, ServiceStatus
@@ -96,6 +97,17 @@ def test_the_verdict(happened, now, level, word, words):
                 picture.broker_away_since = 1011.0
     verdict = judge(picture, now)
     assert verdict.level == level and verdict.word.startswith(word) and words in verdict.sentence, verdict
+
+
+def test_services_say_how_idle_they_are_and_that_they_were_stopped_after_the_run():
+    picture = _picture(_active())
+    picture.fold_service(_service("broker", idle_fraction=0.25))
+    picture.fold_service(_service("reward", "unreachable", error="reward at 127.0.0.1:1 cannot be reached"))
+    broker, reward, *_ = snapshot(picture, 1001)["services"]
+    assert broker["idle"] == {"fraction": 0.25, "how": "of the last minute"} and reward["idle"] is None
+    assert reward["state"] == "away"
+    picture.fold(_ended("RUN_STATE_SUCCEEDED"))
+    assert snapshot(picture, 1012)["services"][1]["state"] == "stopped"
 
 
 def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it():

@@ -15,7 +15,7 @@ from quartet_client.events import (
     StepFinished,
     WeightsPublished,
 )
-from quartet_client.models import Completion, Group, Member, RunStats, Score, ServiceStatus, VersionSpan
+from quartet_client.models import Completion, Group, Member, Score, VersionSpan
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
 
@@ -71,39 +71,6 @@ def test_a_whole_run():
     assert progress.ended and progress.succeeded and progress.reason == "all steps done"
     assert progress.ended_at - progress.started_at == timedelta(seconds=11)
     assert not _fold(progress, MemberChanged(ROLLOUT, True, "no heartbeat")).members
-
-
-def _picture(progress: RunProgress, width: int = 100) -> str:
-    console = Console(width=width, force_terminal=True, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(RunView(progress, console, plain=False).render())
-    return console.export_text()
-
-
-def test_until_the_first_step_it_is_said_once_what_is_loaded_and_waited_for():
-    console = Console(file=None, record=True, width=40)
-    progress = _fold(RunProgress("demo", model="tiny"), RunStateChanged("active", ""))
-    progress.stats, progress.groups_per_step = RunStats(ready=3), 16
-    rollout, trainer = (("rollout", ("engine loading",), {}), ("trainer", (), {"phase": "TRAINER_PHASE_STARTING"}))
-    batch = ("trainer", (), {"phase": "TRAINER_PHASE_WAITING_FOR_BATCH"})
-    with RunView(progress, console, plain=True) as view:
-        for kind, waits, details in (rollout, trainer, trainer, ("rollout", (), {}), batch):
-            progress.fold_service(ServiceStatus(kind, "x:1", "serving", waiting_for=waits, details=details))
-            view.refresh()
-        progress.stats = RunStats(ready=4)
-        view.refresh()
-        assert "trainer waits for its batch; 4 of 16" in _picture(progress)
-        for event in (_step(0, 0.2), RunStateChanged("active", "resumed at step 1"), _step(1, 0.2)):
-            _fold(progress, event)
-            view.refresh()
-        progress.fold_service(ServiceStatus("trainer", "x:1", "serving", details=trainer[2]))  # it was started again
-        view.refresh()
-    assert console.export_text().splitlines() == [
-        "rollout waits for engine loading",
-        "trainer loads the model tiny",
-        "trainer waits for its batch; 3 of 16 groups are ready",
-        "trainer waits for its batch; 4 of 16 groups are ready",
-        "trainer loads the model tiny",
-    ]
 
 
 def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_count():

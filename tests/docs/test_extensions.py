@@ -26,6 +26,11 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site"
 
 
+def test_every_extension_is_tested():
+    kinds = {path.stem.removeprefix("test_") for path in (PACKAGE / "tests").glob("test_*.py")}
+    assert kinds == {kind for kinds in KINDS_OF.values() for kind in kinds}
+
+
 @pytest.mark.parametrize("service", KINDS_OF)
 def test_extensions_pass_their_own_tests_in_their_services_environment(service, installed):
     pythons = Pythons()

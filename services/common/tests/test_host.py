@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from quartet.v1 import reward_pb2, reward_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
+from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 
 
@@ -103,6 +105,20 @@ async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert describe(caught.value) == "request: got 101 bytes; allowed: at most 100 bytes"
         assert len(allowed.SerializeToString()) <= 100 and await stub.Score(allowed, timeout=5)
+
+
+async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    security = SecuritySection(token_file=tmp_path / "token")
+    host = await serve(security)
+    async with connect(host.address) as stranger, connect(host.address, security) as friend:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await handshake(stranger, common_pb2.SERVICE_KIND_CLIENT)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert await health_pb2_grpc.HealthStub(stranger).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert (await handshake(friend, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
+        stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
+        assert [answer async for answer in stream] == []
 
 
 async def test_plaintext_is_refused_off_loopback():
