@@ -138,6 +138,14 @@ async def pages(call, request: Message) -> list:
     return got
 
 
+async def test_what_an_older_broker_stored_beyond_the_bounds_is_still_read(world):
+    await world.create(groups_per_step=3)
+    await world.submit("a", "b", "c")
+    huge = instance("b", "x" * (40 << 20))
+    await world.redis.hset(keys.prefix(world.run_id) + "i:b", "prompt", huge.SerializeToString())
+    assert [await world.names() for _ in range(3)] == [["a"], ["b"], ["c"]]
+
+
 async def test_reasons_are_kept_of_the_last_failures(world):
     await world.create(max_deliveries=30)
     await world.submit("a")
@@ -193,6 +201,24 @@ async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_
                 await world.train(0)
                 await world.commit(1)
             await world.submit("c", **what)
+        assert not await world.faults()
+
+
+async def test_long_prompts_for_which_there_is_no_room_are_not_sent_to_redis(redis_server, admin):
+    async with serving(redis_server.url, max_prompt_bytes=4 << 20) as (stub, _, _):
+        world = World(stub, admin, "long")
+        await world.create()
+
+        async def received() -> int:
+            return (await admin.info("stats"))["total_net_input_bytes"]
+
+        before = await received()
+        await world.submit("a", text="x" * (3 << 20))
+        assert await received() - before > 3 << 20
+        await refused(world.submit("b", text="x" * (3 << 20)), EXHAUSTED, "broker.max_prompt_bytes")
+        await refused(world.submit("a", text="y" * (3 << 20)), grpc.StatusCode.ALREADY_EXISTS, "'a'")
+        assert (await world.submit("a", text="x" * (3 << 20))).duplicates == 1
+        assert await received() - before < 7 << 20
         assert not await world.faults()
 
 

@@ -59,30 +59,24 @@ async def live(world: World) -> None:
 
 
 async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
-    async with serving(cluster.url) as (stub, servicer, _):
+    async with serving(cluster.url) as (stub, servicer, _), serving(cluster.url) as (other_stub, _, _):
         names = [run_at(n, "life") for n in range(MASTERS)]
         worlds = [await world_of(stub, servicer, name) for name in names]
         await asyncio.gather(*map(live, worlds))
         assert {run.spec.run_id for run in (await stub.ListRuns(pb.ListRunsRequest())).runs} >= set(names)
-        for n, name in enumerate(names):
-            here = cluster.client(n)
-            assert here.exists(keys.run(name)) == 1, "at the node of its slot"
-            assert not await World(stub, None, name).faults()
-            assert await World(stub, None, name).delete()
-            assert not here.keys(keys.prefix(name) + "*")
-
-
-async def test_at_each_node_changes_wake_another_broker_and_forgotten_scripts_are_loaded_again(cluster):
-    async with serving(cluster.url) as (stub, servicer, _), serving(cluster.url) as (other_stub, _, _):
-        for n in range(MASTERS):
-            here = await world_of(stub, servicer, run_at(n, "bell"))
-            there = World(other_stub, here.redis, here.run_id)
-            await here.create()
-            prompts = asyncio.create_task(there.lease(wait=20))
+        for n, world in enumerate(worlds):
+            node, name = cluster.client(n), world.run_id
+            assert node.exists(keys.run(name)) == 1, "at the node of its slot"
+            assert not await world.faults()
+            assert await world.delete()
+            assert not node.keys(keys.prefix(name) + "*")
+            # A change wakes who waits at another broker, also where the scripts were forgotten.
+            await world.create()
+            prompts = asyncio.create_task(World(other_stub, None, name).lease(wait=20))
             await asyncio.sleep(0.1)  # let it begin to wait
-            cluster.client(n).script_flush()
+            node.script_flush()
             async with asyncio.timeout(10):
-                await here.submit("a")
+                await world.submit("a")
                 assert len(await prompts) == 1
 
 

@@ -259,3 +259,27 @@ async def test_a_certificate_has_its_share_of_the_members(run):
     await run.gpu8.register("r4")
     await run.gpu7.leave("r2")
     await run.gpu7.register("r5")
+
+
+async def test_a_certificate_has_its_share_of_the_runs(redis_server, authority, stubs):
+    listed = len((await stubs["open"].ListRuns(pb.ListRunsRequest())).runs)
+    limits = {"max_runs": 2 * (listed + 2), "max_caller_share": 0.5}
+    names = [f"identities-{next(_numbers)}" for _ in range(listed + 4)]
+    async with contextlib.AsyncExitStack() as stack:
+        _, _, host = await stack.enter_async_context(
+            serving(redis_server.url, security=security(authority, "broker"), **limits)
+        )
+        channels = [connect(host.address, security(authority, who), service="broker") for who in ("alice", "bob")]
+        alice, bob = [broker_pb2_grpc.BrokerServiceStub(await stack.enter_async_context(each)) for each in channels]
+
+        async def create(stub, name: str) -> None:
+            await World(stub, None, name).create(members=())
+
+        for name in names[: listed + 2]:
+            await create(bob, name)
+        said = await refused(create(bob, names[-2]), EXHAUSTED)
+        assert said.startswith(f"runs: the certificate 'bob' holds {listed + 2} and may hold")
+        await create(bob, names[0])  # it stands
+        await create(alice, names[-1])
+        assert await World(bob, None, names[0]).delete(force=True)
+        await create(bob, names[-2])

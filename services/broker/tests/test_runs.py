@@ -11,7 +11,8 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 from world import EVALUATE, SERVE, World, instance, refused
 
-from quartet_broker import keys, metrics, sweeper
+from quartet_broker import keys, metrics, runs, sweeper
+from quartet_broker.runs import with_defaults
 from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
 from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec
@@ -69,6 +70,18 @@ async def extend(world, **spec) -> pb.Run:
     for field, value in spec.items():
         setattr(stands, field, value)
     return (await world.stub.CreateRun(pb.CreateRunRequest(spec=stands, extend=True))).run
+
+
+def test_every_scalar_of_a_specification_that_is_unset_or_at_its_default_is_the_same():
+    """Of each field that can tell unset from zero the run file has the default, or nothing stands for it."""
+    said = with_defaults(run_spec(RunSection(environment=EnvironmentSection())))
+    without = {
+        (message.DESCRIPTOR.name, field.name)
+        for message in (said, said.sampling, said.evaluation_sampling, said.environment)
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None and field.has_presence and not message.HasField(field.name)
+    }
+    assert without == {("SamplingParams", "seed")}
 
 
 async def test_a_run_that_another_build_laid_out_is_refused_by_every_script_and_can_be_deleted(world):
@@ -139,6 +152,26 @@ async def test_a_half_deleted_run_does_not_exist_and_the_sweeper_finishes_the_wo
     assert (await world.stats()).submitted == 0
 
 
+async def test_a_run_that_is_deleted_while_it_is_swept_is_no_trouble_of_redis(world, broker, monkeypatch):
+    _, _, host = broker
+    await world.create()
+    load, times, again = runs.Runs.load, 0, asyncio.Event()
+
+    async def gone(self, run_id):
+        nonlocal times
+        if run_id != world.run_id:
+            return await load(self, run_id)
+        times += 1
+        if times == 2:
+            again.set()
+        raise runs.run_not_found(run_id)
+
+    monkeypatch.setattr(runs.Runs, "load", gone)
+    async with asyncio.timeout(20):
+        await again.wait()
+    assert not host.stopping.is_set() and not any("Redis" in thing for thing in host.waiting)
+
+
 async def test_a_finished_run_goes_when_its_time_is_over(redis_server, admin):
     async with serving(redis_server.url, finished_run_ttl=1.0) as (stub, _, _):
         ended, active = World(stub, admin, f"ended-{redis_server.port}"), World(stub, admin, f"on-{redis_server.port}")
@@ -172,6 +205,33 @@ def series_of(world: World) -> set[str]:
     """Return the names of the metrics that are labelled with a run."""
     samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
     return {sample.name for sample in samples if sample.labels.get("run") == world.run_id} & RUN_SERIES
+
+
+async def test_a_large_run_is_deleted_in_steps_of_bounded_work(world):
+    """No step holds Redis up: each runs a bounded number of commands, and frees what is large on another thread."""
+    await world.create()
+    prefix, names = keys.prefix(world.run_id), [f"pass-0/{n}" for n in range(3000)]
+    async with world.redis.pipeline(transaction=False) as pipeline:
+        pipeline.hset(prefix + "settled", mapping=dict.fromkeys(names, "COMMITTED|" + "d" * 32 + "|1|3|0"))
+        pipeline.rpush(prefix + "settled:order", *names)
+        for name in names:
+            pipeline.set(f"{prefix}result:{name}", b"x" * 100)
+        pipeline.zadd(prefix + "results:TRAIN", dict.fromkeys(names, 1e15))
+        await pipeline.execute()
+    await world.finish()
+    steps: list[list[str]] = []
+    async with world.redis.monitor() as monitor:
+        assert await world.delete()
+        await world.redis.echo("deleted")
+        while (seen := await monitor.next_command())["command"] != "ECHO deleted":
+            if seen["client_type"] != "lua":
+                steps.append([])
+            elif steps:  # else of a script that had begun before
+                steps[-1].append(seen["command"].partition(" ")[0].upper())
+    assert await keys_of(world) == []
+    assert max(map(len, steps)) <= 700, "500 instances and what finds them"
+    used = {command for step in steps for command in step}
+    assert "UNLINK" in used and not used & {"DEL", "HGETALL", "LRANGE", "SMEMBERS"}
 
 
 @pytest.mark.parametrize(

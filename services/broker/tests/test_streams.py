@@ -1,11 +1,13 @@
 """Watchers that do not read: they cost little, others do not wait for them, and they are turned away."""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import pytest
 from conftest import serving
+from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc
 from world import World, refused
 
@@ -72,6 +74,28 @@ async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_s
         assert seen[1:] == written, "none is lost, none comes twice"
 
 
+async def test_however_many_watchers_read_the_past_others_wait_for_one_message_of_theirs(redis_server, admin):
+    passes, written = 0, []
+    async with serving(redis_server.url) as (stub, servicer, _):
+        world = World(stub, admin, "passing")
+        await world.create(members=())
+        last = [await world.report(**EVENT) for _ in range(6)][-1]
+
+        async def read() -> None:
+            async with aclosing(servicer.events.watch(pb.WatchRunRequest(run_id=world.run_id))) as events:
+                async for response in events:
+                    written.append(passes)
+                    if pb.WatchRunResponse.FromString(response).event.event_id == last:
+                        return
+
+        watching = asyncio.gather(*(read() for _ in range(50)))
+        while not watching.done():
+            await asyncio.sleep(0)
+            passes += 1
+        await watching
+    assert len(written) == len(set(written)) >= 300, "no two within one pass of the event loop"
+
+
 async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
     async with serving(redis_server.url, max_streams_per_peer=3) as (stub, _, _):
         world = World(stub, admin, "many")
@@ -90,6 +114,28 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
                     break
                 except grpc.RpcError as error:
                     assert error.code() == EXHAUSTED
+
+
+async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
+    await world.create()
+    watchers = [world.watch() for _ in range(50)]
+    for watcher in watchers:
+        for _ in range(2):  # the run, its member
+            await watcher.read()
+
+    async def reads() -> int:
+        return (await world.redis.info("commandstats"))["cmdstat_xrange"]["calls"]
+
+    before = -1
+    while before != (now := await reads()):  # each has looked for what is behind its second message
+        before = now
+        await asyncio.sleep(0.2)
+    new = await world.report(**EVENT)
+    assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
+    # Those who wait look once for the event, and once for what is behind it.
+    assert await reads() - before < 10
+    for watcher in watchers:
+        watcher.cancel()
 
 
 async def test_a_run_made_anew_shows_none_of_the_events_of_the_one_before(world):
