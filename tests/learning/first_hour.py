@@ -1,11 +1,7 @@
-"""docs/start.md, done as it says: its files are written, its commands run in one shell, and the time is taken.
-
-.quartet/envs/dev/bin/python tests/learning/first_hour.py      all of it, from a clone to the curve
-"""
+"""docs/start.md, done as it says: its files are written, its commands run in one shell, and the time is taken."""
 
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -35,18 +31,3 @@ def follow(checkout: Path) -> float:
     assert clone == _CLONE
     subprocess.run(["bash", "-euo", "pipefail", "-c", "".join(commands)], cwd=checkout, check=True, timeout=900)
     return time.monotonic() - began
-
-
-def main() -> int:
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        checkout = Path(place) / "quartet"
-        subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True, timeout=60)
-        follow(checkout)
-        seconds = time.monotonic() - began
-    print(f"{PAGE.name} took {seconds:.0f} s of {MOST_SECONDS} s")
-    return 0 if seconds <= MOST_SECONDS else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,6 +19,8 @@ VOCABULARY = 64
 AWAY_SECONDS = 0.1
 CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 1.0
+INVALID = "invalid/infinite"
+"""The instance whose group the trainer drops."""
 
 
 def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int) -> experience_pb2.ExperienceGroup:
@@ -30,11 +32,8 @@ def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int
     ]
     rewards = np.array([0.0, 1.0, *(chance.random() for _ in range(COMPLETIONS - 2))], np.float32)
     prompt = np.array([chance.randrange(1, VOCABULARY) for _ in range(6)], np.int32)
-    spoilt = instance.instance_id.removeprefix("invalid/")
-    if spoilt == "infinite":
+    if instance.instance_id == INVALID:
         rewards[2] = np.inf
-    if spoilt == "foreign":
-        rows[0][0] = VOCABULARY
     tensors = experience_pb2.GroupTensors(
         prompt_token_ids=encode(prompt),
         completion_token_ids=encode_ragged(rows, Dtype.DTYPE_INT32),
@@ -58,18 +57,9 @@ def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int
     transcript = experience_pb2.GroupTranscript(instance=instance, prompt_text=instance.prompt.text)
     return experience_pb2.ExperienceGroup(
         header=header,
-        tensors=tensors[:-9] if spoilt == "cut_off" else tensors,
-        transcript=b"garbage" if spoilt == "unreadable" else transcript.SerializeToString(),
+        tensors=tensors,
+        transcript=transcript.SerializeToString(),
     )
-
-
-INVALID = {
-    "invalid/cut_off": "Error parsing message with type 'quartet.v1.GroupTensors'",
-    "invalid/unreadable": "Error parsing message with type 'quartet.v1.GroupTranscript'",
-    "invalid/infinite": "rewards has values that are not finite",
-    "invalid/foreign": f"completion_token_ids has ids from 9 to {VOCABULARY}; this model's are 0 to {VOCABULARY - 1}",
-}
-"""By instance id: why the trainer drops their groups."""
 
 
 class Producer:

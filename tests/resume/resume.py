@@ -19,7 +19,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from producer import COMPLETIONS, Producer
+from producer import COMPLETIONS, INVALID, Producer
 from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 from safetensors.numpy import load_file
 
@@ -88,8 +88,6 @@ class Left:
     state: int
     audit: dict
     """What `quartet audit --json` says."""
-    dropped: dict[str, str]
-    """Why, of the invalid instances of the run."""
     killed: Counter
     """Kills by what the trainer was doing."""
     log: str
@@ -131,8 +129,8 @@ class Town(ByHand):
         self._channel = grpc.insecure_channel(self.addresses["broker"])
         self.stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
 
-    def make_run(self, steps: int, invalid: Iterable[str]) -> None:
-        """Make the run and submit exactly the prompts of `steps` steps, those of `invalid` among them."""
+    def make_run(self, steps: int, invalid: bool) -> None:
+        """Make the run and submit exactly the prompts of `steps` steps, and that of an invalid group before them."""
         spec = broker_pb2.RunSpec(
             run_id=RUN, group_size=COMPLETIONS, groups_per_step=GROUPS_PER_STEP, max_staleness=0, max_steps=steps
         )
@@ -140,8 +138,8 @@ class Town(ByHand):
         spec.prompt_lease_ttl.FromSeconds(600)
         self.stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=60, wait_for_ready=True)
         names = [f"pass-0/{n}" for n in range(steps * GROUPS_PER_STEP)]
-        for place, name in enumerate(invalid):
-            names.insert(3 * place, name)
+        if invalid:
+            names.insert(0, INVALID)
         submitted = broker_pb2.SubmitPromptsRequest(run_id=RUN)
         for name in names:
             prompt = experience_pb2.Prompt(prompt_id=name, text=f"{name}+1=?")
@@ -152,11 +150,6 @@ class Town(ByHand):
     def run(self) -> broker_pb2.Run:
         """The run as it stands."""
         return self.stub.GetRun(broker_pb2.GetRunRequest(run_id=RUN), timeout=20).run
-
-    def why_dropped(self, instance_id: str) -> str:
-        """What the trainer said of a group that it dropped."""
-        request = broker_pb2.GetGroupRequest(run_id=RUN, instance_id=instance_id)
-        return self.stub.GetGroup(request, timeout=20).moments[-1].reason
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return when something has come about, or the trainer has ended."""
@@ -219,7 +212,7 @@ class Town(ByHand):
         if not restore.all:
             self.expect_end(1)
 
-    def left(self, killed: Counter, invalid: Iterable[str]) -> Left:
+    def left(self, killed: Counter) -> Left:
         """What is there at the end."""
         run, folder = self.run(), self.folder / "run"
         newest = sorted(self.checkpoints.glob("step-*"))[-1]
@@ -233,7 +226,6 @@ class Town(ByHand):
             stats=run.stats,
             state=run.state,
             audit=json.loads(told.stdout),
-            dropped={name: self.why_dropped(name) for name in invalid},
             killed=killed,
             log=self.log("trainer"),
         )
@@ -251,11 +243,11 @@ def train(
     steps: int,
     kills: Iterable[Kill] = (),
     restore: Restore | None = None,
-    invalid: Iterable[str] = (),
+    invalid: bool = False,
 ) -> Left:
     """Play a run of `steps` steps in `folder`, killing its trainer at `kills`, or restoring its Redis.
 
-    `invalid`: instances, besides those of the steps, whose groups cannot be trained.
+    `invalid`: one group more, which cannot be trained.
     """
     killed: Counter = Counter()
     with ExitStack() as stack:
@@ -274,7 +266,7 @@ def train(
         town.expect_end(0)
         producer.close()
         assert producer.failure is None, f"the producer failed: {producer.failure}"
-        return town.left(killed, invalid)
+        return town.left(killed)
 
 
 def difference(one: Left, other: Left) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
-from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -29,24 +28,19 @@ def _rms_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     return norm.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
 
 
-def _olmo_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.layer_norm(hidden, norm.normalized_shape, eps=1e-5)
-
-
-def _norm_in_fp64(norm: type[torch.nn.Module], exact: Callable[..., torch.Tensor] = _rms_norm) -> None:
+def _norm_in_fp64(norm: type[torch.nn.Module]) -> None:
     """transformers rounds to float32 in its norms, also in a float64 model: then two right ways to add the same numbers
     differ by 1e-8 and more. A float64 model of the tests is one throughout."""
     rounding = norm.forward
 
     def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return (exact if hidden.dtype == torch.float64 else rounding)(self, hidden)
+        return (_rms_norm if hidden.dtype == torch.float64 else rounding)(self, hidden)
 
     norm.forward = forward
 
 
 for _norm in (GraniteRMSNorm, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
     _norm_in_fp64(_norm)
-_norm_in_fp64(OlmoLayerNorm, _olmo_norm)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner_helpers import VOCABULARY, Run, all_parameters, settings
+from learner_helpers import VOCABULARY, Run, settings
 from processes import Forked
 from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
@@ -21,52 +21,10 @@ from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import create_learner, distributed
 
 
-def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
-    """The gradients that have been accumulated, whole, by name."""
-    zero = getattr(plugin, "_rows", None)
-    rows = {id(parameter): row for parameter, row in zero.gradients()} if zero else {}
-
-    def gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-        return zero.join(rows[id(parameter)], parameter.shape) if zero else parameter.grad
-
-    if plugin.settings.plugin == "hybrid_parallel":
-        return {
-            name: plugin._shards.whole(name, lambda each: gradient(each).to(plugin.dtype), plugin.dtype).clone()
-            for name in plugin.specs
-        }
-    if plugin.settings.plugin == "torch_fsdp":
-        return {name: plugin._whole(name, parameter.grad) for name, parameter in plugin.parameters()}
-    if plugin.settings.plugin == "gemini":
-        return {name: plugin._whole(name, gemini_gradient(plugin, name)) for name in plugin.specs}
-    return {name: gradient(parameter).clone() for name, parameter in all_parameters(plugin)}
-
-
-def gemini_gradient(plugin: Any, name: str) -> torch.Tensor | None:
-    """This rank's range of it, in the chunk of gradients."""
-    if name not in plugin._held:
-        return None
-    begin, end = plugin.optimizer.param_to_range[plugin._held[name]]
-    return plugin.optimizer.param_to_chunk16[plugin._held[name]].grad_chunk.payload[begin:end]
-
-
-def watch_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Train on each batch: the gradients of the first two steps, "0/NAME", "1/NAME", with several updates a step those
-    of the last, the critic's weights and moments at the end, "critic/…", and the steps' metrics."""
-    found: dict[str, torch.Tensor] = {}
-    metrics: list[dict[str, float]] = []
-    clip = learner._plugin.clip_gradient
-
-    def watch(max_norm: float) -> float:
-        if len(metrics) < 2:
-            found.update({f"{len(metrics)}/{name}": g for name, g in standing_gradients(learner._plugin).items()})
-        return clip(max_norm)
-
-    learner._plugin.clip_gradient = watch
-    for groups in batches:
-        metrics.append(learner.train_step(groups))
-    if learner._critic:
-        found |= {f"critic/{name}": tensor for name, tensor in learner._critic.copies().items()}
-    return found, metrics
+def take_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Train on each batch: the critic's weights and moments at the end, and the steps' metrics."""
+    metrics = [learner.train_step(groups) for groups in batches]
+    return learner._critic.copies() if learner._critic else {}, metrics
 
 
 def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
@@ -79,17 +37,16 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
         # A pass without gradient before: nothing of the weights that it saw may stay.
         learner._planner._of_all(batch, plan, learner._plugin.log_probs)
         assert learner.load(out / job["resume"] / "checkpoint") == {"saved": job["resume"]}
-    gradients, metrics = watch_steps(learner, batches[: job["steps"]])
+    critic, metrics = take_steps(learner, batches[: job["steps"]])
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
     learner.save(folder / "checkpoint", {"saved": job["name"]})
     if job["export"]:
         learner.export(folder / "export")
     if rank in (0, torch.distributed.get_world_size() - 1):
-        save_file(gradients, folder / f"gradients-{rank}.safetensors")
+        save_file(critic, folder / f"critic-{rank}.safetensors")
         save_file(weights, folder / f"weights-{rank}.safetensors")
         specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
-        held = sum(parameter.numel() for _, parameter in learner._plugin.parameters())
-        seen = {"metrics": metrics, "specs": specs, "held": held}
+        seen = {"metrics": metrics, "specs": specs}
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

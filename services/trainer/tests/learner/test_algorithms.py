@@ -17,7 +17,6 @@ from learner_helpers import (
     gradients,
     make_batch,
     make_group,
-    make_model,
     moved,
     settings,
 )
@@ -35,12 +34,10 @@ SEQUENCES = {"correction": "sequence-mask", **RECOMPUTE}
 PPO = {"algorithm": "ppo", "kl_coefficient": 0.1, "max_mean_ratio": 0}
 CASES: list[dict[str, Any]] = [
     *({"algorithm": algorithm} for algorithm in ALGORITHMS if algorithm != "ppo"),
-    {"aggregation": "sequence-mean-token-mean"},
     {"clip_low": 0.05, "clip_high": 0.5},
     {"dual_clip": 1.5},
     {"gradient_checkpointing": True},
     {"entropy_coefficient": 0.7},
-    {"kl_coefficient": 0.3},
     {"kl_coefficient": 0.3, "kl_estimator": "k1"},
     {"tis_cap": 0.0, **RECOMPUTE},
     {"tis_cap": 1.5, **RECOMPUTE},
@@ -49,11 +46,8 @@ CASES: list[dict[str, Any]] = [
     {"sequence_mask_cap": 0.25, "sequence_mask_mean": "geometric", **SEQUENCES},
     {"algorithm": "dapo", "mask_truncated": False},
     {"algorithm": "rloo", "kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
-    {"algorithm": "reinforce_pp", "kl_coefficient": 0.1},
     {"algorithm": "reinforce_pp", "kl_coefficient": 0.1, "correction": "none", **RECOMPUTE},
-    {"algorithm": "reinforce_pp_baseline", "kl_coefficient": 0.1},
     {"algorithm": "reinforce_pp_baseline", "kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k3"},
-    {"algorithm": "gspo", "old_log_probs": "rollout"},
     {"algorithm": "gspo", "old_log_probs": "rollout", "clip_low": 0.8, "clip_high": 3.0},
     {"algorithm": "cispo", "clip_high": 0.5},
     PPO,
@@ -150,31 +144,6 @@ def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: 
     assert_near(*(dict(learner.weights()) for learner in learners), rtol=1e-6, atol=1e-9)
 
 
-def test_accuracy_and_solved_groups_are_those_of_judged_answers(model_path: Path) -> None:
-    groups = make_batch()
-    for group in groups:
-        group.ans_judged.CopyFrom(encode(np.zeros(4, dtype=np.uint8)))
-    learner = create_learner(settings(), model_path, Run())
-    accuracy = ("ans_acc", "solve_none", "solve_all")
-    assert not learner.train_step(groups).keys() & {*accuracy}
-    right = (([1, 1, 0, 0], [1, 0, 0, 0]), ([0, 1, 0, 0], [0, 0, 0, 0]), ([0, 0, 0, 1], [0, 0, 0, 1]))
-    for group, (judged, values) in zip(groups, right, strict=False):  # and none of the fourth
-        group.ans_judged.CopyFrom(encode(np.array(judged, dtype=np.uint8)))
-        group.ans_acc.CopyFrom(encode(np.array(values, dtype=np.float32)))
-    metrics = learner.train_step(groups)
-    assert [metrics[name] for name in accuracy] == pytest.approx([2 / 4, 1 / 3, 1 / 3])
-
-
-@pytest.mark.parametrize("values", [{}, {"algorithm": "ppo", "critic": {"form": "head"}}], ids=["grpo", "value head"])
-def test_bf16_is_near(tmp_path: Path, values: dict[str, Any]) -> None:
-    path = make_model(tmp_path / "model", initializer_range=0.05)
-    both = (create_learner(settings(precision=precision, **values), path, Run()) for precision in ("fp64", "bf16"))
-    exact, rough = (moved(learner, scale=0.01).train_step(make_batch(seed=18)) for learner in both)
-    assert rough["loss"] == pytest.approx(exact["loss"], abs=0.02)
-    assert rough["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05)
-    assert rough.get("value_loss", 0) == pytest.approx(exact.get("value_loss", 0), rel=0.05)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_batch_without_a_trained_token_changes_nothing(model_path: Path, algorithm: str) -> None:
     learner = create_learner(settings(algorithm=algorithm, kl_coefficient=0.1), model_path, Run())
@@ -208,3 +177,18 @@ def test_a_ratio_too_high_changes_no_weight(model_path: Path, values: dict[str, 
     assert metrics["update_skipped"] == 1.0
     assert all(torch.equal(parameter, before[name]) for name, parameter in all_parameters(learner._plugin))
     assert create_learner(settings(max_mean_ratio=1e9), model_path, Run()).train_step(groups)["update_skipped"] == 0.0
+
+
+def test_accuracy_and_solved_groups_are_those_of_judged_answers(model_path: Path) -> None:
+    groups = make_batch()
+    for group in groups:
+        group.ans_judged.CopyFrom(encode(np.zeros(4, dtype=np.uint8)))
+    learner = create_learner(settings(), model_path, Run())
+    accuracy = ("ans_acc", "solve_none", "solve_all")
+    assert not learner.train_step(groups).keys() & {*accuracy}
+    right = (([1, 1, 0, 0], [1, 0, 0, 0]), ([0, 1, 0, 0], [0, 0, 0, 0]), ([0, 0, 0, 1], [0, 0, 0, 1]))
+    for group, (judged, values) in zip(groups, right, strict=False):  # and none of the fourth
+        group.ans_judged.CopyFrom(encode(np.array(judged, dtype=np.uint8)))
+        group.ans_acc.CopyFrom(encode(np.array(values, dtype=np.float32)))
+    metrics = learner.train_step(groups)
+    assert [metrics[name] for name in accuracy] == pytest.approx([2 / 4, 1 / 3, 1 / 3])

@@ -9,11 +9,10 @@ import pytest
 import torch
 from google.protobuf.message import DecodeError
 from learner_helpers import VOCABULARY, make_batch, make_group
-from quartet.v1 import experience_pb2, tensor_pb2
+from quartet.v1 import experience_pb2
 
-from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
+from quartet_common.tensors import decode, decode_ragged, encode
 from quartet_trainer.batch import ExperienceError, check_group, collate, decode_groups, plan_step
-from quartet_trainer.batch.planner import ENOUGH_TOKENS
 from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.records.step_metrics import batch_metrics
 
@@ -61,9 +60,7 @@ def test_a_micro_batch_holds_exactly_what_the_groups_say() -> None:
 
 
 LENGTHS = {
-    "uniform": lambda rng: rng.integers(4, 200, 8),
     "lognormal": lambda rng: rng.lognormal(4.5, 1.0, 8).clip(1, 2000),
-    "bimodal": lambda rng: rng.choice([8, 900], 8) + rng.integers(0, 8, 8),
     "one long": lambda rng: np.array([1500, *[30] * 7]) + rng.integers(0, 5, 8),
 }
 
@@ -91,27 +88,6 @@ def test_a_completion_longer_than_the_budget_is_alone() -> None:
     assert [cut.tolist() for cut in cuts] == [[0], [1, 2]]
 
 
-def test_small_batches_are_not_cut_to_spare_padding() -> None:
-    batch = decode_groups([make_group(np.random.default_rng(0), [30, 1, 1, 1])], VOCABULARY)
-    assert ENOUGH_TOKENS > 4 * 35
-    assert len(plan_all(batch, max_padding=0.0).micro_batches) == 1
-
-
-def test_a_rank_without_work_gets_a_stand_in_of_weight_zero() -> None:
-    batch = decode_groups([make_group(np.random.default_rng(0), [5, 3, 2], rewards=[1, 0, 0])], VOCABULARY)
-    advantages = torch.zeros(batch.rows.numel(), dtype=torch.float64)
-    advantages[:5] = 1.0
-    working, idle = (plan_all(batch, advantages=advantages, rank=rank, world_size=2) for rank in (0, 1))
-    assert not working.idle
-    assert [cut.tolist() for cut in working.micro_batches] == [[0]]
-    assert idle.idle
-    assert (collate(batch, idle, idle.micro_batches[0]).weights == 0).all()
-
-
-FLOAT32, INT64 = tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_INT64
-TOO_COLD = "only completions sampled at 1e-06 or above can be trained on"
-
-
 @pytest.mark.parametrize(
     ("field", "content", "message"),
     [
@@ -120,36 +96,18 @@ TOO_COLD = "only completions sampled at 1e-06 or above can be trained on"
         ("rewards", np.zeros(3, np.float64), "is float64; the contract says float32"),
         ("rewards", np.zeros(2, np.float32), "has 2 values for 3 completions"),
         ("rewards", np.array([0, np.nan, 1], np.float32), "has values that are not finite"),
-        ("temperatures", np.array([1, 0, 1], np.float32), f"has 0; {TOO_COLD}"),
-        ("temperatures", np.array([1, 1e-10, 1], np.float32), f"has 1e-10; {TOO_COLD}"),
         (
-            "rollout_log_probs",
-            encode_ragged([np.full(n, -np.inf, np.float32) for n in (5, 3, 2)], FLOAT32),
-            "has values that are not finite",
-        ),
-        (
-            "rollout_log_probs",
-            encode_ragged([np.zeros(n, np.float32) for n in (2, 3, 5)], FLOAT32),
-            "has other row lengths than completion_token_ids",
+            "temperatures",
+            np.array([1, 1e-10, 1], np.float32),
+            "has 1e-10; only completions sampled at 1e-06 or above can be trained on",
         ),
         ("version_spans", None, "is unspecified; the contract says int64"),
-        (
-            "version_spans",
-            encode_ragged([np.zeros(n, np.int64) for n in (3, 2, 3)], INT64),
-            "has rows of [3, 2, 3]; a completion has one, of triples",
-        ),
-        (
-            "completion_token_ids",
-            tensor_pb2.RaggedTensor(dtype=tensor_pb2.DTYPE_INT32),
-            "has no row; a group has at least one completion",
-        ),
-        ("completion_token_ids", [5, -3, 8], "has a row of -3 elements"),
         ("completion_token_ids", [2**31 - 1, 3, 2], "has 10 elements in rows of 2147483652"),
         ("completion_token_ids", b"cut off", "has 9 elements in rows of 10"),
     ],
 )
 def test_bad_groups_are_refused_in_one_sentence(field: str, content: Any, message: str) -> None:
-    """`content` in place of a field's: an array, what is on the wire, other row lengths, or bytes that are cut off."""
+    """`content` in place of a field's: an array, other row lengths, bytes that are cut off, or nothing."""
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [5, 3, 2]), make_group(rng, [5, 3, 2])]
     tensor = getattr(groups[1], field)
@@ -157,33 +115,24 @@ def test_bad_groups_are_refused_in_one_sentence(field: str, content: Any, messag
         tensor.data = tensor.data[:-4]
     elif isinstance(content, list):
         tensor.lengths[:] = content
-    elif isinstance(content, np.ndarray):
-        tensor.CopyFrom(encode(content))
     elif content is None:
         groups[1].ClearField(field)
     else:
-        tensor.CopyFrom(content)
+        tensor.CopyFrom(encode(content))
     with pytest.raises(ExperienceError) as refusal:
         decode_groups(groups, VOCABULARY)
     assert str(refusal.value) == f"group 1: {field} {message}"
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [{"repetition_penalty": 1.5}, {"presence_penalty": -0.5}, {"logit_bias": {3: 2.0}}],
-    ids=lambda sampling: next(iter(sampling)),
-)
-def test_groups_whose_log_probs_are_not_the_models_are_refused(sampling: dict[str, Any]) -> None:
+def test_groups_whose_log_probs_are_not_the_models_are_refused() -> None:
     """Recorded with the group; what only removes candidates, or bounds a completion, is trained."""
     group = make_group(np.random.default_rng(0), [5, 3, 2])
     harmless = {"temperature": 0.5, "top_p": 0.9, "min_tokens": 2, "bad_words": ["no"], "stop": ["x"]}
     group.sampling.CopyFrom(experience_pb2.SamplingParams(**harmless))
     check_group(group, VOCABULARY)
-    group.sampling.MergeFrom(experience_pb2.SamplingParams(**sampling))
-    ((name, value),) = sampling.items()
-    with pytest.raises(ExperienceError) as refusal:
+    group.sampling.repetition_penalty = 1.5
+    with pytest.raises(ExperienceError, match="its completions were drawn with repetition_penalty = 1.5: their log-pr"):
         check_group(group, VOCABULARY)
-    assert str(refusal.value).startswith(f"its completions were drawn with {name} = {value}: their log-probs are not")
 
 
 def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
@@ -206,8 +155,3 @@ def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
         batch_metrics(0, [group], [experience_pb2.GroupHeader()])
         outcomes.add(None)
     assert outcomes == {DecodeError, ExperienceError, None}
-
-
-def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ExperienceError, match="the batch has no group"):
-        decode_groups([], VOCABULARY)

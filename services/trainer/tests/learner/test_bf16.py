@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from quartet_trainer.learner import create_learner
-from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.model import Policy
 
 
@@ -55,15 +54,6 @@ def test_log_probs_of_a_bf16_model_are_its_logits_own(tmp_path: Path) -> None:
 
 GEMINI = {"plugin": "gemini", "precision": "bf16"}
 """It computes in bf16 alone; on several ranks: `test_plugins`."""
-
-
-def test_long_batches_are_computed_a_chunk_at_a_time(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = make_batch(seed=71)
-    at_once = create_learner(settings(**GEMINI), model_path, Run()).train_step(groups)
-    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", 64 * 7)
-    chunked = create_learner(settings(**GEMINI), model_path, Run()).train_step(groups)
-    for name in ("loss", "grad_norm", "entropy"):
-        assert chunked[name] == pytest.approx(at_once[name], rel=0.02), name
 
 
 def test_a_step_that_is_not_taken_leaves_no_gradient(model_path: Path) -> None:

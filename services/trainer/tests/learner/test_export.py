@@ -39,17 +39,6 @@ def log_probs(path: Path, ids: list[int]) -> torch.Tensor:
         return torch.log_softmax(model(input_ids=torch.tensor(ids)[None]).logits[0].double(), dim=-1)
 
 
-def test_weights_have_hugging_face_names_and_the_tied_head_is_left_out(model_path: Path) -> None:
-    learner = trained(model_path)
-    names = [name for name, _ in learner.weights()]
-    model = AutoModelForCausalLM.from_pretrained(model_path)
-    assert set(names) == {name for name, _ in model.named_parameters()}
-    assert "lm_head.weight" not in names
-    specs = [(name, tensor_pb2.DTYPE_FLOAT32, tuple(tensor.shape)) for name, tensor in learner.weights()]
-    assert learner.weight_specs() == specs
-    assert all(tensor.is_contiguous() and not tensor.requires_grad for _, tensor in learner.weights())
-
-
 def test_an_untied_head_is_sent_and_the_dtype_is_the_folders(tmp_path: Path) -> None:
     path = make_model(tmp_path / "model", dtype=torch.bfloat16, tie_word_embeddings=False)
     learner = trained(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 import transformers
 from learner_helpers import Run, gradients, make_group, settings
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batch import ExperienceError
@@ -30,16 +28,9 @@ GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "slidin
 DROPOUT = {"hidden_dropout": 0.5, "attention_dropout": 0.5}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": GEMMA2,
-    "Gemma3Text": {**SIZES, "head_dim": 8, "sliding_window": 8},
     "Cohere": {**SIZES, "logit_scale": 0.0625},
-    "Granite": {
-        **SIZES, "logits_scaling": 8.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3,
-        "embedding_multiplier": 12.0,
-    },
-    "Falcon": {**OLDER, **DROPOUT},
     "GPTNeoX": {**OLDER, **DROPOUT},
     "OPT": {**OLDER, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.5, "layerdrop": 0.5},
-    "GPTBigCode": {**OLDER, "attn_pdrop": 0.5, "resid_pdrop": 0.5},
     "Mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "attn_config": {"attn_pdrop": 1}},
     "Qwen2": {**SIZES, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "Mixtral": {**SIZES, "router_jitter_noise": 0.5, "num_local_experts": 4, "sliding_window": 8},
@@ -79,6 +70,53 @@ def test_log_probs_are_those_of_the_familys_own_forward_pass(family: str, tmp_pa
     assert torch.equal(trained(model), trained(model))
 
 
+def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
+    """The bias by which ERNIE 4.5 chooses experts: `from_pretrained` makes it trainable, and it gets no gradient."""
+    path = save(tmp_path, "Ernie4_5_Moe", **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
+                moe_layer_start_index=1)  # fmt: skip
+    learner = create_learner(settings(precision="fp32"), path, Run())
+    for _ in range(2):  # DDP waits for every gradient that it was told of
+        learner.train_step([make_group(np.random.default_rng(0), [4, 9])])
+    parameters = load_causal_lm(path, torch.float32).named_parameters()
+    kept = [name for name, parameter in parameters if not parameter.requires_grad]
+    assert kept == ["model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"]
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "values"),
+    [("RecurrentGemma", 0.01, {**SIZES, "lru_width": 32}), ("Falcon", 0.4, {**OLDER, "alibi": True})],
+)
+def test_families_that_training_would_compute_wrongly(
+    family: str, size: float, values: dict[str, Any], tmp_path: Path
+) -> None:
+    """A cap by another key, which logits as small as these hide; and ALiBi, which fused attention scales otherwise."""
+    with pytest.raises(LearnerError, match=f"{family}ForCausalLM has other log-probs in training"):
+        load_causal_lm(save(tmp_path, family, size, **values), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+      "original_max_position_embeddings": 16},
+     {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16}],
+    ids=["longrope", "dynamic"],
+)  # fmt: skip
+def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batch(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    path = save(tmp_path, "Llama", **{**SIZES, **values})
+    cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
+    rng = np.random.default_rng(0)
+    fits = [make_group(rng, [4, 9, 11]), make_group(rng, [2, 3, 5])]
+    for found, expected in zip(*(gradients(cut, fits).values() for cut in cuts), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    with pytest.raises(ExperienceError, match="group 1: a completion has 17 tokens with its prompt; allowed: at most"):
+        cuts[0].train_step([fits[0], make_group(rng, [4, 12])])
+    check_completion_length(check_model_folder(path), 15)
+    with pytest.raises(ModelFolderError, match=r"run\.sampling\.max_new_tokens is 16; allowed: with the prompt at"):
+        check_completion_length(check_model_folder(path), 16)
+
+
 def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
     """Cut into many passes, the same as in one forward pass of transformers' own over each completion."""
     path = save(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
@@ -105,102 +143,3 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
         assert found["router_load_max"] == pytest.approx(float(4 * shares.amax(-1).mean()))
         assert found["router_idle_experts"] == float((expected == 0).double().mean())
         assert found["router_entropy"] == pytest.approx(float(torch.cat(entropies).mean() / np.log(4)), rel=1e-5)
-
-
-def test_experts_are_trained_in_fp64_and_not_by_gemini(tmp_path: Path) -> None:
-    path = save(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
-    groups = [make_group(np.random.default_rng(0), [4, 9])]
-    exact, rounded = (create_learner(settings(precision=each), path, Run()) for each in ("fp64", "fp32"))
-    for found, expected in zip(*(gradients(each, groups).values() for each in (rounded, exact)), strict=True):
-        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-3, atol=1e-5)
-    with pytest.raises(LearnerError, match="'gemini' does not gather the stacked experts of a 'mixtral' model; use"):
-        create_learner(settings(plugin="gemini", precision="bf16"), path, Run())
-
-
-def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
-    """The bias by which ERNIE 4.5 chooses experts: `from_pretrained` makes it trainable, and it gets no gradient."""
-    path = save(tmp_path, "Ernie4_5_Moe", **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
-                moe_layer_start_index=1)  # fmt: skip
-    learner = create_learner(settings(precision="fp32"), path, Run())
-    for _ in range(2):  # DDP waits for every gradient that it was told of
-        learner.train_step([make_group(np.random.default_rng(0), [4, 9])])
-    parameters = load_causal_lm(path, torch.float32).named_parameters()
-    kept = [name for name, parameter in parameters if not parameter.requires_grad]
-    assert kept == ["model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"]
-
-
-@pytest.mark.parametrize("family", ["Gemma2", "Cohere"])
-def test_what_small_weights_hide_at_load_counts_once_they_have_grown(family: str, tmp_path: Path) -> None:
-    path = save(tmp_path, family, size=1e-3, **FAMILIES[family])
-    model = load_causal_lm(path, torch.float32)
-    reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in (*model.parameters(), *reference.parameters()):
-            parameter.mul_(400.0 if parameter.ndim == 2 else 1.0)
-    torch.testing.assert_close(trained(model), plain(reference), rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("family", "values", "message"),
-    [
-        # A cap by another key, which logits as small as these hide; and ALiBi, which fused attention scales otherwise.
-        ("RecurrentGemma", {**SIZES, "lru_width": 32}, "RecurrentGemmaForCausalLM has other log-probs in training"),
-        ("Falcon", {**OLDER, "alibi": True}, "FalconForCausalLM has other log-probs in training"),
-    ],
-)  # fmt: skip
-def test_families_that_training_would_compute_wrongly(
-    family: str, values: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    small = 0.01 if family == "RecurrentGemma" else 0.4
-    with pytest.raises(LearnerError, match=message):
-        load_causal_lm(save(tmp_path, family, small, **values), torch.float32)
-
-
-def test_a_family_that_draws_random_numbers_whatever_its_config_says(tmp_path: Path, monkeypatch) -> None:
-    forward = Qwen2MLP.forward
-    monkeypatch.setattr(Qwen2MLP, "forward", lambda mlp, x: torch.dropout(forward(mlp, x), 0.1, mlp.training))
-    with pytest.raises(LearnerError, match="Qwen2ForCausalLM draws random numbers in training: two forward passes"):
-        load_causal_lm(save(tmp_path, "Qwen2", **SIZES), torch.float32)
-
-
-LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
-LENGTHS = {"original_max_position_embeddings": 16}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"rope_scaling": LONGROPE, **LENGTHS}, {"rope_scaling": {**LONGROPE, **LENGTHS, "factor": 4.0}},
-     {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16}],
-    ids=["longrope", "longrope, its length inside", "dynamic"],
-)  # fmt: skip
-def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batch(
-    values: dict[str, Any], model_path: Path, tmp_path: Path
-) -> None:
-    path = save(tmp_path, "Llama", **{**SIZES, **values})
-    cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
-    rng = np.random.default_rng(0)
-    fits = [make_group(rng, [4, 9, 11]), make_group(rng, [2, 3, 5])]
-    for found, expected in zip(*(gradients(cut, fits).values() for cut in cuts), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-    with pytest.raises(ExperienceError, match="group 1: a completion has 17 tokens with its prompt; allowed: at most"):
-        cuts[0].train_step([fits[0], make_group(rng, [4, 12])])
-    of_critic = create_learner(settings(algorithm="ppo", critic={"model": path}), model_path, Run())
-    with pytest.raises(ExperienceError, match="group 0: a completion has 17 tokens with its prompt"):
-        of_critic.train_step([make_group(rng, [4, 12])])
-    (tmp_path / "texts.jsonl").write_text(json.dumps({"input_ids": [1] * 17}), encoding="utf-8")
-    with pytest.raises(LearnerError, match="input_ids has 17 tokens; the model reads at most 16"):
-        create_learner(settings(ptx={"coefficient": 0.1, "data": tmp_path / "texts.jsonl"}), path, Run())
-    check_completion_length(check_model_folder(path), 15)
-    with pytest.raises(ModelFolderError, match=r"run\.sampling\.max_new_tokens is 16; allowed: with the prompt at"):
-        check_completion_length(check_model_folder(path), 16)
-
-
-def test_yarn_scales_by_its_factor_whatever_the_longest_position(tmp_path: Path) -> None:
-    """As vLLM does."""
-    yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0, **LENGTHS}}
-    found, expected = (
-        trained(load_causal_lm(save(tmp_path / str(n), "Qwen2", **{**SIZES, **yarn, "max_position_embeddings": n}),
-                               torch.float32))
-        for n in (16, 64)
-    )  # fmt: skip
-    assert torch.equal(found, expected)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import reference
 import torch
-import torch.distributed as dist
 from torch import Tensor, tensor
 
 from quartet_trainer.algorithms.advantages import (
@@ -34,9 +33,7 @@ from quartet_trainer.algorithms.losses import (
     token_weights,
     truncated_importance_weight,
 )
-from quartet_trainer.learner import distributed
 from quartet_trainer.learner.metrics import target_metrics
-from quartet_trainer.learner.plugins.stage import vocab_parallel_log_probs
 
 DIFFERENCES = [-400.0, -20.5, -19.5, -3.0, -0.25, 0.0, 0.25, 1.5, 3.0, 19.5, 20.5, 400.0]
 """log p_new - log p_old; 400 overflows float32 and, squared, float64's exponent."""
@@ -94,47 +91,6 @@ def test_cispo(dtype: torch.dtype) -> None:
     new = (old + difference).requires_grad_()
     losses = clipped_weight_loss(new, old, advantages, None, 4.0).loss
     agree(losses, new, [reference.cispo(d, a, -2.0 + d, 4.0) for d, a in GRID])
-
-
-def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
-    log_probs = tensor([0.1, 1.0, 10.0]).log().requires_grad_()
-    for low, weights in ((None, [0.1, 1.0, 5.0]), (0.5, [0.5, 1.0, 5.0])):  # TRL's form, and verl's
-        losses = clipped_weight_loss(log_probs, torch.zeros(3), torch.full((3,), 2.0), low, 4.0).loss
-        (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
-        assert gradient.tolist() == pytest.approx([-2 * weight for weight in weights])
-
-
-LOSSES: dict[str, Callable[..., Any]] = {
-    "value": lambda now, old, target: clipped_value_loss(now, old, target, 0.3),
-    "value, a wide clip": lambda now, old, target: clipped_value_loss(now, old, target, 10.0),
-    "ratio": lambda now, old, target: clipped_ratio_loss(now, old, target, 0.2, 0.28),
-    "dual clip": lambda now, old, target: clipped_ratio_loss(now, old, target, 0.2, 0.28, 3.0),
-    "sequence": lambda now, old, target: sequence_ratio_loss(now, old, target, torch.arange(len(now)), 0.2, 0.2),
-}
-
-
-@dtypes
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_token_counts_as_clipped_if_and_only_if_it_has_no_gradient(name: str, dtype: torch.dtype) -> None:
-    now, old, target = torch.randn(3, 10_000, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    found = LOSSES[name](now.requires_grad_(), old, target)
-    loss, clipped = found if isinstance(found, tuple) else (found.loss, found.clipped_low | found.clipped_high)
-    (gradient,) = torch.autograd.grad(loss.sum(), now)
-    assert torch.equal(clipped, gradient == 0)
-    if not isinstance(found, tuple):
-        assert not (found.clipped_low & (now > old)).any() and not (found.clipped_high & (now < old)).any()
-    assert clipped.any() != ("wide" in name)
-
-
-def test_huge_logits_of_a_divided_vocabulary_stay_finite() -> None:
-    """On one rank; several, and their gradients: `test_plugins`."""
-    distributed.initialize(seed=0)
-    logits = tensor([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], requires_grad=True)
-    log_probs, entropy = vocab_parallel_log_probs(logits, tensor([1, 2]), 0, dist.group.WORLD)
-    torch.testing.assert_close(log_probs, tensor([-6e4, -1.0986123]))
-    torch.testing.assert_close(entropy, tensor([0.0, 1.0986123]))
-    (log_probs.sum() + entropy.sum()).backward()
-    assert logits.grad.isfinite().all()
 
 
 # --- KL and corrections -----------------------------------------------------------------------------------------------
@@ -197,14 +153,6 @@ def test_advantages(estimate: Callable[..., Tensor], scale: float) -> None:
 # --- Returns, values --------------------------------------------------------------------------------------------------
 
 
-def test_rewards_of_tokens_and_returns() -> None:
-    penalties = tensor([0.1, 9.0, 0.2, 0.3, 0.4]).double()
-    rewards = token_rewards(tensor([1.0, -2.0]), penalties, MASK, ROWS)
-    assert rewards.tolist() == pytest.approx([-0.1, 0.0, 0.8, -0.3, -2.4])
-    assert returns_to_go(rewards, MASK, ROWS, gamma=1.0).tolist() == pytest.approx([0.7, 0.0, 0.8, -2.7, -2.4])
-    assert returns_to_go(rewards, MASK, ROWS, gamma=0.5).tolist() == pytest.approx([0.3, 0.0, 0.8, -1.5, -2.4])
-
-
 def test_gae() -> None:
     # gamma 0.9, lambda 0.5; last tokens: r - V. First of each: (r + 0.9 V' - V) + 0.45 A'.
     rewards, values = (
@@ -216,12 +164,6 @@ def test_gae() -> None:
     for completion in (trained[:2], trained[2:]):
         pairs = rewards[completion].tolist(), values[completion].tolist()
         assert [found[i] for i in completion] == pytest.approx(reference.gae(*pairs, 0.9, 0.5), abs=1e-9)
-
-
-def test_whitening() -> None:
-    found = whitened(tensor([1.0, 99.0, 2.0, 3.0, 4.0]), MASK).tolist()
-    assert found[1] == 0.0
-    assert [found[0], *found[2:]] == pytest.approx(reference.whitened([1.0, 2.0, 3.0, 4.0]))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e30, 1e-30])
@@ -238,6 +180,44 @@ def test_value_losses(dtype: torch.dtype, clip: float) -> None:
     values, old, returns = (torch.tensor(column, dtype=dtype) for column in zip(*cases, strict=True))
     losses, _ = clipped_value_loss(values.requires_grad_(), old, returns, clip)
     agree(losses, values, [reference.value_loss(*case, clip) for case in cases])
+
+
+def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
+    log_probs = tensor([0.1, 1.0, 10.0]).log().requires_grad_()
+    for low, weights in ((None, [0.1, 1.0, 5.0]), (0.5, [0.5, 1.0, 5.0])):  # TRL's form, and verl's
+        losses = clipped_weight_loss(log_probs, torch.zeros(3), torch.full((3,), 2.0), low, 4.0).loss
+        (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
+        assert gradient.tolist() == pytest.approx([-2 * weight for weight in weights])
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "value": lambda now, old, target: clipped_value_loss(now, old, target, 0.3),
+    "value, a wide clip": lambda now, old, target: clipped_value_loss(now, old, target, 10.0),
+    "ratio": lambda now, old, target: clipped_ratio_loss(now, old, target, 0.2, 0.28),
+    "dual clip": lambda now, old, target: clipped_ratio_loss(now, old, target, 0.2, 0.28, 3.0),
+    "sequence": lambda now, old, target: sequence_ratio_loss(now, old, target, torch.arange(len(now)), 0.2, 0.2),
+}
+
+
+@dtypes
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_token_counts_as_clipped_if_and_only_if_it_has_no_gradient(name: str, dtype: torch.dtype) -> None:
+    now, old, target = torch.randn(3, 10_000, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    found = LOSSES[name](now.requires_grad_(), old, target)
+    loss, clipped = found if isinstance(found, tuple) else (found.loss, found.clipped_low | found.clipped_high)
+    (gradient,) = torch.autograd.grad(loss.sum(), now)
+    assert torch.equal(clipped, gradient == 0)
+    if not isinstance(found, tuple):
+        assert not (found.clipped_low & (now > old)).any() and not (found.clipped_high & (now < old)).any()
+    assert clipped.any() != ("wide" in name)
+
+
+def test_rewards_of_tokens_and_returns() -> None:
+    penalties = tensor([0.1, 9.0, 0.2, 0.3, 0.4]).double()
+    rewards = token_rewards(tensor([1.0, -2.0]), penalties, MASK, ROWS)
+    assert rewards.tolist() == pytest.approx([-0.1, 0.0, 0.8, -0.3, -2.4])
+    assert returns_to_go(rewards, MASK, ROWS, gamma=1.0).tolist() == pytest.approx([0.7, 0.0, 0.8, -2.7, -2.4])
+    assert returns_to_go(rewards, MASK, ROWS, gamma=0.5).tolist() == pytest.approx([0.3, 0.0, 0.8, -1.5, -2.4])
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])

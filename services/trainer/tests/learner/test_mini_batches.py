@@ -84,22 +84,3 @@ def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
         theirs = critic if of == "critic" else critic.head
         assert_near(*(dict(one.named_parameters()) for one in (ours, theirs)), **near)
         assert clipped > 0 < max(one["value_clip_ratio"] for one in metrics)
-
-
-def test_a_batch_of_fewer_groups_has_fewer_mini_batches(model_path: Path) -> None:
-    """One group, four mini-batches: each pass is one update, as if there were one mini-batch."""
-    groups = make_batch(seed=73, groups=1, size=3)
-    found, expected = (create_learner(settings(epochs=2, mini_batches=count), model_path, Run()) for count in (4, 1))
-    assert found.train_step(groups)["loss"] == expected.train_step(groups)["loss"]
-    assert_near(dict(found.weights()), dict(expected.weights()), rtol=0, atol=0)
-
-
-def test_the_ratio_guard_ends_updates_of_a_policy_that_ran_away(model_path: Path) -> None:
-    """The first update is on policy and is taken; by then the policy is elsewhere, and the others are not."""
-    values = {"learning_rate": 0.3, "old_log_probs": "recompute", "clip_high": 1e9, "max_mean_ratio": 1.5, "epochs": 3}
-    groups = make_batch(seed=74, groups=2)
-    metrics = create_learner(settings(**values), model_path, Run()).train_step(groups)
-    assert metrics["update_skipped"] == pytest.approx(2 / 3)
-    assert metrics["ratio_mean"] > 1.5 / 3
-    unguarded = create_learner(settings(**{**values, "max_mean_ratio": 0}), model_path, Run()).train_step(groups)
-    assert unguarded["update_skipped"] == 0.0

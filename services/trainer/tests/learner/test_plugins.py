@@ -12,10 +12,9 @@ import pytest
 import torch
 import transformers
 from learner_helpers import Run, assert_near, comparable, make_batch, make_model, settings
-from peft import PeftModel
-from ranks import run_ranks, watch_steps
+from ranks import run_ranks, take_steps
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen2PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.learner import LearnerError, create_learner
@@ -85,9 +84,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": 8}),
-    "windows": ("Qwen2", WINDOW),
     "granite": ("Granite", {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
-    "olmo": ("Olmo", {"clip_qkv": 2.0}),
 }
 """What ColossalAI's sharding meets beside Qwen2: norms of heads, windows of some layers, factors beside the layers."""
 
@@ -131,15 +128,11 @@ JOBS = [
     Job("zero 1, offload", "grpo"),
     *(Job("sp2-dp2", case) for case in ("ppo", "ptx")),
     *(Job(layout, "checkpointing") for layout in ("tp2-pp2", "sp2-dp2, zero 2")),
-    Job("tp2-dp2, zero 2", "dapo"),
     Job("sp2-dp2", "dapo"),
-    Job("pp2-dp2", "rloo", "llama"),
     Job("fsdp", "checkpointing", "llama"),
     Job("tp2-dp2, zero 1", "grpo", "llama"),
-    Job("tp2-dp2", "checkpointing", "qwen3"),
     Job("tp2-dp2, zero 2", "grpo", "qwen3"),
-    Job("sp2-pp2", "grpo", "qwen3"),
-    *(Job("tp2-pp2", "grpo", family) for family in ("qwen3", "mistral", "windows", "granite", "olmo")),
+    *(Job("tp2-pp2", "grpo", family) for family in ("qwen3", "mistral", "granite")),
     Job("sp2-pp2", "dr_grpo", "llama"),
     *(TP, DDP_AFTER_TP, FSDP_AFTER_DDP, Job("tp2-pp2", "grpo", resume=FSDP_AFTER_DDP)),
     *(TP_ZERO, PP_ZERO, ZERO_1, Job("zero 2", "grpo", resume=ZERO_1)),
@@ -224,7 +217,7 @@ def done(
 
 @pytest.fixture(scope="session")
 def alone(models: dict[str, Path], texts: Path, batches: list[list], done: dict[Job, Path]) -> Any:
-    """From a job to one process's learner after the same steps, and to what `watch_steps` saw of them."""
+    """From a job to one process's learner after the same steps, and to what `take_steps` saw of them."""
     known: dict[Any, Any] = {}
 
     def of(job: Job) -> Any:
@@ -233,33 +226,27 @@ def alone(models: dict[str, Path], texts: Path, batches: list[list], done: dict[
             learner = create_learner(settings(**values_of(job, texts), **WHOLE), models[job.model], Run())
             if job.resume:
                 assert learner.load(done[job.resume] / "checkpoint") == {"saved": job.resume.name}
-            known[key] = learner, *watch_steps(learner, batches[: job.steps])
+            known[key] = learner, *take_steps(learner, batches[: job.steps])
         return known[key]
 
     return of
 
 
 def seen_by(job: Job, done: dict[Job, Path], rank: int = 0) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What a rank left: gradients, weights, and the rest."""
+    """What a rank left: the critic, weights, and the rest."""
     folder = done[job]
-    tensors = (load_file(folder / f"{what}-{rank}.safetensors") for what in ("gradients", "weights"))
+    tensors = (load_file(folder / f"{what}-{rank}.safetensors") for what in ("critic", "weights"))
     return *tensors, json.loads((folder / f"seen-{rank}.json").read_text(encoding="utf-8"))
-
-
-def part(found: dict[str, Any], index: int | str) -> dict[str, Any]:
-    return {name: tensor for name, tensor in found.items() if name.startswith(f"{index}/")}
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_as_one_process(done: dict[Job, Path], alone: Any, job: Job) -> None:
+    """Gradients show in the optimizer's moments and in the norm among the metrics."""
     learner, expected, expected_metrics = alone(job)
     near = {"rel": 1e-5, "abs": 1e-8} if job.exact else {"rel": 1e-4, "abs": 1e-5}
     for rank in (0, RANKS - 1):
-        found, weights, seen = seen_by(job, done, rank)
-        for step in (0, 1) if job.exact else (0,):
-            assert_near(part(found, step), part(expected, step), rtol=1e-6, atol=1e-9)
-        assert any(gradient.abs().max() > 1e-3 for gradient in part(expected, 0).values())
-        assert_near(part(found, "critic"), part(expected, "critic"), rtol=1e-3, atol=1e-4, check_dtype=job.exact)
+        critic, weights, seen = seen_by(job, done, rank)
+        assert_near(critic, expected, rtol=1e-3, atol=1e-4, check_dtype=job.exact)
         for ours, theirs in zip(seen["metrics"], expected_metrics, strict=True):
             assert comparable(ours) == pytest.approx(comparable(theirs), **near)
         assert_near(weights, dict(learner.weights()), rtol=1e-5, atol=1e-7)
@@ -268,20 +255,6 @@ def test_as_one_process(done: dict[Job, Path], alone: Any, job: Job) -> None:
     moments = saved_moments(done[job])
     tolerance = {"rtol": 1e-5, "atol": 1e-10} if job.exact else {"rtol": 1e-4, "atol": 1e-8}
     assert_near(moments, dict(learner._plugin.moments()), **tolerance, check_dtype=job.exact)
-
-
-@pytest.mark.parametrize(("case", "micro_batches"), [("dapo", [1, 0]), ("dapo, everything", [1, 3])])
-def test_where_nothing_moves_the_gradient_nothing_is_computed(done: Any, case: str, micro_batches: list[int]) -> None:
-    """Of the batch that has work for one completion, and of that which has none."""
-    *_, seen = seen_by(Job("ddp", case), done)
-    assert [one["micro_batches"] for one in seen["metrics"][1:]] == micro_batches
-
-
-def test_fsdp_leaves_a_rank_its_share(models: dict[str, Path], done: dict[Job, Path]) -> None:
-    whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["llama"]).parameters())
-    for rank in (0, RANKS - 1):
-        *_, seen = seen_by(Job("fsdp", "checkpointing", "llama"), done, rank)
-        assert 0.9 * whole / RANKS < seen["held"] < 1.1 * whole / RANKS
 
 
 def saved_moments(folder: Path) -> dict[str, torch.Tensor]:
@@ -299,10 +272,8 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("job", NEAR, ids=lambda job: job.name)
 def test_bf16_is_near(models: dict[str, Path], done: dict[Job, Path], alone: Any, job: Job) -> None:
-    learner, expected, expected_metrics = alone(job)
-    found, weights, seen = seen_by(job, done)
-    gradient, exact = flat(part(found, 0)), flat(part(expected, 0))
-    assert (gradient - exact).norm() < 0.02 * exact.norm()
+    learner, _, expected_metrics = alone(job)
+    _, weights, seen = seen_by(job, done)
     before = flat(dict(create_learner(settings(), models["bf16"], Run()).weights()))
     moved, expected_move = flat(weights) - before, flat(dict(learner.weights())) - before
     assert torch.nn.functional.cosine_similarity(moved, expected_move, dim=0) > 0.98
@@ -336,36 +307,7 @@ def test_exports_are_hugging_face_folders(done: dict[Job, Path], job: Job) -> No
     assert all(torch.equal(exported[name], tensor) for name, tensor in weights.items())
 
 
-def test_a_pipelines_adapter_is_exported_merged(models: dict[str, Path], done: dict[Job, Path]) -> None:
-    base = AutoModelForCausalLM.from_pretrained(models["qwen2"])
-    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    merged = PeftModel.from_pretrained(base, done[LORA_PP] / "checkpoint" / "adapter").merge_and_unload().state_dict()
-    exported = AutoModelForCausalLM.from_pretrained(done[LORA_PP] / "export").state_dict()
-    assert_near(exported, merged, rtol=1e-5, atol=1e-7)
-    for name, tensor in merged.items():
-        has_adapter = any(name.endswith(f"{part}.weight") for part in LORA["target_modules"])
-        assert torch.equal(tensor, before[name]) != has_adapter, name
-
-
 TP2, PP2, SP2 = LAYOUTS["tp2-dp2"], LAYOUTS["pp2-dp2"], LAYOUTS["sp2-dp2"]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (TP2, "trainer.tp_size 2 * trainer.pp_size 1 must divide the number of ranks, 1"),
-        (SP2, "trainer.tp_size 1 * trainer.pp_size 1 * trainer.sp_size 2 must divide the number of ranks, 1"),
-    ],
-)
-def test_what_cannot_be_spread_is_refused(model_path: Path, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(LearnerError, match=re.escape(message)):
-        create_learner(settings(**values), model_path, Run())
-
-
-def test_a_family_that_names_no_layers_is_refused_by_fsdp(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Qwen2PreTrainedModel, "_no_split_modules", ["Block"])
-    with pytest.raises(LearnerError, match="'torch_fsdp' cannot tell the layers of a 'qwen2' model: it has none of"):
-        create_learner(settings(plugin="torch_fsdp"), model_path, Run())
 
 
 @pytest.mark.parametrize(
@@ -373,10 +315,7 @@ def test_a_family_that_names_no_layers_is_refused_by_fsdp(model_path: Path, monk
     [
         (TP2, "GPTNeoX", {}, "a 'gpt_neox' model has no embed_tokens: use plugin 'torch_fsdp'"),
         (TP2, "Mixtral", {}, "not mlp.gate.weight of a 'mixtral' model; allowed with it: trainer.tp_size 1"),
-        (TP2, "Olmo2", {}, "not self_attn.q_norm.weight of a 'olmo2' model; allowed with it: trainer.tp_size 1"),
-        (TP2, "Gemma2", {}, "not embed_tokens of a 'gemma2' model"),
         (TP2, "Qwen2", {"vocab_size": 63}, "trainer.tp_size 2 does not divide the model's vocab_size, 63"),
-        ({**SP2, "tp_size": 2}, "Qwen2", {}, "trainer.tp_size 2 * trainer.sp_size 2 does not divide the model's num_k"),
         ({**PP2, "pp_size": 4}, "Qwen2", {}, "trainer.pp_size 4 is more than the model's 3 layers"),
         (SP2, "Qwen2", WINDOW, "trainer.sp_size 2 is not possible with this model's attention, which has slid"),
     ],

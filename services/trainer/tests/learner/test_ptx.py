@@ -43,8 +43,6 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
     ("line", "message"),
     [
         ({"input_ids": [1, 64]}, "line 1: input_ids has ids from 1 to 64; this model's are 0 to 63"),
-        ({"input_ids": [1]}, "line 1: input_ids must be a list of at least two whole numbers"),
-        ({"text": "a"}, r"line 1: expected \{\"input_ids\""),
         ({"input_ids": [1] * 200}, "line 1: input_ids has 200 tokens; the model reads at most 128"),
     ],
 )

@@ -10,14 +10,14 @@ import pytest
 import torch
 from learner_helpers import VOCABULARY, Run, make_group, settings
 from quartet.v1 import experience_pb2, tensor_pb2
-from test_families import FAMILIES, SIZES, save
+from test_families import SIZES, save
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
+from transformers import AutoConfig, Qwen3MoeForCausalLM
 
 from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
 from quartet_trainer.batch import ExperienceError, collate, decode_groups
 from quartet_trainer.learner import LearnerError, create_learner
-from quartet_weights.routed_experts import ReplayExperts, Routing
+from quartet_weights.routed_experts import Routing
 
 EXPERTS, CHOSEN, LAYERS = 4, 2, 2
 ROUTING = Routing((0, 1), LAYERS, EXPERTS, CHOSEN)
@@ -97,7 +97,7 @@ def test_the_policy_computes_with_the_rollouts_experts(path: Path, options) -> N
     assert learner._causal_lm.model.layers[0].mlp.gate.weight.grad.norm() > 0  # routers learn all the same
 
 
-@pytest.mark.parametrize("plugin", ["torch_ddp", "low_level_zero", "torch_fsdp"])
+@pytest.mark.parametrize("plugin", ["low_level_zero", "torch_fsdp"])
 def test_a_step_measures_how_often_the_router_would_have_chosen_otherwise(path: Path, plugin: str) -> None:
     group, experts = routed_group()
     log_probs, _, share = plain(path, group, experts)
@@ -111,63 +111,15 @@ def test_a_step_measures_how_often_the_router_would_have_chosen_otherwise(path: 
     assert found["log_prob_diff_max"] > 0.1 and "router_disagreement" not in found
 
 
-def test_the_reference_model_chooses_its_experts_itself(path: Path) -> None:
-    group, _ = routed_group()
-    found = []
-    for replay in (False, True):
-        run = Run(router_replay=replay)
-        learner = create_learner(settings(kl_coefficient=0.1, lora={"r": 2, "target_modules": ["q_proj"]}), path, run)
-        batch = decode_groups([group], VOCABULARY, routing=ROUTING)
-        plan = learner._planner.plan(batch)[0]
-        micro = collate(batch, plan, np.sort(plan.micro_batches[0])).to(torch.device("cpu"), torch.float64)
-        found.append(learner._plugin.reference_log_probs(micro))
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("family", ["Mixtral"])
-def test_a_recorded_pass_replays_itself(family: str, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(save(tmp_path, family, **FAMILIES[family]))
-    tokens = torch.arange(14).view(2, 7)
-    routing = Routing.of(model.config, model.model, lambda: model(tokens))
-    assert routing is not None
-    with torch.no_grad(), routing.record() as recorded:
-        expected = model(tokens).logits
-    with torch.no_grad(), ReplayExperts(routing, recorded.experts()) as replayed:
-        assert torch.equal(model(tokens).logits, expected)
-    places = torch.arange(14)
-    assert all(torch.equal(*replayed.choices(layer, places)) for layer in range(len(routing.layers)))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda group: group.ClearField("prompt_routed_experts"), "group 0: prompt_routed_experts is missing"),
-        (lambda group: group.prompt_routed_experts.shape.__setitem__(1, 3), r"has shape \[5, 3, 2\] and 20 elements"),
-        (lambda group: group.completion_routed_experts.lengths.__setitem__(0, 16), "20 elements|rows of 16|in rows of"),
-        (
-            lambda group: setattr(group.prompt_routed_experts, "data", bytes([EXPERTS]) * 20),
-            "experts from 4 to 4; this model's are 0 to 3",
-        ),
-        (
-            lambda group: setattr(group.prompt_routed_experts, "dtype", tensor_pb2.DTYPE_INT32),
-            "is int32; the contract says uint8",
-        ),
-    ],
-)
-def test_experts_that_are_asked_for_must_be_there_and_right(change, said) -> None:
+def test_experts_that_are_asked_for_must_be_there_and_right() -> None:
     group, _ = routed_group(prompt=5)
-    change(group)
-    with pytest.raises(ExperienceError, match=said):
+    group.prompt_routed_experts.data = bytes([EXPERTS]) * 20
+    with pytest.raises(ExperienceError, match="experts from 4 to 4; this model's are 0 to 3"):
+        decode_groups([group], VOCABULARY, routing=ROUTING)
+    group.ClearField("prompt_routed_experts")
+    with pytest.raises(ExperienceError, match="group 0: prompt_routed_experts is missing"):
         decode_groups([group], VOCABULARY, routing=ROUTING)
     decode_groups([group], VOCABULARY)  # nobody asks for them
-
-
-def test_a_last_token_has_the_experts_of_the_one_before() -> None:
-    group, experts = routed_group()
-    batch = decode_groups([group], VOCABULARY, routing=ROUTING)
-    prompt = decode(group.prompt_token_ids).size
-    wanted = [experts[0][:prompt], *(np.concatenate([one, one[-1:]])[prompt:] for one in experts)]
-    assert np.array_equal(batch.routed_experts, np.concatenate(wanted))
 
 
 def test_router_replay_is_refused_where_it_cannot_be(path: Path, model_path: Path) -> None:

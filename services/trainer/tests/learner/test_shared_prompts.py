@@ -12,112 +12,22 @@ import torch
 from learner_helpers import VOCABULARY, Run, assert_near, comparable, make_batch, make_group, make_model, settings
 from quartet.v1 import experience_pb2
 from test_batches import plan_all
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 from transformers import (
     AutoModelForCausalLM,
-    BioGptConfig,
-    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    GPTNeoXConfig,
     GptOssConfig,
-    Llama4TextConfig,
     MistralConfig,
     OPTConfig,
-    Qwen2Config,
 )
 
 from quartet_trainer.batch import collate, decode_groups
-from quartet_trainer.batch.planner import shard_groups
-from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.learner import attention, create_learner
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.model import load_causal_lm
 
 # --- The layout -------------------------------------------------------------------------------------------------------
-
-
-def test_a_layout_worked_by_hand() -> None:
-    """Prompts a b c d e and f g h, completions u v, w of the first, x of the second:
-
-    place  0 1 2 3 4 5 6 7 8 9 10 11
-    token  a b c d e f g h u v w  x
-    """
-    rng = np.random.default_rng(0)
-    groups = [make_group(rng, [2, 1], prompt=5), make_group(rng, [1], prompt=3)]
-    batch = decode_groups(groups, VOCABULARY)
-    packing = collate(batch, plan_all(batch, share_prompts=True), np.arange(3)).packing
-    assert packing is not None
-    assert packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 5, 3]]
-    assert packing.query_starts.tolist() == [0, 5, 8, 10, 11, 12]
-    assert packing.key_starts.tolist() == [0, 5, 8, 15, 21, 25]
-    assert packing.keys.tolist() == [*range(8), 0, 1, 2, 3, 4, 8, 9, 0, 1, 2, 3, 4, 10, 5, 6, 7, 11]
-    assert packing.query_starts.dtype == packing.key_starts.dtype == torch.int32
-    assert (packing.longest_query, packing.longest_key) == (5, 7)
-    (prompts, answers), places = packing.blocks
-    assert prompts.queries.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 7, 7]]
-    assert prompts.queries is prompts.keys and prompts.mask() is None
-    assert answers.queries.tolist() == [[8, 9], [10, 10], [11, 11]]
-    assert answers.keys.tolist() == [[0, 1, 2, 3, 4, 8, 9], [0, 1, 2, 3, 4, 10, 10], [5, 6, 7, 11, 11, 11, 11]]
-    masks = [block.mask(window) for block, window in ((answers, None), (answers, 2), (prompts, 2))]
-    assert [None if mask is None else mask[:, 0].int().tolist() for mask in masks] == [
-        [[[1, 1, 1, 1, 1, 1, 0], [1] * 7], [[1, 1, 1, 1, 1, 1, 0]] * 2, [[1, 1, 1, 1, 0, 0, 0]] * 2],
-        [
-            [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1, 1]],
-            [[0, 0, 0, 0, 1, 1, 0]] * 2,
-            [[0, 0, 1, 1, 0, 0, 0]] * 2,
-        ],
-        [
-            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]],
-            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], *[[0, 1, 1, 0, 0]] * 3],
-        ],
-    ]
-    assert places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 14]
-
-
-def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
-    batch = decode_groups([make_group(np.random.default_rng(0), [8] * 4, prompt=60)], VOCABULARY)
-    plan = plan_all(batch, share_prompts=True)
-
-    def masked() -> bool:
-        blocks, _ = collate(batch, plan, np.arange(4)).packing.blocks
-        return any(block.mask() is not None for block in blocks)
-
-    monkeypatch.setattr("quartet_trainer.batch.shared_prompts.MOST_MASKED", 4 * 8 * 68)
-    assert masked()
-    monkeypatch.setattr("quartet_trainer.batch.shared_prompts.MOST_MASKED", 4 * 8 * 68 - 1)
-    assert not masked()
-
-
-@pytest.mark.parametrize("lengths", [[0, 0], [0, 9], [0, 0, 200, 1]])
-@pytest.mark.parametrize("prompt", [1, 40])
-@pytest.mark.filterwarnings("error")
-def test_completions_without_a_token_stand_nowhere(lengths: list[int], prompt: int) -> None:
-    batch = decode_groups([make_group(np.random.default_rng(0), lengths, prompt=prompt)], VOCABULARY)
-    micro = collate(batch, plan_all(batch, share_prompts=True), np.arange(len(lengths)))
-    assert micro.packing is not None and micro.input_ids.tolist() == [batch.tokens.tolist()]
-    assert bool((micro.packing.query_starts.diff() > 0).all())
-    blocks, places = micro.packing.blocks
-    outputs = torch.cat([block.queries.flatten() for block in blocks])
-    assert outputs[places].tolist() == list(range(prompt + sum(lengths)))
-
-
-def test_groups_are_dealt_whole_where_that_spares_tokens() -> None:
-    groups = np.repeat(np.arange(4), 3)
-    prompts, answers = np.repeat([100, 90, 80, 70], 3), np.full(12, 10)
-    longest_first = np.arange(12)
-    ranks = shard_groups(longest_first, groups, prompts, answers, 2)
-    # 130 and 100 tokens, 120 and 110: the largest and the smallest together.
-    assert ranks.tolist() == [0] * 3 + [1] * 6 + [0] * 3
-    # One group, or completions that dwarf their prompts: single ones.
-    assert np.bincount(shard_groups(longest_first[:3], groups, prompts, answers, 2), minlength=2).min() > 0
-    long = np.array([4000, 10, 10] * 4)
-    longest_first = np.argsort(-long, kind="stable")
-    ranks = shard_groups(longest_first[:3], groups, np.ones(12, dtype=np.int64), long, 3)
-    assert sorted(ranks.tolist()) == [0, 1, 2]
-    assert shard_groups(longest_first, groups, prompts, answers, 1).tolist() == [0] * 12
-    assert shard_groups(longest_first[:0], groups, prompts, answers, 2).size == 0
 
 
 # --- The numbers ------------------------------------------------------------------------------------------------------
@@ -150,18 +60,11 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "values"),
-    [
-        (None, {"mini_batches": 2, "epochs": 2}),
-        (60, {}),
-        (60, {"micro_batch_tokens": 300, "max_padding": 0.0}),
-        (60, {"gradient_checkpointing": True}),
-    ],
-    ids=str,
+    "values", [{"micro_batch_tokens": 300, "max_padding": 0.0}, {"gradient_checkpointing": True}], ids=str
 )
-def test_loss_gradient_and_metrics_are_the_same(model_path: Path, prompt: int | None, values: dict[str, Any]) -> None:
+def test_loss_gradient_and_metrics_are_the_same(model_path: Path, values: dict[str, Any]) -> None:
     """Of each algorithm with short prompts: `test_algorithms`, whose reference computes each completion by itself."""
-    assert compare(model_path, prompt=prompt, **values)["shared_prompt_tokens"] > 0
+    assert compare(model_path, prompt=60, **values)["shared_prompt_tokens"] > 0
 
 
 def varlen_reference(
@@ -200,11 +103,8 @@ def varlen_reference(
 WINDOWED = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
 
 
-@pytest.mark.parametrize("values", [{}, WINDOWED, {"num_key_value_heads": 4}], ids=str)
-@pytest.mark.parametrize("prompt", [None, 40])
-def test_what_the_variable_length_kernel_is_given(
-    prompt: int | None, values: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
+@pytest.mark.parametrize("values", [{"num_key_value_heads": 4}, WINDOWED], ids=str)
+def test_what_the_variable_length_kernel_is_given(values: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     """The kernel is CUDA's alone: what it is handed is computed here by its definition."""
     calls = []
 
@@ -214,60 +114,11 @@ def test_what_the_variable_length_kernel_is_given(
 
     monkeypatch.setattr(attention, "_takes_varlen", lambda query, value: True)
     monkeypatch.setattr(attention, "varlen_attn", kernel)
-    found = compare(make_model(tmp_path, **values), prompt=prompt)
+    found = compare(make_model(tmp_path, **values), prompt=40)
     assert found["shared_prompt_tokens"] > 0
     at_load = {(2, 0)}  # see _TELLING
     expected = at_load | {(5, 0), (-1, 0)} if values is WINDOWED else {(-1, 0)}
     assert {call.arguments["window_size"] for call in calls} == expected
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's variable-length attention needs CUDA")
-@pytest.mark.parametrize("window", [(-1, 0), (3, 0)])
-def test_the_variable_length_kernel_is_as_defined(window: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(n, heads, 64, device="cuda") for n, heads in ((14, 4), (28, 2), (28, 2)))
-    starts = [torch.tensor(edges, dtype=torch.int32, device="cuda") for edges in ([0, 8, 11, 14], [0, 8, 19, 28])]
-    named = {"scale": 0.125, "window_size": window, "enable_gqa": True}
-    found = varlen_attn(*(states.bfloat16() for states in (query, key, value)), *starts, 8, 11, **named)
-    expected = varlen_reference(query, key, value, *starts, 8, 11, **named)
-    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
-
-
-def test_which_heads_the_variable_length_kernel_takes(monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-
-    def takes(
-        device: str = "cuda", dtype: torch.dtype = torch.bfloat16, size: int = 128, value_size: int = 128
-    ) -> bool:
-        with FakeTensorMode():
-            query, value = (torch.empty(1, 2, 4, n, dtype=dtype, device=device) for n in (size, value_size))
-        return attention._takes_varlen(query, value)
-
-    capability = (8, 0)
-    assert takes() and takes(dtype=torch.float16) and takes(size=256, value_size=256)
-    assert not takes(device="cpu") and not takes(dtype=torch.float32)
-    assert not takes(size=192) and not takes(size=264, value_size=264) and not takes(size=36, value_size=36)
-    capability = (7, 5)
-    assert not takes()
-
-
-def test_beside_the_cpu_keys_have_as_many_heads_as_queries(monkeypatch: Any) -> None:
-    """SDPA's kernels on CUDA that hold not all scores at once take no other in float32 or with a mask."""
-    seen = []
-
-    def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **values: Any) -> torch.Tensor:
-        seen.append((query.shape[1], key.shape[1], value.shape[1], values["enable_gqa"]))
-        return query
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", sdpa)
-    monkeypatch.setattr(attention, "_block", lambda states, places: states)
-    monkeypatch.setattr(torch.Tensor, "index_select", lambda states, *given: states)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it has not heard of meta
-    for device in ("cpu", "meta"):
-        query, key = (torch.empty(1, heads, 3, 8, device=device) for heads in (4, 2))
-        packing = Packing.of_rows(1, 3, torch.device("cpu"))
-        attention.packed_attention(torch.nn.Module(), query, key, key, None, packing=packing)
-    assert seen == [(4, 2, 2, True), (4, 4, 4, False)]
 
 
 # --- Windows, caps and sinks ------------------------------------------------------------------------------------------
@@ -291,53 +142,22 @@ GPT_OSS = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope
 @pytest.mark.parametrize(
     "config",
     [
-        Qwen2Config(**SIZES, intermediate_size=64, num_key_value_heads=2, **WINDOWED),
         MistralConfig(**LLAMA_LIKE, sliding_window=6),
         Gemma2Config(**LLAMA_LIKE, sliding_window=6, attn_logit_softcapping=0.5, query_pre_attn_scalar=8),
         Gemma3TextConfig(**LLAMA_LIKE, sliding_window=6),
         GptOssConfig(**GPT_OSS, sliding_window=6),
+        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
     ],
     ids=lambda config: getattr(config, "model_type", None),
 )
-def test_windows_caps_and_sinks_take_part(config: Any, prompt: int | None, tmp_path: Path) -> None:
-    config.initializer_range = 0.3
+def test_windows_caps_sinks_and_learned_positions_take_part(config: Any, prompt: int | None, tmp_path: Path) -> None:
+    config.initializer_range = config.init_std = 0.3
     precision = "fp32" if config.model_type == "gpt_oss" else "fp64"  # experts have no other
     found = compare(save(config, tmp_path), prompt, near=(1e-4, 1e-6), learning_rate=1e-5, precision=precision)
     assert found["shared_prompt_tokens"] > 0
 
 
 # --- Where it cannot be -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        GPTNeoXConfig(**SIZES, intermediate_size=64),
-        BioGptConfig(**SIZES, intermediate_size=64),
-        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_models_with_positions_or_norms_of_another_kind(config: Any, tmp_path: Path) -> None:
-    assert compare(save(config, tmp_path), gradient_checkpointing=True)["shared_prompt_tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        FalconConfig(**SIZES),
-        Llama4TextConfig(
-            **LLAMA_LIKE, intermediate_size_mlp=64, attention_chunk_size=6, num_local_experts=2, pad_token_id=0
-        ),
-    ],
-    ids=["takes no arguments", "chunks"],
-)
-def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(config: Any, tmp_path: Path, caplog: Any) -> None:
-    path = save(config, tmp_path)
-    with caplog.at_level("INFO"):
-        model = load_causal_lm(path, torch.float32, share_prompts=True)
-    assert not attends_packed(model) and model.config._attn_implementation == "sdpa"
-    assert f"{type(model).__name__} attends in a way of its own" in caplog.text
 
 
 def test_a_family_that_hides_its_window_or_cap_from_attention_is_found_out(tmp_path: Path, monkeypatch: Any) -> None:
@@ -354,3 +174,28 @@ def test_a_family_that_hides_its_window_or_cap_from_attention_is_found_out(tmp_p
         with monkeypatch.context() as patched:
             patched.setattr(attention, "packed_attention", hidden)
             assert not attends_packed(load_causal_lm(path, torch.float32, share_prompts=True))
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [0, 9], [0, 0, 200, 1]])
+@pytest.mark.parametrize("prompt", [1, 40])
+@pytest.mark.filterwarnings("error")
+def test_completions_without_a_token_stand_nowhere(lengths: list[int], prompt: int) -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), lengths, prompt=prompt)], VOCABULARY)
+    micro = collate(batch, plan_all(batch, share_prompts=True), np.arange(len(lengths)))
+    assert micro.packing is not None and micro.input_ids.tolist() == [batch.tokens.tolist()]
+    assert bool((micro.packing.query_starts.diff() > 0).all())
+    blocks, places = micro.packing.blocks
+    outputs = torch.cat([block.queries.flatten() for block in blocks])
+    assert outputs[places].tolist() == list(range(prompt + sum(lengths)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's variable-length attention needs CUDA")
+@pytest.mark.parametrize("window", [(-1, 0), (3, 0)])
+def test_the_variable_length_kernel_is_as_defined(window: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(n, heads, 64, device="cuda") for n, heads in ((14, 4), (28, 2), (28, 2)))
+    starts = [torch.tensor(edges, dtype=torch.int32, device="cuda") for edges in ([0, 8, 11, 14], [0, 8, 19, 28])]
+    named = {"scale": 0.125, "window_size": window, "enable_gqa": True}
+    found = varlen_attn(*(states.bfloat16() for states in (query, key, value)), *starts, 8, 11, **named)
+    expected = varlen_reference(query, key, value, *starts, 8, 11, **named)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

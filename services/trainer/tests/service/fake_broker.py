@@ -68,7 +68,6 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             state=broker_pb2.RUN_STATE_ACTIVE,
         )
         self.run.created_at.FromSeconds(1_700_000_000)
-        self.run_exists = True
         self.members: dict[str, broker_pb2.Member] = {}
         self.epoch = 0
         self.session_epoch = 0
@@ -85,17 +84,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.flat: set[str] = set()
         self.contents: dict[str, experience_pb2.ExperienceGroup] = {}  # of instances that have no random group
         self.rollouts: dict[str, str] = {}  # who put an instance, if not "rollout-1"
-        self.transcripts: list[bytes] = []  # of evaluations, besides the readable ones
         self.spare: list[str] = []
         self.events: list[broker_pb2.RunEvent] = []
         self.finished: list[broker_pb2.FinishRunRequest] = []
-        self.evaluation_sets = {"heldout": 2}
         self.evaluations: list[tuple[str, int]] = []
-        self.evaluations_lost: dict[int, int] = {}  # by version, how many of the prompts are dead
         self.evaluation_complete = threading.Event()
         self.evaluation_complete.set()
         self.batches_allowed = 10**9
-        self.dead: list[broker_pb2.DeadPrompt] = []
         self.end_of_data = False
         self.away = False
         self._server = grpc.server(ThreadPoolExecutor(32))
@@ -129,18 +124,15 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         with self.changed:
             assert self.changed.wait_for(condition, seconds), "did not come about in time"
 
-    def _add(self, **values: list) -> None:
-        """Add to lists and wake those who wait."""
+    def _add(self, name: str, added: object) -> None:
+        """Add to a list and wake those who wait."""
         with self.changed:
-            for name, added in values.items():
-                getattr(self, name).extend(added)
+            getattr(self, name).append(added)
             self.changed.notify_all()
 
     def _check(self, context, session_epoch: int | None = None) -> None:
         if self.away:
             context.abort(grpc.StatusCode.UNAVAILABLE, "Redis is away")
-        if not self.run_exists:
-            context.abort(grpc.StatusCode.NOT_FOUND, "run 'test' does not exist")
         if session_epoch is not None and session_epoch != self.session_epoch:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session 1 was fenced by session 2 of another trainer")
 
@@ -154,7 +146,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
     def OpenSession(self, request, context):
         self._check(context)
         self.session_epoch += 1
-        self._add(opened=[request])
+        self._add("opened", request)
         return broker_pb2.OpenSessionResponse(
             session_epoch=self.session_epoch,
             run=self.run,
@@ -216,8 +208,8 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         for name in request.instance_ids:
             self.drop_reasons[name] = request.reason
             self.batches[request.step].remove(name)
+            self._add("dropped", name)
         self.granted.discard(request.step)
-        self._add(dropped=request.instance_ids)
         return broker_pb2.DropExperienceResponse(dropped=len(request.instance_ids))
 
     def GetGroup(self, request, context):
@@ -230,12 +222,12 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
     def MarkTrained(self, request, context):
         self._check(context, request.session_epoch)
         assert list(request.instance_ids) == self.batches[request.step]
-        self._add(trained=[request.step])
+        self._add("trained", request.step)
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
     def Commit(self, request, context):
         self._check(context, request.session_epoch)
-        self._add(committed=[request.step])
+        self._add("committed", request.step)
         return broker_pb2.CommitResponse()
 
     def FinishRun(self, request, context):
@@ -243,10 +235,6 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.finished.append(request)
         self.run.state = request.state
         return broker_pb2.FinishRunResponse(run=self.run)
-
-    def ListDead(self, request, context):
-        self._check(context)
-        return broker_pb2.ListDeadResponse(dead=self.dead[: request.limit], total=len(self.dead))
 
     def RegisterMember(self, request, context):
         self._check(context)
@@ -273,9 +261,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def StartEvaluation(self, request, context):
         self._check(context)
-        if request.evaluation_set not in self.evaluation_sets:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no prompts")
-        self._add(evaluations=[(request.evaluation_set, request.policy_version)])
+        self._add("evaluations", (request.evaluation_set, request.policy_version))
         name = f"{request.evaluation_set}@{request.policy_version}"
         return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=2)
 
@@ -283,17 +269,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context)
         complete = self.evaluation_complete.wait(min(0.2, request.wait.seconds))
         version = int(request.evaluation_id.partition("@")[2])
-        lost = self.evaluations_lost.get(version, 0)
-        answer = broker_pb2.GetEvaluationResponse(
-            complete=complete, prompts=2, finished=(2 - lost) * complete, dead=lost * complete
-        )
+        answer = broker_pb2.GetEvaluationResponse(complete=complete, prompts=2, finished=2 * complete)
         if complete and not request.summary_only:
-            transcripts = [make_transcript(f"e/{i}", version, [float(i)]) for i in range(lost, 2)]
+            transcripts = (make_transcript(f"e/{i}", version, [float(i)]) for i in range(2))
             answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
-            answer.transcripts.extend(self.transcripts)
         return answer
 
     def ReportProgress(self, request, context):
         self._check(context)
-        self._add(events=[request.event])
+        self._add("events", request.event)
         return broker_pb2.ReportProgressResponse(event_id=str(len(self.events)))

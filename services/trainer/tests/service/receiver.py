@@ -30,15 +30,12 @@ class Options:
     """Of that version and before that bucket it sends itself this signal."""
     spoil: int | None = None
     """Of that version it flips a byte, once."""
-    sleeps: bool = True
-    """Whether it can."""
 
 
 class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
     def __init__(self, name: str, folder: Path, options: Options):
         self.name, self.folder, self.options = name, folder, options
         self.version = self.epoch = -1
-        self.begun: list[int] = []
         self.group: dist.ProcessGroupGloo | None = None
         self.formed = threading.Event()
         self.received: tuple[rollout_pb2.BeginWeightUpdateRequest, list[torch.Tensor]] | None = None
@@ -80,7 +77,6 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         if request.group_epoch != self.epoch or not self.formed.wait(20):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not in the group of that epoch")
         check_manifest(request.manifest)
-        self.begun.append(request.policy_version)
         self.failure, done = "", threading.Event()
         self.done = done
         buckets = [torch.empty(size, dtype=torch.uint8) for size in request.manifest.bucket_bytes]
@@ -124,8 +120,6 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=self.version)
 
     def SetSleep(self, request, context):
-        if not self.options.sleeps:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "this engine cannot sleep")
         self._log(f"sleep {request.level} for {request.timeout.seconds} s")
         return rollout_pb2.SetSleepResponse(policy_version=self.version)
 

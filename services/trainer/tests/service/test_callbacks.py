@@ -12,10 +12,6 @@ from training import Train
 from quartet_common.config import ConfigError
 from quartet_trainer.callbacks import (
     CallbackSection,
-    EvaluationEvent,
-    TrainingFacts,
-    WandbParameters,
-    WandbStarter,
     check_callbacks,
 )
 from quartet_trainer.errors import TrainingError
@@ -71,20 +67,11 @@ def test_one_that_fails_ends_the_training_and_is_named(installed: Path, train: T
     [
         ({"name": "dairy"}, r"trainer.callbacks\[0\].name: there is no callback 'dairy'; there are: diary, wandb"),
         ({"name": "diary"}, r"trainer.callbacks\[0\].parameters of 'diary': file: Field required"),
-        (
-            {"name": "diary", "parameters": {"file": "a", "colour": 1}},
-            r"trainer.callbacks\[0\].parameters of 'diary': colour: Extra inputs are not permitted",
-        ),
     ],
 )
 def test_what_is_wrong_is_said_before_the_start(installed: Path, section: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_callbacks([CallbackSection(**section)])
-
-
-def test_without_any_installed_there_is_the_trainers_own() -> None:
-    with pytest.raises(ConfigError, match="there is no callback 'diary'; there are: wandb$"):
-        check_callbacks([CallbackSection(name="diary")])
 
 
 def history(folder: Path) -> list[dict[str, float]]:
@@ -113,17 +100,3 @@ def test_weights_and_biases_get_every_metric_offline(train: Train) -> None:
     for sent, written in zip(told, rows, strict=True):
         metrics = {name: value for name, value in written.items() if "/" in name}
         assert metrics.items() <= sent.items() and "reward/mean" in metrics
-
-
-def test_evaluations_have_the_policy_version_as_their_axis(tmp_path: Path) -> None:
-    facts = TrainingFacts(run_id="test", folder=tmp_path, first_step=0, max_steps=3, settings={})
-    callback = WandbStarter().start(facts, WandbParameters())
-    callback.on_evaluation(EvaluationEvent(policy_version=2, metrics={"eval/heldout/ans_acc": 0.5}))
-    callback.close()
-    assert history(tmp_path) == [{"eval/heldout/ans_acc": 0.5, "policy_version": 2}]
-
-
-def test_without_its_package_it_is_refused_before_the_start_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"callback 'wandb' needs wandb, .*: quartet env add trainer wandb$"):
-        check_callbacks([CallbackSection(name="wandb")])

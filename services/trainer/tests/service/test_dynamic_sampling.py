@@ -8,37 +8,12 @@ from fake_broker import FakeBroker
 from quartet.v1 import experience_pb2
 from training import Train
 
-from quartet_common.config import load_config
 from quartet_common.tensors import encode
-from quartet_trainer.config import TrainerSection
 from quartet_trainer.data import without_variance
 
 pytestmark = pytest.mark.timeout(120)
 
 ON = "trainer.dynamic_sampling.enabled=true"
-
-
-def test_equal_rewards_and_only_they_are_without_variance():
-    rewards = {"solved": [1, 1, 1], "failed": [0, 0], "mixed": [0, 1], "nearly": [0.5, 0.5, 0.5001], "single": [0.3]}
-    groups = {
-        name: experience_pb2.GroupTensors(rewards=encode(np.array(values, np.float32)))
-        for name, values in rewards.items()
-    }
-    assert without_variance(groups) == ["solved", "failed", "single"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "on"),
-    [
-        ([], False),
-        (["trainer.algorithm=dapo"], True),
-        (["trainer.algorithm=dapo", "trainer.dynamic_sampling.enabled=false"], False),
-        (["trainer.algorithm=rloo", ON], True),
-        (["trainer.algorithm=dapo", "trainer.dynamic_sampling.max_refills=7"], True),
-    ],
-)
-def test_the_setting_wins_over_the_algorithm(overrides, on):
-    assert load_config("trainer", TrainerSection, None, overrides).section.samples_dynamically is on
 
 
 def test_what_teaches_nothing_gives_its_place_to_others(train: Train, broker: FakeBroker):
@@ -76,20 +51,10 @@ def test_a_batch_that_stays_as_it_is(train: Train, broker: FakeBroker, override:
     assert ("batch/refills" in training.lines()[0]) == ("grpo" not in override)
 
 
-def test_data_that_ends_while_a_batch_is_topped_up_ends_the_run(train: Train, broker: FakeBroker):
-    broker.run.spec.max_steps = 0
-    broker.change(flat={"pass-0/2"}, batches_allowed=3)
-    training = train(ON).start()
-    broker.wait_until(lambda: broker.dropped == ["pass-0/2"])
-    broker.change(end_of_data=True)
-    assert training.join() == "the prompts have ended"
-    assert broker.trained == [0] and broker.committed == [1]
-
-
-def test_a_stop_while_a_batch_is_topped_up_is_heard(train: Train, broker: FakeBroker):
-    broker.change(flat={"pass-0/2"})
-    training = train(ON).start()
-    broker.wait_until(lambda: broker.dropped == ["pass-0/2"])
-    training.control.stop()
-    assert training.join() == "the trainer was asked to stop"
-    assert broker.trained == [0] and broker.committed == [1]
+def test_equal_rewards_and_only_they_are_without_variance():
+    rewards = {"solved": [1, 1, 1], "failed": [0, 0], "mixed": [0, 1], "nearly": [0.5, 0.5, 0.5001], "single": [0.3]}
+    groups = {
+        name: experience_pb2.GroupTensors(rewards=encode(np.array(values, np.float32)))
+        for name, values in rewards.items()
+    }
+    assert without_variance(groups) == ["solved", "failed", "single"]

@@ -1,9 +1,7 @@
 """The whole trainer as a process: command line, server, signals, exit status, with a real learner on a tiny model."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ import grpc
 import pytest
 from fake_broker import FakeBroker
 from processes import Forked
-from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from quartet.v1 import common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from receiver import Receivers
 
 from quartet_common.ports import free_port
@@ -88,70 +86,6 @@ def trainer(basics: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
         trainer.end()
 
 
-def test_a_whole_run_ends_by_itself_with_status_0(
-    basics: tuple[str, ...], broker: FakeBroker, tmp_path: Path, receiver: Receivers
-):
-    """Here the process is a new interpreter, which imports what it needs itself; the others are forks."""
-    one = receiver("one")
-    broker.add_member(one.member)
-    options = [word for override in (*basics, "addresses.trainer=127.0.0.1:0") for word in ("--set", override)]
-    command = [sys.executable, "-m", "quartet_trainer", *options]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "install" not in done.stderr, "no dependency's advice"
-    assert broker.trained == [0, 1, 2] and broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
-    assert len(one.installed(3)) == len(one.installed(0)) > 10_000
-    assert one.installed(3) != one.installed(0), "the weights have moved"
-    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "run" / "model").iterdir()}
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert lines[0]["reward/ans_acc"] == 0.5 and "train/loss" in lines[0] and "time/train_step" in lines[0]
-    assert any((tmp_path / "run" / "tensorboard").iterdir())
-
-
-def test_every_rpc_while_a_run_is_trained(trainer: Start, broker: FakeBroker, tmp_path: Path):
-    broker.change(batches_allowed=0)
-    broker.run.spec.max_steps = 100
-    process = trainer()
-    process.wait_until(lambda: process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH)
-
-    with pytest.raises(grpc.RpcError) as refused:
-        process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=30)
-    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert "no batch has been trained yet" in refused.value.details()
-    assert not process.stub.ListCheckpoints(trainer_pb2.ListCheckpointsRequest(), timeout=30).checkpoints
-
-    watching = process.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=-1), timeout=60)
-    broker.change(batches_allowed=2)
-    reports = [next(watching), next(watching)]
-    assert [report.step for report in reports] == [0, 1]
-    assert reports[1].metrics["reward/mean"] == 0.5
-    again = process.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=0), timeout=60)
-    assert next(again).step == 1, "what is in memory is sent first"
-    again.cancel()
-
-    saved = process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=60).checkpoint
-    assert saved.step == 2 and broker.committed == [2] and Path(saved.path).is_dir()
-    once_more = process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=60).checkpoint
-    assert once_more == saved
-    listed = process.stub.ListCheckpoints(trainer_pb2.ListCheckpointsRequest(), timeout=30).checkpoints
-    assert [(each.step, each.path) for each in listed] == [(2, saved.path)]
-
-    # It says so again each time that it looks for rollouts.
-    process.wait_until(lambda: list(process.status().waiting_for) == ["a rollout to join the run"])
-    status = process.status()
-    assert (status.run_id, status.step, status.checkpoint_step, status.session_epoch) == ("test", 2, 2, 1)
-    assert (status.algorithm, status.plugin, status.world_size) == ("grpo", "torch_ddp", 1)
-    assert status.published_version == -1
-    assert status.phase_seconds["training"] > 0 and status.phase_seconds["waiting_for_batch"] > 0
-
-    stopped = process.stub.Stop(trainer_pb2.StopRequest(reason="enough"), timeout=30)
-    assert stopped.step == 2
-    assert [report.step for report in watching] == [], "the stream ends with the training"
-    assert process.wait() == 0
-    assert not broker.finished, "the run stays open"
-
-
 def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(trainer: Start, broker: FakeBroker):
     broker.change(batches_allowed=2)
     process = trainer()
@@ -163,16 +97,6 @@ def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(traine
     broker.change(batches_allowed=10**9)
     assert trainer().wait(120) == 0
     assert broker.opened[1].checkpoint_step == 2 and broker.trained == [0, 1, 2]
-
-
-def test_ctrl_c_ends_a_trainer_that_waits_for_its_broker(trainer: Start):
-    nobody = f"127.0.0.1:{free_port()}"
-    process = trainer(f"addresses.broker={nobody}")
-    process.wait_until(lambda: f"broker at {nobody}" in process.handshake().waiting_for)
-    assert process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER
-    process.send(signal.SIGINT)
-    status, said = process.outcome(30)
-    assert status == 130 and "Traceback" not in said, said
 
 
 def test_a_fenced_trainer_ends_with_status_1_and_one_sentence(trainer: Start, broker: FakeBroker):
