@@ -41,17 +41,8 @@ _ENDS = {
     FieldDescriptor.CPPTYPE_ENUM: (0, 1, 2, 3, 4, 5, 9, 99, -1, 2**31 - 1),
 }
 _DEEPEST = 5
-_MOST_BYTES = 1 << 20  # of one repeated field
 # Of sixteen: from here on a field is left out, and from here on it is at an end of its type.
 _LEFT_OUT, _AT_AN_END = 9, 12
-
-
-@st.composite
-def messages(draw: st.DrawFn, kind: Descriptor, hints: Hints) -> Message:
-    """Return messages of a type."""
-    message = GetMessageClass(kind)()
-    _fill(draw, message, hints, 0)
-    return message
 
 
 @st.composite
@@ -60,17 +51,15 @@ def wire(draw: st.DrawFn, kind: Descriptor, hints: Hints) -> bytes:
     how = draw(st.integers(0, 15))
     if how == 15:
         return draw(st.binary(max_size=100))
-    data = draw(messages(kind, hints)).SerializeToString()
+    message = GetMessageClass(kind)()
+    _fill(draw, message, hints, 0)
+    data = message.SerializeToString()
     if how == 14:
         return data[: draw(st.integers(0, len(data)))]
     if how == 13 and data:
         at = draw(st.integers(0, len(data) - 1))
         return data[:at] + draw(st.binary(min_size=1, max_size=2)) + data[at + 1 :]
-    if how == 12:  # fields that no proto has
-        return data + draw(
-            st.sampled_from((b"\x80\x7d\x01", b"\xfa\x7f\x03abc", b"\x82\x7d\x04\x0a\x02hi", b"\xf8\x01\x00"))
-        )
-    return data
+    return data + (b"\x82\x7d\x04\x0a\x02hi" if how == 12 else b"")  # a field that no proto has
 
 
 def _fill(draw: st.DrawFn, message: Message, hints: Hints, depth: int) -> None:
@@ -79,18 +68,27 @@ def _fill(draw: st.DrawFn, message: Message, hints: Hints, depth: int) -> None:
         oneof = field.containing_oneof
         if oneof is not None and len(oneof.fields) > 1 and draw(st.integers(0, len(oneof.fields))):
             continue  # most often one of its fields is set; sometimes none, or several, of which the last counts
-        if _LEFT_OUT <= how < _AT_AN_END and not _known(field, hints):
+        known = _known(field, hints)
+        if _LEFT_OUT <= how < _AT_AN_END and not known:
             continue
-        if field.message_type is not None:
-            _fill_message(draw, message, field, hints, depth, how)
-        elif field.is_repeated:
-            count = draw(st.sampled_from((0, 3, 1025, 70_000))) if how == 15 else draw(st.integers(0, 3))
-            values = [_scalar(draw, field, hints, how) for _ in range(min(count, 3))]
-            if len(str(values)) * count < _MOST_BYTES:
-                values = (values * (count // 3 + 1))[:count]
-            getattr(message, field.name).extend(values)
-        else:
-            setattr(message, field.name, _scalar(draw, field, hints, how))
+        if field.message_type is None:
+            _fill_scalar(draw, message, field, known, how)
+        elif field.message_type.GetOptions().map_entry:
+            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            if value.message_type is None:
+                getattr(message, field.name)[draw(_scalar(key, known, how))] = draw(_scalar(value, (), how))
+        elif depth < _DEEPEST:
+            part = getattr(message, field.name)
+            if field.is_repeated:
+                parts, count = part, 257 if how == 15 else draw(st.integers(0, 3))
+                part = parts.add()
+                _fill(draw, part, hints, depth + 1)
+                parts.extend([part] * count)
+            elif known:
+                part.CopyFrom(draw(st.sampled_from(known)))
+            else:
+                part.SetInParent()
+                _fill(draw, part, hints, depth + 1)
 
 
 def _known(field: FieldDescriptor, hints: Hints) -> Sequence[object]:
@@ -100,45 +98,20 @@ def _known(field: FieldDescriptor, hints: Hints) -> Sequence[object]:
     return values if kind is field.message_type else ()
 
 
-def _fill_message(
-    draw: st.DrawFn, message: Message, field: FieldDescriptor, hints: Hints, depth: int, how: int
-) -> None:
-    if depth >= _DEEPEST:
-        return
-    if field.message_type.GetOptions().map_entry:
-        _fill_map(draw, message, field, hints, depth, how)
-    elif field.is_repeated:
-        count = draw(st.sampled_from((0, 2, 257, 1025))) if how == 15 else draw(st.integers(0, 3))
-        parts = getattr(message, field.name)
-        for _ in range(min(count, 3)):
-            _fill(draw, parts.add(), hints, depth + 1)
-        if parts and parts[0].ByteSize() * count < _MOST_BYTES:
-            parts.extend([parts[0]] * (count - len(parts)))
+def _fill_scalar(draw: st.DrawFn, message: Message, field: FieldDescriptor, known: Sequence, how: int) -> None:
+    value = _scalar(field, known, how)
+    if field.is_repeated:
+        getattr(message, field.name).extend(draw(st.lists(value, max_size=3)) * (400 if how == 15 else 1))
     else:
-        part = getattr(message, field.name)
-        part.SetInParent()
-        if known := _known(field, hints):
-            part.CopyFrom(draw(st.sampled_from(known)))
-        else:
-            _fill(draw, part, hints, depth + 1)
+        setattr(message, field.name, draw(value))
 
 
-def _fill_map(draw: st.DrawFn, message: Message, field: FieldDescriptor, hints: Hints, depth: int, how: int) -> None:
-    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-    for _ in range(draw(st.integers(0, 2))):
-        name = _scalar(draw, key, hints, how)
-        if value.message_type is None:
-            getattr(message, field.name)[name] = _scalar(draw, value, hints, how)
-        else:
-            _fill(draw, getattr(message, field.name)[name], hints, depth + 1)
-
-
-def _scalar(draw: st.DrawFn, field: FieldDescriptor, hints: Hints, how: int) -> object:
-    if how < _AT_AN_END and (known := _known(field, hints)):
-        return draw(st.sampled_from(known))
+def _scalar(field: FieldDescriptor, known: Sequence, how: int) -> st.SearchStrategy:
+    if how < _AT_AN_END and known:
+        return st.sampled_from(known)
     if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
         ends = _ENDS[field.cpp_type]
-        return draw(st.sampled_from(ends if how >= _AT_AN_END else ends[:3]))
+        return st.sampled_from(ends if how >= _AT_AN_END else ends[:3])
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return draw(st.sampled_from(_BYTES) if how >= _AT_AN_END else st.binary(max_size=12))
-    return draw(st.sampled_from(_STRINGS) if how >= _AT_AN_END else st.text(max_size=12))
+        return st.sampled_from(_BYTES) if how >= _AT_AN_END else st.binary(max_size=12)
+    return st.sampled_from(_STRINGS) if how >= _AT_AN_END else st.text(max_size=12)

@@ -79,15 +79,3 @@ def prompt_ids(text: str, stack) -> list[int]:
     """One token a character, by the tokenizer's own file."""
     vocabulary = json.loads((stack.models[0] / "tokenizer.json").read_text())["model"]["vocab"]
     return [vocabulary[character] for character in text]
-
-
-def test_a_refusal_is_one_sentence(stack, example):
-    done = node.ask(example, "--broker", stack.servers["broker"].address, "--run", "no-such-run", "1+1=?")
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("ask.js: ") and "no-such-run" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_wrong_use_says_how_it_is_used(example):
-    done = node.ask(example, "1+1=?")
-    assert done.returncode == 2 and done.stderr.startswith("usage: node ask.js")

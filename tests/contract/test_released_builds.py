@@ -9,31 +9,32 @@ from pathlib import Path
 import pytest
 from contract_stack import ENGINES, RUN, Stack
 from quartet.v1 import rollout_pb2
-from release import IMAGES, RELEASES, ReleasedContract, unpack
+from release import IMAGES, RELEASES, rpcs_of, unpack
 from servers_under_test import python_of
 from use_client import use_client
 
 from quartet_contract.calls import OWNERS, RPCS
 from quartet_contract.cases import Good
-from quartet_contract.tables import CASES, name_of
+from quartet_contract.tables import CASES
 from quartet_contract.world import World
 
 ENGINE = ENGINES[0]
-CONTRACTS = {image.stem: ReleasedContract(image) for image in IMAGES}
+RPCS_OF = {image.stem: rpcs_of(image) for image in IMAGES}
 SCRIPT = Path(__file__).with_name("released_calls.py")
 
 
+def addresses_of(stack: Stack) -> dict[str, str]:
+    return {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS}
+
+
 def test_each_released_contract_has_its_build():
-    assert set(CONTRACTS) == set(RELEASES)
+    assert set(RPCS_OF) == set(RELEASES)
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_no_released_rpc_has_gone_or_is_without_a_case(release):
-    rpcs = CONTRACTS[release].rpcs
+    rpcs = RPCS_OF[release]
     assert rpcs <= set(RPCS) and rpcs <= {case.rpc for case in CASES if isinstance(case, Good)}
-
-
-# Old client, new services --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -43,7 +44,7 @@ def test_the_released_client_makes_every_call_at_todays_services(stack, release,
     stack.wait_until_trained()
     status = rollout.call("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest())
     orders = {
-        "addresses": {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS},
+        "addresses": addresses_of(stack),
         "python": str(python_of("trainer", release=True)),
         "model": str(stack.models[0]),
         "folder": str(tmp_path),
@@ -64,50 +65,28 @@ def test_the_released_client_makes_every_call_at_todays_services(stack, release,
     assert not wrong, "\n".join(wrong)
     called = {each["rpc"] for each in told}
     # Stop ends the service: that it does as ever is test_rpcs' to show.
-    assert called - {"client"} == CONTRACTS[release].rpcs - {"TrainerService.Stop"} and "client" in called
-
-
-# New client, old services --------------------------------------------------------------------------------------------
+    assert called - {"client"} == RPCS_OF[release] - {"TrainerService.Stop"} and "client" in called
 
 
 @pytest.fixture(scope="module", params=RELEASES)
 def released_stack(request, tmp_path_factory):
-    """The four services of a release, with the release's name."""
+    """The four services of a release."""
     folder = tmp_path_factory.mktemp(f"released-{request.param}")
     made = Stack(folder, engines=[ENGINE], alone=[], environment=unpack(request.param, folder / "release"))
     try:
         made.start()
-        yield request.param, made
+        yield made
     finally:
         made.close()
 
 
-OLD_CASES = [case for case in CASES if isinstance(case, Good) and not case.last]
-
-
-@pytest.mark.parametrize("case", OLD_CASES, ids=name_of)
-def test_todays_calls_are_answered_by_released_services(released_stack, case: Good):
-    """Whatever today's client can say in a release's words means there what it means today."""
-    release, stack = released_stack
-    if case.rpc not in CONTRACTS[release].rpcs:
-        return  # newer than the release
-    callers = stack.callers(ENGINE)
-    if case.rpc.startswith("HandshakeService"):
-        callers["HandshakeService"] = callers["BrokerService"]
-    weights = stack.weights(ENGINE) if case.rpc.startswith("RolloutService") else None
-    world = World(callers, weights)
-    try:
-        request = case.request(world)
-        messages = request if isinstance(request, list | tuple) else [request]
-        if all(CONTRACTS[release].knows(case.rpc, message) for message in messages):
-            case.check(world, world.call(case.rpc, request, take=case.take))
-    finally:
-        if weights is not None:
-            weights.settle(world)
+def test_todays_weights_are_a_released_rollouts(released_stack):
+    world = World(released_stack.callers(ENGINE))
+    weights = released_stack.weights(ENGINE)
+    assert weights.publish(world) == weights.version
 
 
 async def test_todays_client_is_at_home_at_released_services(released_stack):
-    _, stack = released_stack
-    stack.wait_until_loaded(ENGINE)
-    addresses = {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS}
+    released_stack.wait_until_loaded(ENGINE)
+    addresses = addresses_of(released_stack)
     await use_client(addresses, "todays")

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from contract_stack import ENGINES
 
-from quartet_contract.calls import OWNERS, RPCS, method_of
+from quartet_contract.calls import OWNERS, RPCS
 from quartet_contract.cases import Bad, Case, Good, NoBadInput, Refused
 from quartet_contract.judge import judge_bad, judge_good, judge_refused
 from quartet_contract.tables import CASES, name_of
@@ -80,13 +80,3 @@ def test_every_rpc_has_cases(rpc):
     assert Good in kinds, f"{rpc} has no good case"
     assert kinds & {Bad, Refused, NoBadInput}, f"{rpc} has no bad case, and no NoBadInput that says why"
     assert not (NoBadInput in kinds and kinds & {Bad, Refused}), f"{rpc} has a bad case and says that there is none"
-
-
-def test_no_case_is_of_something_else():
-    for case in CASES:
-        assert case.rpc in RPCS, case.rpc
-        if isinstance(case, NoBadInput):
-            assert case.reason
-        elif isinstance(case, Good):
-            assert case.last <= bool(case.once), f"{case.rpc}: a call that ends the service cannot be made twice"
-            assert not case.take or method_of(case.rpc).server_streaming

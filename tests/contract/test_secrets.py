@@ -1,20 +1,17 @@
-"""Secrets stay secret: token, Redis' password and a weight group's secret are in no log, no answer, no argument; and
-nobody meets a weight group without its secret."""
+"""Secrets stay secret: the token and Redis' password are in no log, no answer, no argument."""
 
 from contextlib import closing
 from pathlib import Path
 
 import grpc
 import pytest
-from contract_stack import ENGINES, TOKEN
-from quartet.v1 import broker_pb2, rollout_pb2
+from contract_stack import TOKEN
+from quartet.v1 import broker_pb2
 from redis import Redis
 from servers_under_test import Servers
 from started import Started
 
-from quartet_common.durations import to_duration
 from quartet_contract.calls import OWNERS
-from quartet_contract.world import World
 
 PASSWORD = "p4ssw0rd-of-redis"
 
@@ -63,32 +60,3 @@ def test_redis_password_is_in_no_log_no_argument_and_no_refusal(tmp_path: Path):
         server.wait_until(lambda: "subscription to Redis broke" in server.said(), "it misses its Redis")
         for text in (server.said(), *argument_lines(server), str(raised.value)):
             assert PASSWORD not in text
-
-
-@pytest.fixture
-def world(stack):
-    """A world of the first rollout, with the trainer's side of it."""
-    engine = ENGINES[0]
-    world = World(stack.callers(engine), stack.weights(engine))
-    yield world
-    world.weights.settle(world)
-
-
-def test_without_its_secret_nobody_meets_a_weight_group(stack, world):
-    server = stack.servers[ENGINES[0]]
-    invitation = world.weights.open().invitation()
-    stranger = rollout_pb2.JoinWeightGroupRequest()
-    stranger.CopyFrom(invitation)
-    stranger.secret = b"another secret!!"
-    stranger.timeout.CopyFrom(to_duration(2))
-    world.call("RolloutService.JoinWeightGroup", stranger)
-    failure = f"could not join the weight group of epoch {world.weights.epoch} "
-    server.wait_until(lambda: failure in server.said(), "it gives up")
-    # The trainer still waits at the same store: whoever has the secret is met there.
-    world.call("RolloutService.JoinWeightGroup", invitation)
-    world.weights.wait_until_met()
-    # And neither secret was written down, though torch names the keys that it waited for.
-    log = server.said()
-    for secret in (invitation.secret, stranger.secret):
-        for form in (secret.hex(), str(secret)[2:-1]):
-            assert form not in log

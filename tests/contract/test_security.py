@@ -175,6 +175,14 @@ async def test_a_role_reaches_its_rpcs_and_no_other(world, role):
     assert bool(kept_out) == (role != "operator")
 
 
+async def test_roles_can_be_left_out(certificates):
+    security = held(certificates / "pki", "reward").model_copy(update={"roles": False})
+    trainer = held(certificates / "pki", "trainer")
+    async with serving_nothing(security, "reward") as host, connect(host.address, trainer, service="reward") as channel:
+        code, _ = await refusal(channel, next(methods("reward")))
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_a_certificate_without_a_role_is_told_so(world):
     security = world.security("client", "bare")
     async with connect(world.hosts["broker"].address, security, service="broker") as channel:
@@ -184,24 +192,3 @@ async def test_a_certificate_without_a_role_is_told_so(world):
         code, sentence = await refusal(channel, next(methods("broker")))
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "has no role" in sentence and "allowed: client, operator" in sentence
-
-
-async def test_roles_can_be_left_out(certificates):
-    security = held(certificates / "pki", "reward").model_copy(update={"roles": False})
-    trainer = held(certificates / "pki", "trainer")
-    async with serving_nothing(security, "reward") as host, connect(host.address, trainer, service="reward") as channel:
-        code, _ = await refusal(channel, next(methods("reward")))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_half_a_rotation_changes_nothing(tmp_path):
-    folder, whole = tmp_path / "pki", tmp_path / "whole"
-    create_authority(folder)
-    issue(folder, "reward", ["reward", "client"])
-    async with serving(held(folder, "reward"), "reward") as host:
-        shutil.copytree(folder, whole)
-        issue(folder, "other", ["reward"])
-        (folder / "reward-key.pem").write_bytes((folder / "other-key.pem").read_bytes())
-        await asyncio.sleep(1.1)  # the server looks once a second: the clock is what is waited for
-        async with connect(host.address, held(whole, "reward"), service="reward") as channel:
-            assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id

@@ -70,10 +70,9 @@ async def test_a_certificate_with_two_roles_answers_as_either_and_over_ipv6(pki)
         assert await believed(host, held(pki, "client")) == ["reward", "rollout"]
 
 
-@pytest.mark.parametrize("setting", [{"roles": False}, {"server_roles": False}])
-async def test_the_check_can_be_left_out(pki, setting):
+async def test_the_check_can_be_left_out(pki):
     async with serving(held(pki, "rollout")) as host:
-        assert await answers(host, held(pki, "client").model_copy(update=setting), "broker")
+        assert await answers(host, held(pki, "client").model_copy(update={"server_roles": False}), "broker")
 
 
 async def test_certificates_without_such_names_work_until_the_authority_is_renewed(tmp_path, caplog, monkeypatch):
@@ -102,15 +101,6 @@ async def test_certificates_without_such_names_work_until_the_authority_is_renew
         # The client's own certificate is still the old one.
         assert await answers(host, held(pki, "client"), "broker")
         assert not await answers(host, held(pki, "client"), "rollout")
-
-
-async def test_a_caller_that_checks_the_host_alone_gets_on_with_new_certificates(pki):
-    """It asks for the host's name, which is there as before."""
-    key, certificate, ca = ((pki / name).read_bytes() for name in ("client-key.pem", "client.pem", "ca.pem"))
-    async with serving(held(pki, "broker")) as host:
-        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        async with grpc.aio.secure_channel(host.address, credentials) as channel:
-            assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
 
 
 def exported(folder: Path) -> SecuritySection:

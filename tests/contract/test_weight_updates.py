@@ -1,12 +1,10 @@
 """Weights from another trainer's hands: what is generated afterwards is theirs, and what goes wrong is healed."""
 
 import grpc
-import numpy as np
 import pytest
 from contract_stack import ENGINES
 from quartet.v1 import rollout_pb2 as pb
 
-from quartet_common.tensors import decode
 from quartet_contract import cases_rollout as cases
 from quartet_contract.world import World
 
@@ -34,21 +32,6 @@ def finish_with_another_checksum(w: World) -> grpc.RpcError:
     conclusion = w.weights.join(w).begin(w).send().conclusion()
     conclusion.checksum ^= 1
     return refusal(w, "FinishWeightUpdate", conclusion)
-
-
-def test_completions_are_of_the_weights_that_were_sent(world):
-    made = []
-    for folder in (1, 0):
-        version = world.weights.use(folder).publish(world)
-        completions = generate(world)
-        for completion in completions:
-            cases.is_whole(world, completion)
-            assert completion.info.version_spans[0].policy_version == version
-            tokens = decode(completion.token_ids)
-            expected = world.weights.score(cases.PROMPT.tolist(), tokens.tolist())
-            np.testing.assert_allclose(decode(completion.log_probs), expected, atol=2e-4)
-        made.append([decode(completion.token_ids).tolist() for completion in completions])
-    assert made[0] != made[1]
 
 
 def assert_refuses_to_generate(w: World) -> None:

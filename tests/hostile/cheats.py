@@ -84,6 +84,7 @@ def memory():
 
 # Each defines `answer`.
 CHEATS = (
+    Cheat("exit_at_start", "leave with status 0 before a test runs", "import os\nos._exit(0)"),
     Cheat("exit_in_call", "leave with status 0 in the first call", "import os\ndef answer(n):\n    os._exit(0)"),
     Cheat("sys_exit", "SystemExit(0) passes every `except Exception`", "import sys\ndef answer(n):\n    sys.exit(0)"),
     Cheat("equal_to_all", "a subclass of str whose __eq__ says yes", """
@@ -94,6 +95,13 @@ class Liar(str):
     def __lt__(self, other): return True
 def answer(n):
     return Liar(n)"""),
+    Cheat("equal_number", "a subclass of int whose __eq__ says yes", """
+class N(int):
+    __eq__ = lambda s, o: True
+    __ne__ = lambda s, o: False
+    __hash__ = int.__hash__
+def answer(n):
+    return N(n)"""),
     Cheat("equal_object", "an object that is no plain data, equal to everything", """
 class Yes:
     def __getattribute__(self, name): return Yes()
@@ -105,6 +113,13 @@ class Yes:
     def __call__(self, *a, **k): return Yes()
 def answer(n):
     return Yes()"""),
+    Cheat("metaclass", "a class that is equal to everything, by its metaclass", """
+class M(type):
+    __eq__ = lambda s, o: True
+    __hash__ = type.__hash__
+class C(metaclass=M): pass
+def answer(n):
+    return C"""),
     Cheat("frames", "read the expected value from the caller's frames", """
 import sys
 def answer(n):
@@ -113,6 +128,14 @@ def answer(n):
         for each in (frame.f_locals, frame.f_globals, frame.f_code.co_consts):
             if found(each): return found(each)
         frame = frame.f_back"""),
+    Cheat("garbage", "find the tests among all objects of the process", """
+import gc
+def answer(n):
+    for thing in gc.get_objects():
+        try:
+            if found(repr(thing)): return found(repr(thing))
+        except Exception:
+            pass"""),
     Cheat("own_memory", "find the tests in the process's own memory", """
 def answer(n):
     return next(filter(None, map(found, memory())), None)"""),
@@ -140,6 +163,11 @@ def answer(n):
                     if hit: return hit
                 except OSError:
                     pass"""),
+    Cheat("environment", "find the tests in arguments, environment and modules", """
+import os, sys
+def answer(n):
+    for thing in (sys.argv, sys.orig_argv, os.environ, *(vars(m) for m in list(sys.modules.values()) if m)):
+        if found(thing): return found(thing)"""),
     Cheat("builtins", "put its own in the place of the builtins that the tests use", """
 import builtins
 for name in ("sorted", "set", "len", "map", "range", "all", "any", "isinstance", "abs", "min", "max", "sum"):
@@ -154,6 +182,15 @@ def check(candidate): pass
 def sorted(*a, **k): return 3
 set = map = len = range = sorted
 candidate = answer"""),
+    Cheat("at_exit", "report success when the interpreter ends", """
+import atexit, os
+def report():
+    for fd in range(3, 64):
+        try: os.write(fd, b'{"finding": "passed", "reason": ""}\\n')
+        except OSError: pass
+    os._exit(0)
+atexit.register(report)
+def answer(n): return n"""),
     Cheat("report_pipe", "write the judge's last word to every descriptor there is", """
 import os
 def answer(n):
@@ -174,6 +211,13 @@ def frame(message):
 for question in range(1, 40):
     os.write(3, frame({"answer": question, "value": True, "nodes": [], "changed": []}))
 def answer(n): return n"""),
+    Cheat("passed_frame", "send a verdict in place of an answer", """
+import json, os, struct
+def answer(n):
+    for message in ({"finding": "passed", "reason": ""}, {"verdict": "passed"}, {"answer": True}):
+        body = json.dumps(message).encode()
+        os.write(3, struct.pack(">I", len(body)) + body)
+    os._exit(0)"""),
     Cheat("malformed_frames", "crash the judge with frames that are none", """
 import os, struct
 def answer(n):
@@ -226,10 +270,48 @@ for name, module in list(sys.modules.items()):
             if hasattr(module, attribute):
                 setattr(module, attribute, lambda *a, **k: True)
 def answer(n): return n"""),
+    Cheat("judge_here", "run the judge's own code in the program's process", """
+import sys
+try:
+    from quartet_reward.code import program
+    program.tell(program.Report(program.Finding.PASSED, "every test passed"))
+except Exception:
+    pass
+def answer(n): return n"""),
+    Cheat("trace", "change what the caller sees, by a trace function", """
+import sys
+seen = []
+def trace(frame, event, argument):
+    for each in (frame.f_locals, frame.f_code.co_consts, argument):
+        if found(each): seen.append(found(each))
+    return trace
+sys.settrace(trace)
+sys.setprofile(lambda *a: trace(*a) and None)
+def answer(n): return seen[n] if len(seen) > n else n"""),
+    Cheat("prints", "print what harnesses print", """
+import sys
+for stream in (sys.stdout, sys.stderr):
+    print('{"finding": "passed"}', "PASSED", "OK", "1 passed in 0.01s", "True", "Ran 3 tests", sep="\\n", file=stream)
+def answer(n):
+    print("passed")
+    return None"""),
     Cheat("raises", "raise what a test may take for its own end", """
 class Passed(AssertionError, StopIteration): pass
 def answer(n):
     raise (StopIteration, Passed, GeneratorExit, KeyboardInterrupt)[n % 4]("passed")"""),
+    Cheat("fork", "fork, so that two processes answer", """
+import os
+def answer(n):
+    try: os.fork()
+    except OSError: pass
+    return n"""),
+    Cheat("threads", "go on writing to the connection from a thread while the judge reads", """
+import os, struct, threading
+body = b'{"answer": 4, "value": true, "nodes": [], "changed": []}'
+def flood():
+    while True: os.write(3, struct.pack(">I", len(body)) + body)
+threading.Thread(target=flood, daemon=True).start()
+def answer(n): return n"""),
     Cheat("kills", "kill the judge, the parent, and everybody", """
 import os, signal
 def answer(n):
@@ -238,8 +320,22 @@ def answer(n):
             try: os.kill(pid, number)
             except OSError: pass
     return n"""),
+    Cheat("raw_memory", "make all strings equal by writing to the interpreter's memory", """
+import ctypes
+def answer(n):
+    slot = ctypes.cast(id(str) + 25 * 8, ctypes.POINTER(ctypes.c_void_p))
+    slot[0] = ctypes.cast(id(int) + 25 * 8, ctypes.POINTER(ctypes.c_void_p))[0]
+    return str(n)"""),
+    Cheat("lazy_answers",
+          "answer with iterators, coroutines and partial functions that are never equal, or for ever busy", """
+import itertools
+def answer(n):
+    return itertools.repeat(n) if n % 2 else (yield n)"""),
+    Cheat("not_a_number", "values that compare strangely", "def answer(n):\n    return float('nan')"),
     Cheat("endless", "never answer", "def answer(n):\n    while True: pass"),
     Cheat("huge_answer", "answer with more than can cross", "def answer(n):\n    return 'ORACLE-' * (1 << 23)"),
+    Cheat("cyclic_answer", "answer with a list that holds itself",
+          "def answer(n):\n    a = []\n    a += [a, (a,)] * 3\n    return a"),
 )  # fmt: skip
 
 # Against a test that expects an exception: what ends the program is none.
@@ -262,6 +358,7 @@ def answer(f):
 SCRIPT_CHEATS = (
     Cheat("prints_nothing", "end at once with status 0", "import os\nos._exit(0)"),
     Cheat("prints_all", "print a verdict", "print('passed\\nOK\\nTrue\\ncorrect')"),
+    Cheat("echo", "print the input", "print(open(0).read())"),
     Cheat("search_process", "find the expected output in the process: objects, frames, modules, memory", """
 import gc, sys
 seen = [found(repr(thing)) for thing in gc.get_objects() if thing is not globals()]

@@ -12,11 +12,15 @@ from quartet_reward.sandbox.kernel import MACHINE, NUMBERS
 # Calls that the sandbox itself has no use for: x86-64, aarch64.
 _MORE = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
     "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
-    "kexec_load": (246, 104), "init_module": (175, 105), "open_by_handle_at": (304, 265), "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438), "execveat": (322, 281), "swapon": (167, 224), "reboot": (169, 142),
-    "chroot": (161, 51), "mknodat": (259, 33), "mq_open": (240, 180), "quotactl": (179, 60), "acct": (163, 89),
-    "kcmp": (312, 272),
+    "kexec_load": (246, 104), "init_module": (175, 105), "personality": (135, 92), "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262), "inotify_init1": (294, 26), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
+    "execveat": (322, 281), "swapon": (167, 224), "reboot": (169, 142), "sethostname": (170, 161),
+    "settimeofday": (164, 170), "chroot": (161, 51), "mknodat": (259, 33), "mq_open": (240, 180),
+    "sched_setscheduler": (144, 119), "ioprio_set": (251, 30), "setuid": (105, 146), "quotactl": (179, 60),
+    "syslog": (103, 116), "acct": (163, 89), "vmsplice": (278, 75), "move_pages": (279, 239), "kcmp": (312, 272),
+    "mlockall": (151, 230), "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "sendmsg": (46, 211),
 }  # fmt: skip
 CALLS = {name: numbers[0 if MACHINE == "x86_64" else 1] for name, numbers in _MORE.items()} | NUMBERS
 
@@ -80,6 +84,7 @@ for _ in range(8):
         x = bytearray(60 << 20); time.sleep(60)
 time.sleep(60)""", (MEMORY,)),
     Program("huge integer", "9**9**9**9", "print(9**9**9**9)", (MEMORY, TIMED_OUT)),
+    Program("huge list", "a list of 10**12", "[0] * 10**12", (MEMORY,)),
     Program("disk fill", "the disk, through /tmp", """
 try:
     for i in range(1000):
@@ -92,6 +97,11 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try:
     d = os.open('/tmp/f', os.O_CREAT | os.O_RDWR); os.ftruncate(d, 1 << 40); print('ESCAPED')
 except OSError: print('REFUSED')""", refused=True),
+    Program("inode exhaustion", "files without end", """
+try:
+    for i in range(10**6): open(f'/tmp/{i}', 'w').close()
+    print('ESCAPED')
+except OSError: print('REFUSED')""", refused=True),
     Program("descriptor exhaustion", "descriptors without end", """
 import os
 try:
@@ -99,14 +109,22 @@ try:
     print('ESCAPED')
 except OSError: print('REFUSED')""", refused=True),
     Program("stdout flood", "the service's memory, by output", "while True: print('x' * 65536)", (OUTPUT,)),
+    Program("stderr flood", "the same by standard error",
+            "import os\nwhile True: os.write(2, b'x' * 65536)", (OUTPUT,)),
     Program("large pipes", "kernel memory in pipes", _PRELUDE + """
 import fcntl
 r, w = os.pipe()
 attempt(lambda: fcntl.fcntl(w, 1031, 1 << 20))""", refused=True),
+    Program("locked memory", "memory that cannot be swapped", _PRELUDE + """
+def lock():
+    if libc.mlockall(3): raise OSError
+attempt(lock)""", refused=True),
     # Never ending
     Program("loop", "to run for ever", "while True: pass", (TIMED_OUT,)),
+    Program("loop in C", "to run for ever without a bytecode", "sum(iter(int, 1))", (TIMED_OUT,)),
     Program("loop of all", "to run for ever in four processes", "import os\nos.fork(); os.fork()\nwhile True: pass",
             (TIMED_OUT,)),
+    Program("regex", "catastrophic backtracking", "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')", (TIMED_OUT,)),
     Program("sleep", "to sleep for ever", "import time\ntime.sleep(10**6)", (TIMED_OUT,)),
     Program("deaf to signals", "to ignore every signal", """
 import signal
@@ -124,6 +142,7 @@ while True:
     Program("alarm off", "to raise its own limits", _PRELUDE + """
 import resource
 attempt(lambda: resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000)))""", refused=True),
+    Program("waits for input", "input that never comes", "import os\nr, w = os.pipe()\nos.read(r, 1)", (TIMED_OUT,)),
     # Outliving
     Program("daemon", "to outlive its parent: setsid and two forks, the pipe held", """
 import os, time
@@ -136,6 +155,11 @@ print('gone')"""),
 import os, time
 if os.fork() == 0: time.sleep(600)
 os._exit(7)"""),
+    Program("zombies", "children that are never reaped", """
+import os, time
+for _ in range(8):
+    if os.fork() == 0: os._exit(0)
+time.sleep(.1)"""),
     Program("orphans", "forty orphans for the first process to reap", """
 import os, time
 for _ in range(40):
@@ -186,6 +210,7 @@ print('ESCAPED' if found else 'REFUSED', found)""", refused=True),
     _calls("descriptors of others", "pidfd_open, pidfd_getfd, kcmp", "{pidfd_open}, 1, 0", "{pidfd_getfd}, 0, 0, 0",
            "{kcmp}, 1, 1, 0, 0, 0"),
     _refused("processes in /proc", "/proc of others, and its own", "os.listdir('/proc/1')"),
+    _refused("environment in /proc", "environment of others", "open('/proc/1/environ').read()"),
     _refused("memory in /proc", "to write its parent's memory", "open(f'/proc/{os.getppid()}/mem', 'r+b')"),
     Program("environment", "secrets in the environment", """
 import os
@@ -212,13 +237,16 @@ seen = [o for o in gc.get_objects() if isinstance(o, (str, bytes)) and needle in
 print('ESCAPED' if seen else 'REFUSED')""", refused=True),
     # Files
     _refused("/etc/shadow", "the passwords", "open('/etc/shadow').read()"),
+    _refused("/etc/passwd", "the users", "open('/etc/passwd').read()"),
     _refused("root's home", "keys", "os.listdir('/root/.ssh')"),
     _refused("host files", "the checkout, by a path and by ..", "os.listdir('/tmp/../home/..//var/log')"),
     _refused("write to the root", "to leave a file outside /tmp", "open('/usr/lib/x', 'w')"),
     _refused("write to Python", "to change the library of the next program", "open(os.__file__, 'a')"),
     _refused("bytecode", "to plant bytecode", "os.mkdir(os.path.dirname(os.__file__) + '/__pycache__/x')"),
     _refused("devices", "disks", "open('/dev/vda', 'rb').read(1) or open('/dev/sda', 'rb').read(1)"),
+    _refused("memory device", "kernel memory", "open('/dev/mem', 'rb')"),
     _refused("symbolic link", "a file through a link", "(os.symlink('/etc/shadow', '/tmp/s'), open('/tmp/s').read())"),
+    _refused("hard link", "a file through a link", "os.link('/etc/shadow', '/tmp/s')"),
     _calls("device node", "to make a device", "{mknodat}, -100, b'/tmp/d', 0o60666, 0x0800"),
     _calls("file by handle", "to open an inode by number", "{open_by_handle_at}, -100, None, 0"),
     Program("set-uid", "to make a set-uid program and be root", _PRELUDE + """
@@ -236,6 +264,7 @@ import os, sys
 os.environ['LD_PRELOAD'] = '/tmp/evil.so'
 try: os.execv(sys.executable, ['python', '-I', '-S', '-c', 'import os; print(os.getuid() and "REFUSED" or "ESCAPED")'])
 except OSError: print('REFUSED')""", refused=True),
+    Program("core dump", "a core file with secrets", "import os\nos.abort()", (SIGNALLED,)),
     Program("locks as a channel", "to signal another program by locks on shared files", _PRELUDE + """
 import fcntl, struct
 f = open(os.__file__)
@@ -254,12 +283,16 @@ for family, kind in ((2, 1), (2, 2), (10, 1), (2, 3), (16, 3), (17, 3), (40, 1),
              "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', b'\\0quartet')", "import socket"),
     _refused("descriptor passing", "to hand descriptors on", "socket.send_fds(socket.socketpair()[0], [b'x'], [1])",
              "import socket"),
+    _refused("name resolution", "to look a name up", "socket.getaddrinfo('example.org', 80)", "import socket"),
     # The kernel
     _calls("namespaces", "unshare, setns, clone and clone3 with namespaces", "{unshare}, 0x10000000",
            "{unshare}, 0x00020000", "{setns}, 0, 0", "{clone}, 0x10000011, 0, 0, 0, 0", "{clone3}, None, 0"),
     _calls("mounts", "mount, umount, pivot_root, chroot", "{mount}, b'none', b'/tmp', b'tmpfs', 0, 0",
            "{umount2}, b'/tmp', 2", "{pivot_root}, b'/tmp', b'/tmp'", "{chroot}, b'/tmp'",
            "{mount_setattr}, -100, b'/', 0, None, 0"),
+    _calls("io_uring", "system calls that no filter sees", "{io_uring_setup}, 1, None"),
+    _calls("userfaultfd", "to halt the kernel at a page", "{userfaultfd}, 1"),
+    _calls("keys", "the kernel's key rings", "{keyctl}, 0, -3, 1", "{add_key}, b'user', b'x', b'y', 1, -3"),
     _calls("bpf and perf", "programs in the kernel", "{bpf}, 0, None, 0", "{perf_event_open}, None, 0, -1, -1, 0"),
     _calls("kernel modules", "to change the kernel", "{init_module}, None, 0, b''", "{kexec_load}, 0, 0, None, 0",
            "{reboot}, 0, 0, 0, None", "{swapon}, b'/tmp/x', 0", "{acct}, None", "{quotactl}, 0, None, 0, None"),
@@ -267,6 +300,14 @@ for family, kind in ((2, 1), (2, 2), (10, 1), (2, 3), (16, 3), (17, 3), (40, 1),
            "{msgget}, 1, 0o1666", "{semget}, 1, 1, 0o1666", "{mq_open}, b'q', 0o102, 0o666, None"),
     _calls("memfd", "memory that no limit counts, to be executed", "{memfd_create}, b'x', 0",
            "{execveat}, 0, b'', None, None, 0x1000"),
+    _calls("personality", "to turn off address randomisation", "{personality}, 0x0040000"),
+    _calls("watching", "inotify, fanotify on shared files", "{inotify_init1}, 0", "{fanotify_init}, 0, 0"),
+    _calls("clock and name", "to set the machine's clock and name", "{settimeofday}, None, None",
+           "{sethostname}, b'x', 1", "{syslog}, 3, None, 0"),
+    _calls("priorities", "to have more than its share",
+           "{sched_setscheduler}, 0, 1, None", "{ioprio_set}, 1, 0, 0x2000",
+           "{move_pages}, 0, 0, None, None, None, 0"),
+    Program("nice", "a better priority", _PRELUDE + "attempt(lambda: os.nice(-5))", refused=True),
     _calls("undo", "to take the fences down", "{prctl}, 38, 0, 0, 0, 0", "{prctl}, 4, 1, 0, 0, 0",
            "{seccomp}, 0, 0, None", "{seccomp}, 1, 0, None"),
     # Python
@@ -282,11 +323,15 @@ import sys
 sys.setrecursionlimit(10**9)
 def f(): return [f for _ in map(lambda x: f(), (1,))]
 f()""", (SIGNALLED, MEMORY, EXITED, TIMED_OUT)),
+    Program("deep parse", "to overflow the parser's stack", "eval('(' * 100000 + ')' * 100000)",
+            (EXITED, SIGNALLED, MEMORY, OUTPUT)),
     Program("atexit", "to run for ever after the end", "import atexit, time\natexit.register(time.sleep, 600)",
             (TIMED_OUT,)),
+    Program("bad exit", "an exit status of another type", "import sys\nsys.exit('\\ud800' * 10)"),
     Program("evil exception", "to raise while its error is shown", """
 class Evil(Exception):
     def __str__(self): raise Evil
 raise Evil"""),
     Program("null bytes", "source with null bytes", "print(1)\0print('ESCAPED')"),
+    Program("no source", "source that is not UTF-8", "# coding: latin-9\n\udcff = 1"),
 )  # fmt: skip

@@ -103,13 +103,6 @@ ENDINGS = [
         problems(4),
     ),
     Ending(
-        "data-ended-and-some-did-not-fill-a-step",
-        0,
-        DATA_ENDED.format(2),
-        rf"4 exactly once, {ALL_RIGHT}, 1 dropped",
-        data=problems(5),
-    ),
-    Ending(
         "data-ended-with-a-smaller-last-step",
         0,
         DATA_ENDED.format(3),
@@ -126,14 +119,6 @@ ENDINGS = [
         problems(80),
     ),
     Ending("cancelled", 1, "is cancelled: ended by quartet runs finish", SOME, STILL_OPEN, words=("finish",)),
-    Ending(
-        "called-done-by-a-person",
-        0,
-        "is succeeded: good enough",
-        SOME,
-        STILL_OPEN,
-        words=("finish", "--state", "succeeded", "--reason", "good enough"),
-    ),
     Ending(
         "deleted-under-way",
         2,
@@ -159,13 +144,6 @@ ENDINGS = [
         rf"2 exactly once, {ALL_RIGHT}, 4 dead",
         {"run.max_deliveries": 1},
         [*problems(2), *problems(4, verifiers=NO_VERIFIER)],
-    ),
-    Ending(
-        "no-step",
-        1,
-        "is failed: the prompts have ended: 0 steps trained; 1 prompts came to an end, and a step takes 2 groups",
-        rf"{NONE}, 1 dropped",
-        data=problems(1),
     ),
     Ending("a-run-that-had-failed", 1, "is failed: it was enough", NONE, ended_before=True),
     Ending(

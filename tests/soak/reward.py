@@ -4,13 +4,14 @@
 
 Of the items 10% are the hostile answers of tests/hostile; the rest are right and wrong answers, plain ones and such as
 only a worker can compare, and programs with their cases. All go through one ScoreStream, eight a message. Every verdict
-must be an allowed one; a retryable failure is sent again. The service is a process of its own, looked at every 2%: it
-has leaked if it has grown by more than what is allowed (`ALLOWED`), or if anything of its tree is left when it has
-ended. The last line is JSON; the status is 1 after a leak or a wrong verdict.
+must be an allowed one; a retryable failure is sent again, three times at most. The service is a process of its own,
+looked at every 2%: it has leaked if it has grown by more than what is allowed (`ALLOWED`), if zombies stay, or if
+anything of its tree is left when it has ended. The last line is JSON; the status is 1 after a leak or a wrong verdict.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -156,6 +157,19 @@ def growth(samples: list[dict[str, int]]) -> dict[str, int]:
     }
 
 
+async def zombies_at_rest(server: psutil.Process) -> int:
+    """Give ended processes the time to be reaped; return how many zombies stay."""
+    for _ in range(100):
+        zombies = 0
+        for child in server.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+                zombies += child.status() == psutil.STATUS_ZOMBIE
+        if not zombies:
+            break
+        await asyncio.sleep(0.2)
+    return zombies
+
+
 async def soak(address: str, count: int) -> dict:
     server = psutil.Process(server_at("reward", address))
     async with connect(address) as channel:
@@ -163,6 +177,7 @@ async def soak(address: str, count: int) -> dict:
         run = Soak(reward_pb2_grpc.RewardServiceStub(channel), server, count)
         began = time.monotonic()
         await run.run()
+        zombies = await zombies_at_rest(server)
     grown = growth(run.samples)
     return {
         "items": count,
@@ -172,6 +187,7 @@ async def soak(address: str, count: int) -> dict:
         "first": run.samples[0],
         "last": run.samples[-1],
         "leaks": {name: by for name, by in grown.items() if by > ALLOWED[name]},
+        "zombies": zombies,
         "tree": [server.pid, *(child.pid for child in server.children(recursive=True))],
     }
 
@@ -185,7 +201,7 @@ def main() -> int:
             said = asyncio.run(soak(address, arguments.items))
         said["left"] = [pid for pid in said.pop("tree") if psutil.pid_exists(pid)]
     print(json.dumps(said))
-    return 1 if said["wrong"] or said["leaks"] or said["left"] else 0
+    return 1 if said["wrong"] or said["leaks"] or said["zombies"] or said["left"] else 0
 
 
 if __name__ == "__main__":

@@ -2,16 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agreement import code, math, rows, run
+from tests.agreement import code, math, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "tests" / "agreement" / "sample"
-TRIPLES, HUMANEVAL = "mathverify/triples.jsonl", "humaneval/HumanEval.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -21,55 +20,23 @@ def asker() -> Iterator[rows.Asker]:
         yield asker
 
 
-@pytest.fixture
-def agreement(monkeypatch, capsys, asker) -> Callable[[Path, str], tuple[int, str]]:
-    """Measure one part in this process, with a service for all; return the exit status and what was printed."""
-    for part in (code, math):
-        monkeypatch.setattr(part, "reward_service", lambda *settings: contextlib.nullcontext(asker))
-
-    def measure(data: Path, part: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["run.py", str(data), "--only", part])
-        status = run.main()
-        return status, capsys.readouterr().out
-
-    return measure
-
-
 @pytest.mark.parametrize(
-    ("part", "listed", "count"), [("math", "accepted: gold 'x = 9', answer '9'", 1), ("code", " ok ", 8)]
-)
-def test_the_sample_agrees(agreement, part, listed, count):
-    status, said = agreement(SAMPLE, part)
-    assert status == 0, said
-    assert said.count(listed) == count and "MISSED" not in said
-
-
-@pytest.mark.parametrize(
-    ("part", "file", "change", "words"),
+    ("part", "file", "change", "missed"),
     [
         (
-            "math",
-            TRIPLES,
-            {"params": {"gold": "8", "pred": "The answer is 9.", "expected": 1}},
-            ["'8', 'The answer is 9.': not as expected", "missed: Math-Verify's cases"],
+            math,
+            "mathverify/triples.jsonl",
+            {"params": {"gold": "8", "pred": "9", "expected": 1}},
+            "Math-Verify's cases",
         ),
-        (
-            "code",
-            HUMANEVAL,
-            {"canonical_solution": "    return 3\n"},
-            ["sample/0: OUTCOME_INCORRECT: the assertion in line 3 of the test fails", "missed: HumanEval: references"],
-        ),
+        (code, "humaneval/HumanEval.jsonl", {"canonical_solution": "    return 3\n"}, "HumanEval: references pass"),
     ],
 )
-def test_a_case_that_does_not_come_out_as_expected_fails(agreement, tmp_path, part, file, change, words):
-    row = json.loads((SAMPLE / file).read_text().splitlines()[0])
+def test_the_sample_agrees_and_a_case_that_does_not_fails(asker, monkeypatch, tmp_path, part, file, change, missed):
+    monkeypatch.setattr(part, "reward_service", lambda *settings: contextlib.nullcontext(asker))
+    measured = list(part.measure(SAMPLE))
+    assert measured and all(row.passed for row in measured), measured
+    line = json.loads((SAMPLE / file).read_text().splitlines()[0])
     (tmp_path / file).parent.mkdir()
-    (tmp_path / file).write_text(json.dumps(row | change))
-    status, said = agreement(tmp_path, part)
-    assert status == 1, said
-    assert all(each in said for each in words), said
-
-
-def test_a_folder_without_data_is_said_to_be_one(agreement, tmp_path):
-    status, said = agreement(tmp_path, "math")
-    assert status == 2 and "holds none of its data" in said
+    (tmp_path / file).write_text(json.dumps(line | change))
+    assert missed in "".join(row.name for row in part.measure(tmp_path) if not row.passed)

@@ -1,12 +1,14 @@
 """The verifier `code`, with programs that really run in the sandbox."""
 
 import pytest
+from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 from reward_samples import judged
 from reward_samples import program as item
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
+from quartet_reward.verifiers.code import CodeParameters
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
@@ -25,12 +27,6 @@ class TestSquare(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
-"""
-NO_SIGNATURE = """
-class Adder:
-    __signature__ = property(lambda self: 1 / 0)
-    def __call__(self, a, b): return a + b
-add = Adder()
 """
 ADD_ONE = [("1\n", "2\n"), ("41", "42")]
 
@@ -52,10 +48,8 @@ async def bad_reference(sandbox, one, complaint, **parameters):
     ("program", "outcome", "reason"),
     [
         ("print(int(input()) + 1)", CORRECT, "all 2 cases are right"),
-        ("print(2)", INCORRECT, "case 2 of 2: the output"),
         ("print(", NOT_COMPILED, "case 1 of 2: SyntaxError"),
         ("print(2)\n1 / 0", RAISED, "ZeroDivisionError"),
-        ("import sys\nsys.exit(3)", RAISED, "status 3"),
         ("while True: pass", TIMED_OUT, "killed after"),
         ("a = bytearray(1 << 30)", EXCEEDED, "memory"),
         ("while True: print('x' * 10000)", EXCEEDED, "printed more"),
@@ -78,7 +72,6 @@ CHECK = {"test_program": "def check(candidate):\n    assert candidate(3) == 9", 
     ("program", "tests", "passed"),
     [
         ("n = int(input())\nprint(n + 1 if n < 2 else n)", {"cases": ADD_ONE}, 1),
-        ("def f(n): return n * n if n < 3 else 0", SQUARES, 2),
         ("import os\ndef f(n): return n * n if n < 3 else os._exit(1)", SQUARES, 2),
         ("def f(n):\n    while n > 1: pass\n    return 1", SQUARES, 1),
         ("def f(n): return n + n", CHECK, 0),
@@ -148,11 +141,9 @@ STACK = "class Stack(list):\n    push = list.append\nclass Box:\n    def __init_
 @pytest.mark.parametrize(
     ("program", "entry_point", "test", "outcome", "reason"),
     [
-        ("def f(d): return d.keys()", "f", "assert f({1: 2}) == {1} and len(f({})) == 0", CORRECT, ""),
         ("def f(g): return g(1)", "f", "assert f(lambda n: n + 1) == 2", CORRECT, ""),
         (STACK, "Stack", "def check(c):\n    assert c([1]) == [1]", CORRECT, ""),
         (STACK, "Box", "def check(c):\n    assert c().items == []", INCORRECT, "'OpaqueObject' object has no"),
-        ("def g(): return 4", "f", "def check(c):\n    assert g() == 4", CORRECT, ""),
         ("def g(): return 4", "f", "def check(c):\n    assert g() == 4 and c() == 4", BAD, "the test uses g, and"),
         ("def f(n): return n", "f", "assert f(n) == m", BAD, "the test uses m and n, and of the program only f"),
         ("def f(n): return n", "f", "class A: pass\nassert f(1) == 1 and f(A())", BAD, "an object of A; strict mode"),
@@ -212,12 +203,8 @@ async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint
         ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[[1, 2]]", "3")], {}, CORRECT),
         ("def add(x): return sum(x)", [("[1, 2]", "3"), ("[4, 5, 6]", "15")], {}, CORRECT),
         ("def add(x): return x", [("[1]", "[1]")], {"arguments": "lines"}, CORRECT),
-        ("def add(x): return (x, x)", [("1", "[1, 1]")], {}, CORRECT),
-        ("def add(x): return (i for i in range(x))", [("2", "[0, 1]")], {}, CORRECT),
         ("def add(x): return inf", [("1", "Infinity")], {"usual_imports": False}, RAISED),
-        ("def add(x): return [2, 1]", [("1", "[1, 2]")], {"any_order": True}, CORRECT),
         ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {"tolerance": 1e-9}, CORRECT),
-        (NO_SIGNATURE, [("[1, 2]", "3")], {}, CORRECT),
         ("def add(x):\n    while x: pass", [("0", "null"), ("1", "null")], {"timeout_seconds": 0.5}, TIMED_OUT),
     ],
 )
@@ -249,14 +236,8 @@ ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(
 
 
 async def test_a_checker_program_decides(sandbox):
-    cases = [("12", "2")]
     for printed, outcome in (("3", CORRECT), ("5", INCORRECT), ("many", INCORRECT)):
-        verdict = await judged(sandbox, item(f"print({printed!r})", cases), checker=ANY_DIVISOR)
-        assert verdict.outcome == outcome, verdict
-    checker = "def check(input, output, expected):\n    return input[0] % output == 0 and output > 1"
-    for result, outcome in (("3", CORRECT), ("5", INCORRECT), ("'3'", INCORRECT)):
-        program = f"def divisor(n): return {result}"
-        verdict = await judged(sandbox, item(program, cases, entry_point="divisor"), checker=checker)
+        verdict = await judged(sandbox, item(f"print({printed!r})", [("12", "2")]), checker=ANY_DIVISOR)
         assert verdict.outcome == outcome, verdict
 
 
@@ -270,12 +251,6 @@ async def test_a_checker_program_decides(sandbox):
 )
 async def test_a_checker_that_is_broken_is_a_bad_reference(sandbox, checker, complaint):
     await bad_reference(sandbox, item("print(1)", [("1", "1")]), complaint, checker=checker)
-
-
-async def test_rewards_are_parameters(sandbox):
-    rewards = {"correct_reward": 10, "wrong_reward": -0.5, "error_reward": -1, "compile_error_reward": -2}
-    for program, reward in (("print(2)", -0.5), ("1 / 0", -1), ("(", -2), ("print(int(input()) + 1)", 10)):
-        assert (await judged(sandbox, item(program, ADD_ONE), **rewards)).reward == reward
 
 
 async def test_what_needs_no_sandbox_is_said_without_one():
@@ -299,3 +274,8 @@ async def test_without_a_sandbox_there_is_no_verdict(sandbox):
         await judged(sandbox, item(SQUARE, ADD_ONE))
     assert caught.value.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
     assert caught.value.retryable
+
+
+async def test_a_checker_decides_alone():
+    with pytest.raises(ValidationError, match="a checker decides alone; got any_order and tolerance"):
+        CodeParameters(checker=ANY_DIVISOR, any_order=True, tolerance=0.1)

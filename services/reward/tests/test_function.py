@@ -29,7 +29,6 @@ async def later(completion):
     return len(completion)
 
 def none(completion): return None
-def word(completion): return "yes"
 def raises(completion): raise KeyError("a")
 def dies(completion): os._exit(3)
 def slow(completion): time.sleep(600)
@@ -42,10 +41,8 @@ def chats(prompts, completions, **columns):
     return [float(chat[-1]["content"] == answer[0]["content"]) for chat, answer in zip(prompts, completions)]
 
 def two(completions): return [1.0, 2.0]
-def bare(completions): return 1.0
 """
 CRASHED, INVALID = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reward_pb2.FAILURE_KIND_INVALID_ITEM
-RETURNS = "allowed: a number, a bool, None, quartet_reward.Score; numbers are finite"
 
 
 def line_of(text: str) -> int:
@@ -57,17 +54,14 @@ CASES = [
     ("close", {"completion": "2.5<|im_end|>", "columns": {"tolerance": 0.5}}, (1.0, 1.0, "")),
     ("close", {"completion": "2.5", "parameters": {"tolerance": 1}}, (1.0, 1.0, "")),
     ("scored", {"columns": {"level": {"n": 3}}, "parameters": {"scale": 2}}, (6.0, 0.0, "because")),
-    ("scored", {}, (INVALID, "'{0}:scored' requires level, which the prompt's row does not have")),
     ("echo", {"columns": {"id": 2**60, "of": ["é"]}}, (0.0, 0.0, f"('2', [('id', {2**60}), ('of', ['é'])])")),
     ("later", {"completion": "four"}, (4.0, 0.0, "")),
     ("none", {}, (INVALID, "no verifier has a verdict")),
-    ("word", {}, (CRASHED, f"verifier '{{0}}:word' returned 'yes' (str); {RETURNS} ({{0}}:{line_of('def word')})")),
     ("raises", {}, (CRASHED, f"verifier '{{0}}:raises' raised KeyError: 'a' ({{0}}:{line_of('KeyError')})")),
     ("dies", {}, (CRASHED, "verifier '{0}:dies' ended its process: it exited with status 3")),
     ("trl", {"columns": {"level": 2}}, (1.0, 0.0, "")),
     ("chats", {"messages": [{"role": "user", "content": "2"}]}, (1.0, 0.0, "")),
     ("two", {}, (CRASHED, "verifier '{0}:two' returned 2 numbers for 1 completion")),
-    ("bare", {}, (CRASHED, "verifier '{0}:bare' returned 1.0 (float); allowed, as it takes 'completions': a list")),
 ]
 
 
@@ -125,7 +119,6 @@ async def test_a_function_that_takes_too_long_is_killed(file):
         (None, "reward.py:close", "there is no file '{0}'"),
         ("x = 1 +", "reward.py:close", "'{0}' raised SyntaxError: invalid syntax (reward.py, line 1) ({0}:1)"),
         ("def near(completion): 0", "reward.py:close", "'{0}' has no function 'close'; it has: near"),
-        ("import os; print('hello'); os._exit(4)", "reward.py:f", "'{0}:f' ended its process with status 4: hello"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path, content, path, why):

@@ -99,14 +99,6 @@ async def test_a_reference_is_judged_once_and_alike_for_every_answer(judgment, a
     assert pool.judged == 1
 
 
-async def test_a_reference_of_text_must_be_repeated():
-    pool = ScriptedPool(judgments=({"event": "judged", "is_text": True},))
-    math = MathEquality(pool)
-    same = await math.compare(REFERENCE, REFERENCE)()
-    assert same == Equality(CORRECT, f"{REFERENCE} is {REFERENCE}", as_text=True)
-    assert pool.asked == [] and await outcome(math, ANSWER) == INCORRECT
-
-
 async def test_an_answer_whose_worker_dies_is_at_fault_unless_that_was_killed_from_outside():
     assert await outcome(MathEquality(ScriptedPool(WorkerDied("signal 11 ended it", crashed=True)))) == EXCEEDED
     with pytest.raises(VerifierFailure) as caught:

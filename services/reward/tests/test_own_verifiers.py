@@ -4,13 +4,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import begun, item, scorer, serving, spec, tagged
-
-from quartet_common.config import ConfigError, load_config
-from quartet_reward.config import RewardSection
-from quartet_reward.preflight import preflight
 
 POLITE = """
 from pydantic import Field
@@ -89,15 +84,6 @@ async def test_a_packages_verifier_is_served_with_its_parameters_beside_others(t
     assert rude.reward == 0.0 and rude.outcome == reward_pb2.OUTCOME_INCORRECT
     assert not rude.unjudged and rude.ans_acc == 0.0, "where no verifier gives an accuracy, the outcome says it"
     assert "polite" in [info.name for info in listed.verifiers]
-
-
-def test_a_run_that_names_it_is_checked_before_the_start(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, POLITE)
-    config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite'}]"])
-    assert "polite" in preflight(config)["verifiers"]
-    config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite', parameters={x=1}}]"])
-    with pytest.raises(ConfigError, match="parameters of 'polite': reward"):
-        preflight(config)
 
 
 async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tmp_path, monkeypatch, caplog):

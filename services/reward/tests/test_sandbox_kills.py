@@ -18,6 +18,7 @@ from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.run import has_threads
 from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,6 +58,22 @@ async def under_kills(
         raise EndedBefore
     (result,) = await asyncio.gather(task, return_exceptions=True)
     return result
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+async def test_a_process_that_is_reaped_while_it_is_looked_at_has_no_threads(monkeypatch, error):
+    handle = os.pidfd_open(os.getpid())
+
+    def reaped(folder: str) -> list[str]:
+        assert folder == f"/proc/{os.getpid()}/task"
+        raise error
+
+    try:
+        assert has_threads(handle)
+        monkeypatch.setattr(os, "listdir", reaped)
+        assert not has_threads(handle)
+    finally:
+        os.close(handle)
 
 
 # With namespaces, the oldest process is the one that only waits, the youngest the program's; else they are the same.

@@ -56,14 +56,6 @@ async def test_no_slot_is_a_failure_and_never_a_verdict():
         assert (await score(sandbox)).failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
 
 
-async def test_whoever_waits_when_the_service_ends_is_not_judged():
-    async with occupied(60.0) as (sandbox, _):
-        scoring = score(sandbox)
-        await until(lambda: sandbox.waiting)
-        await sandbox.close()
-        assert (await scoring).failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN
-
-
 FIRST = 71_000
 
 

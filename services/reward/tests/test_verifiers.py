@@ -59,15 +59,11 @@ PAID = {
     "math": (
         (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, CORRECT)),
         ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, CORRECT)),
-        ("The answer is 9.", "8", {"format_reward": 0.5}, (0.5, INCORRECT)),
-        (r"<think>\boxed{8}</think>", "8", {}, (0.0, MALFORMED)),
         ("I do not know.", "8", {}, (0.0, MALFORMED)),
         ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, CORRECT)),
     ),
     "exact": (
         (" 8 <eos>", "8", {}, (10.0, CORRECT)),
-        ("", "8", {}, (0.0, MALFORMED)),
-        ("Paris", "paris", {"ignore_case": True}, (10.0, CORRECT)),
         (tagged("8"), "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, CORRECT)),
         ("8", "8", {"answer_in": "box"}, (0.0, MALFORMED)),
     ),
@@ -94,13 +90,6 @@ def test_length_falls_in_the_buffer_and_stays_down_past_the_limit(tokens, reward
     found = decided(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024))
     assert found.reward == pytest.approx(reward)
     assert found.format_acc is None and found.ans_acc is None
-
-
-def test_length_takes_its_numbers_from_parameters():
-    one = item("x", completion_tokens=95, verifiers=[spec("length", penalty=1.0, max_tokens=100, buffer_tokens=10)])
-    assert decided(one).reward == pytest.approx(-0.5)
-    with pytest.raises(VerifierFailure, match="completion_tokens: got 0"):
-        decided(item("x", verifier="length"))
 
 
 @pytest.mark.parametrize("verifier", ["think_answer_tags", "boxed", "exact"])
