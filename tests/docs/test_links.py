@@ -6,8 +6,6 @@ from urllib.parse import urlsplit
 import pytest
 from pages import PAGES, ROOT, Link, anchors, links, name_of
 
-ALL = [link for page in PAGES for link in links(page)]
-
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files_and_headings_that_are_there(page):

@@ -27,11 +27,6 @@ class Pigeon:
 
 
 Full = type("Full", (Pigeon,), {"name": "full"})
-Gated = type("Gated", (Pigeon,), {"name": "gloo"})
-
-
-class Untyped(Pigeon):
-    parameters = dict
 
 
 class OneEnd:
