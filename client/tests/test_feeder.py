@@ -17,6 +17,15 @@ def config(run_file_of):
     return load_config("data", DataSection, path)
 
 
+async def test_a_run_of_another_specification_is_refused(services, config):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        other = config.run.model_copy(update={"group_size": 4})
+        await client.create_run(other)
+        with pytest.raises(QuartetError, match="run 'demo' exists and differs: group_size"):
+            async with asyncio.timeout(20):  # it is not asked again
+                await feed(config, client, asyncio.Event())
+
+
 async def test_a_broker_that_forgot_prompts_is_given_all_of_them_again(services, config):
     """Its Redis was restored from a state before the last prompts that the feeder submitted."""
     broker = services.broker
@@ -45,14 +54,6 @@ async def test_a_broker_that_forgot_the_end_of_the_prompts_is_given_them_again(s
         assert {f"pass-1/{i}" for i in range(20)} <= broker.instances["demo"].keys() and not feeding.done()
         await client.finish_run("demo", "succeeded", "max_steps reached")
         assert (await feeding).ended_by == "prompts"
-
-
-async def test_a_run_of_another_specification_is_refused(services, config):
-    async with AsyncClient(services.addresses["broker"]) as client:
-        other = config.run.model_copy(update={"group_size": 4})
-        await client.create_run(other)
-        with pytest.raises(QuartetError, match="run 'demo' exists and differs: group_size"):
-            await feed(config, client, asyncio.Event())
 
 
 async def test_a_broker_that_comes_late_is_waited_for(nowhere, config):
