@@ -5,7 +5,7 @@ It is written to be compared, not to be fast: counts are counted anew each time,
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 LEASE_TTL, MEMBER_TTL = 60_000, 150_000  # milliseconds
@@ -52,7 +52,6 @@ class Group:
     lease: str = ""
     holder: str = ""
     expiry: int = 0
-    reasons: list[str] = field(default_factory=list)
     size: int = 0  # of the stored group
     version: int = 0
     step: int = -1
@@ -106,28 +105,10 @@ class Books:
             "untrained_in_flight": len(self.names("QUEUED", "LEASED", purpose="SERVE")),
         }
 
-    def picture(self) -> dict[str, object]:
-        tickets: dict[str, list[str]] = {}
-        for name, group in self.groups.items():
-            if group.state in QUEUED_OR_LEASED:
-                tickets.setdefault(group.stream, []).append(name)
-        return {
-            "states": {name: (group.state, group.attempt, group.step) for name, group in self.groups.items()},
-            "stats": self.stats(),
-            "run": (self.state, self.version, self.committed, self.ended, self.group_epoch, self.session),
-            "settling": (self.settle_to, self.ledger and f"{self.ledger[0]} {self.ledger[1]}"),
-            "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
-            "tickets": {stream: sorted(names) for stream, names in tickets.items()},
-            "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},
-            "ready": sorted(((name, self.groups[name].version) for name in self.ready), key=lambda each: each[1]),
-            "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
-            "open bytes": self.bytes_of(*OPEN),
-            "batch bytes": {
-                step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
-            },
-            "dead": dict(self.dead),
-            "members": dict(self.members),
-        }
+    def states(self) -> dict[str, tuple[str, int, int]]:
+        """Return state, deliveries and step of each training instance."""
+        groups = self.groups.items()
+        return {name: (group.state, group.attempt, group.step) for name, group in groups if group.purpose == "TRAIN"}
 
     # --- steps that several calls share
 
@@ -153,7 +134,6 @@ class Books:
 
     def fail(self, name: str, reason: str, permanent: bool = False) -> bool:
         group = self.groups[name]
-        group.reasons.append(reason)
         if not permanent and group.attempt < self.spec.max_deliveries:
             self.requeue(name, group.attempt)
             return False

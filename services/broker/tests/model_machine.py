@@ -10,11 +10,12 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model_books import LEASE_TTL, MEMBER_TTL, Spec
 from model_reference import Reference
-from model_run import ROLLOUTS, Bench, Lease, Run, compare
+from model_run import ROLLOUTS, Bench, Lease, Run
 from quartet.v1 import broker_pb2 as pb
 from world import World
 
 DAY = 86_400_000
+AUDITED = 4  # of so many steps one is followed by an audit, which takes longer than a step
 
 
 specs = st.builds(
@@ -58,17 +59,17 @@ class BrokerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """End of an example: nothing of it is left, and neither run was touched on the way."""
         if self.calm:
-            compare(self.sides)
             for side in self.sides:
-                side.audit()
+                side.compare()
         self.bench.redis.flushdb()
 
     @invariant()
     def both_agree(self) -> None:
-        """All that stands in Redis is as the reference has it, and training was exactly once."""
+        """Training was exactly once; every few steps, the broker's books are as the reference has them."""
         self.bench.steps += 1
         side = self.sides[self.touched]
-        side.compare()
+        if self.bench.steps % AUDITED == 0:
+            side.compare()
         side.check_training()
         self.calm = True
 
@@ -165,7 +166,7 @@ class BrokerMachine(RuleBasedStateMachine):
         ]
         for act in acts[first:] + acts[:first]:
             act()
-            side.compare()
+        side.compare()
 
     @rule(side=sides)
     def sweep(self, side: int) -> None:

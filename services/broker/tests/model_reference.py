@@ -1,7 +1,7 @@
 """The broker's state machine once more, in plain Python: one run, no Redis, no time but `clock`.
 
 Each method is one call of the contract. It returns what the broker must answer, or raises Refused, and makes the same
-change. `picture` is all that must stand in Redis afterwards; `model_view.py` reads the same from there.
+change. `stats` and `states` are what the broker's audit must say afterwards.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class Reference(Books):
         for name in back:
             del self.dead[name]
             group = self.groups[name]
-            group.attempt, group.reasons = 0, []
+            group.attempt = 0
             self.enqueue(name, self.home(group, "prompts:again"))
         return len(back)
 

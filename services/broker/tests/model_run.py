@@ -10,7 +10,6 @@ import redis
 from frozen_redis import BEGIN, FrozenRedis
 from model_books import LEASE_TTL, MEMBER_TTL, OPEN, Clock, Refused
 from model_reference import Reference, ledger_digest
-from model_view import look
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
 from world import SERVE, TRAIN, World, group, instance
@@ -56,16 +55,6 @@ class Lease:
     version: int
 
 
-def compare(runs: list["Run"]) -> None:
-    """Raise AssertionError unless all that stands in Redis about these runs is as the reference has it."""
-    pictures = look(runs[0].bench.redis, [run.world.run_id for run in runs])
-    for run, came in zip(runs, pictures, strict=True):
-        expected = run.model.picture()
-        came["stats"] = {name: came["stats"].get(name, 0) for name in expected["stats"]}
-        for part, value in expected.items():
-            assert came[part] == value, part
-
-
 @dataclass
 class Run:
     """A run: in the broker, in the reference, and what its trainer has in its weights."""
@@ -80,8 +69,28 @@ class Run:
     hand: dict[int, list[str]] = field(default_factory=dict)  # batches that the trainer has, by step
 
     def compare(self) -> None:
-        """Raise AssertionError unless all that stands in Redis about the run is as the reference has it."""
-        compare([self])
+        """Raise AssertionError unless the broker's books are right, and say of the run what the reference says."""
+        states, summary = self.bench.do(self._audit())
+        run = summary.run
+        assert not summary.faults or self.model.committed < self.model.settle_to, summary.faults
+        assert states == self.model.states()
+        stats = self.model.stats()
+        assert {name: getattr(run.stats, name) for name in stats} == stats
+        state = pb.RunState.Name(run.state).removeprefix("RUN_STATE_")
+        model = self.model
+        assert (state, run.policy_version, run.committed_step) == (model.state, model.version, model.committed)
+
+    async def _audit(self) -> tuple[dict[str, tuple[str, int, int]], pb.AuditSummary]:
+        *pages, end = [part async for part in self.world.call("AuditRun")]
+        return {
+            record.instance_id: (
+                pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_"),
+                record.attempt,
+                record.step,
+            )
+            for part in pages
+            for record in part.page.instances
+        }, end.summary
 
     def check_training(self) -> None:
         """Raise AssertionError unless each group that is in the weights is there once, and booked so."""
@@ -90,25 +99,6 @@ class Run:
         booked = self.model.names("TRAINED", "COMMITTED")
         assert not set(trained) - set(booked), "trained, and not in the books"
         assert not set(booked) - set(trained), "in the books, and not trained"
-
-    def audit(self) -> None:
-        """Raise AssertionError unless the broker's own audit finds its books right, and each instance where it is."""
-        states, faults = self.bench.do(self._audit())
-        assert not faults, faults
-        groups = self.model.groups.items()
-        expected = {
-            name: (group.state, group.attempt, group.step) for name, group in groups if group.purpose == "TRAIN"
-        }
-        assert states == expected
-
-    async def _audit(self) -> tuple[dict[str, tuple[str, int, int]], list[str]]:
-        states, faults = {}, []
-        async for part in self.world.call("AuditRun"):
-            faults += part.summary.faults
-            for record in part.page.instances:
-                state = pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_")
-                states[record.instance_id] = state, record.attempt, record.step
-        return states, faults
 
     def create(self) -> None:
         spec = self.model.spec

@@ -1,7 +1,7 @@
-"""The broker beside a plain-Python reference: whatever order things happen in, both agree on all that stands in Redis.
+"""The broker beside a plain-Python reference: whatever order things happen in, both agree on each answer and all books.
 
 `model_reference.py` is the reference (its state: `model_books.py`), `model_run.py` makes each call to both,
-`model_machine.py` says what may happen, `model_view.py` reads Redis.
+`model_machine.py` says what may happen.
 
 MODEL_STEPS sets how many rules are run at least; another MODEL_SEED runs other ones; with MODEL_SHRINK=1 a failure is
 made smaller before it is shown, which takes minutes.
