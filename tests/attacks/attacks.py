@@ -15,10 +15,10 @@ from pathlib import Path
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import broker_pb2 as broker
-from quartet.v1 import common_pb2, experience_pb2, reward_pb2, trainer_pb2
-from quartet.v1 import rollout_pb2 as rollout
+from quartet.v1 import common_pb2, experience_pb2, reward_pb2
 
 from quartet_contract.calls import CHEAP, OWNERS, RPCS, Caller, method_of
 from quartet_contract.target import group_tensors
@@ -71,6 +71,10 @@ class Attacker:
     def ask(self, rpc: str, request: Message, take: int = 1) -> Message | list[Message]:
         """Make a call. Raises RpcError."""
         return self.callers[rpc.partition(".")[0]].call(rpc, request, take, SECONDS)
+
+    def send(self, rpc: str, **fields: object) -> str:
+        """Return the status code with which a request of these fields is answered."""
+        return self.code(rpc, GetMessageClass(method_of(rpc).input_type)(**fields))
 
     def code(self, rpc: str, request: Message | bytes, metadata: tuple[tuple[str, str], ...] = ()) -> str:
         """Return the status code with which a message, or what is none, is answered; of a stream the first answer's."""
@@ -133,8 +137,9 @@ def _specification(**parameters: object) -> reward_pb2.VerifierSpec:
 def _submit(
     attacker: Attacker, run_id: str, *instances: experience_pb2.PromptInstance, evaluation_set: str = ""
 ) -> str:
-    request = broker.SubmitPromptsRequest(run_id=run_id, instances=instances, evaluation_set=evaluation_set)
-    return attacker.code("BrokerService.SubmitPrompts", request)
+    return attacker.send(
+        "BrokerService.SubmitPrompts", run_id=run_id, instances=instances, evaluation_set=evaluation_set
+    )
 
 
 @attack("prompts with NaN, infinities and deep parameters", INVALID)
@@ -146,7 +151,7 @@ def _poison_parameters(attacker: Attacker) -> Iterator[str]:
     one = experience_pb2.PromptInstance(instance_id=attacker.name(), prompt=prompt, purpose=TRAIN)
     yield _submit(attacker, attacker.run_id, one)
     item = reward_pb2.ScoreItem(item_id="a", completion="1", verifiers=[verifiers])
-    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
+    yield attacker.send("RewardService.Score", items=[item])
 
 
 @attack("lone surrogates and bytes that are no message", INVALID)
@@ -205,8 +210,7 @@ def _bad_groups(attacker: Attacker) -> Iterator[str]:
         address=NOBODY,
         state=broker.MEMBER_STATE_JOINING,
     )
-    register = broker.RegisterMemberRequest(run_id=attacker.run_id, member=me)
-    yield attacker.code("BrokerService.RegisterMember", register)
+    yield attacker.send("BrokerService.RegisterMember", run_id=attacker.run_id, member=me)
     run = attacker.ask("BrokerService.GetRun", broker.GetRunRequest(run_id=attacker.run_id)).run
     lease = broker.LeasePromptsRequest(
         run_id=attacker.run_id, holder=me.instance_id, max_prompts=1, policy_version=run.policy_version
@@ -214,22 +218,17 @@ def _bad_groups(attacker: Attacker) -> Iterator[str]:
     with suppress(grpc.RpcError):  # the run's end
         for granted in attacker.ask("BrokerService.LeasePrompts", lease).leases:
             group = put_group(granted, run.policy_version, _bad_tensors(attacker.chance))
-            yield attacker.code(
-                "BrokerService.PutExperience", broker.PutExperienceRequest(run_id=attacker.run_id, groups=[group])
-            )
-    leave = broker.LeaveMemberRequest(run_id=attacker.run_id, instance_id=me.instance_id)
-    yield attacker.code("BrokerService.LeaveMember", leave)
+            yield attacker.send("BrokerService.PutExperience", run_id=attacker.run_id, groups=[group])
+    yield attacker.send("BrokerService.LeaveMember", run_id=attacker.run_id, instance_id=me.instance_id)
 
 
 @attack("groups for the leases of others", "OK", INVALID)
 def _stolen_leases(attacker: Attacker) -> Iterator[str]:
     lease_id = f"0-0:pass-0/{attacker.chance.randrange(30)}"
     lease = broker.PromptLease(lease_id=lease_id, instance=instance(lease_id.partition(":")[2]))
-    put = broker.PutExperienceRequest(run_id=attacker.run_id, groups=[put_group(lease)])
-    yield attacker.code("BrokerService.PutExperience", put)
+    yield attacker.send("BrokerService.PutExperience", run_id=attacker.run_id, groups=[put_group(lease)])
     release = broker.LeaseRelease(lease_id=lease_id, failure="x" * MEBI, permanent=True)
-    request = broker.ReleaseLeasesRequest(run_id=attacker.run_id, releases=[release])
-    yield attacker.code("BrokerService.ReleaseLeases", request)
+    yield attacker.send("BrokerService.ReleaseLeases", run_id=attacker.run_id, releases=[release])
 
 
 # Sizes
@@ -241,21 +240,16 @@ def _large_texts(attacker: Attacker) -> Iterator[str]:
     member = broker.Member(
         instance_id=attacker.name(), kind=common_pb2.SERVICE_KIND_ROLLOUT, address=NOBODY, waiting_for=text
     )
-    yield attacker.code(
-        "BrokerService.RegisterMember", broker.RegisterMemberRequest(run_id=attacker.run_id, member=member)
-    )
+    yield attacker.send("BrokerService.RegisterMember", run_id=attacker.run_id, member=member)
     event = broker.RunEvent(notice=broker.Notice(level="info", text=text, source="attacker"))
-    yield attacker.code(
-        "BrokerService.ReportProgress", broker.ReportProgressRequest(run_id=attacker.run_id, event=event)
-    )
+    yield attacker.send("BrokerService.ReportProgress", run_id=attacker.run_id, event=event)
 
 
 @attack("events up to their limit, one after the other", "OK")
 def _many_events(attacker: Attacker) -> Iterator[str]:
     event = broker.RunEvent(notice=broker.Notice(level="info", text="\x1b[2J" * 50_000, source="attacker"))
     for _ in range(4):
-        request = broker.ReportProgressRequest(run_id=attacker.own_run, event=event)
-        yield attacker.code("BrokerService.ReportProgress", request)
+        yield attacker.send("BrokerService.ReportProgress", run_id=attacker.own_run, event=event)
 
 
 @attack("more members than a run may have", "OK", EXHAUSTED)
@@ -264,8 +258,7 @@ def _many_members(attacker: Attacker) -> Iterator[str]:
         member = broker.Member(
             instance_id=attacker.name(), kind=common_pb2.SERVICE_KIND_ROLLOUT, address=NOBODY, waiting_for="x" * 3500
         )
-        request = broker.RegisterMemberRequest(run_id=attacker.own_run, member=member)
-        yield attacker.code("BrokerService.RegisterMember", request)
+        yield attacker.send("BrokerService.RegisterMember", run_id=attacker.own_run, member=member)
 
 
 @attack("prompts until none is taken", "OK", EXHAUSTED)
@@ -292,9 +285,9 @@ def _runs(attacker: Attacker) -> Iterator[str]:
     name = attacker.name()
     for text in ("x" * 1000, "x" * MEBI):
         spec = broker.RunSpec(run_id=name, groups_per_step=2, group_size=2, system_prompt=text)
-        yield attacker.code("BrokerService.CreateRun", broker.CreateRunRequest(spec=spec))
-    yield attacker.code("BrokerService.ListRuns", broker.ListRunsRequest(limit=2**31 - 1, page_token="\0" * 9999))
-    yield attacker.code("BrokerService.DeleteRun", broker.DeleteRunRequest(run_id=name, force=True))
+        yield attacker.send("BrokerService.CreateRun", spec=spec)
+    yield attacker.send("BrokerService.ListRuns", limit=2**31 - 1, page_token="\0" * 9999)
+    yield attacker.send("BrokerService.DeleteRun", run_id=name, force=True)
 
 
 @attack("watchers that do not read", "OK", EXHAUSTED, CLOSED)
@@ -322,73 +315,52 @@ def _large_metadata(attacker: Attacker) -> Iterator[str]:
 
 @attack("epochs, steps and versions that no run has", INVALID, PRECONDITION, NOT_FOUND, ABORTED)
 def _numbers(attacker: Attacker) -> Iterator[str]:
-    huge, run_id = attacker.chance.choice(HUGE), attacker.run_id
-    session = {"run_id": run_id, "session_epoch": huge}
+    huge = attacker.chance.choice(HUGE)
     requests = {
-        "BrokerService.OpenSession": broker.OpenSessionRequest(run_id=run_id, holder="t", checkpoint_step=huge),
-        "BrokerService.MarkTrained": broker.MarkTrainedRequest(step=huge, **session),
-        "BrokerService.Commit": broker.CommitRequest(step=huge, **session),
-        "BrokerService.LeaseExperience": broker.LeaseExperienceRequest(step=huge, **session),
-        "BrokerService.DropExperience": broker.DropExperienceRequest(step=huge, **session),
-        "BrokerService.LeasePrompts": broker.LeasePromptsRequest(
-            run_id=run_id, holder="nobody", max_prompts=1, policy_version=huge
-        ),
-        "BrokerService.StartEvaluation": broker.StartEvaluationRequest(
-            run_id=run_id, evaluation_set="none", policy_version=huge
-        ),
-        "RolloutService.JoinWeightGroup": rollout.JoinWeightGroupRequest(
-            run_id=run_id, group_epoch=huge, transport=1, store_host="h\nx", store_port=1, rank=1, world_size=2
-        ),
-        "RolloutService.BeginWeightUpdate": rollout.BeginWeightUpdateRequest(
-            run_id=run_id, group_epoch=huge, policy_version=huge
-        ),
-        "RolloutService.FinishWeightUpdate": rollout.FinishWeightUpdateRequest(
-            run_id=run_id, group_epoch=huge, policy_version=huge
-        ),
-        "RolloutService.SetSleep": rollout.SetSleepRequest(level=99),
-    }
-    rpc = attacker.chance.choice(list(requests))
-    yield attacker.code(rpc, requests[rpc])
+        "BrokerService.OpenSession": {"holder": "t", "checkpoint_step": huge},
+        "BrokerService.MarkTrained": {"session_epoch": huge, "step": huge},
+        "BrokerService.Commit": {"session_epoch": huge, "step": huge},
+        "BrokerService.LeaseExperience": {"session_epoch": huge, "step": huge},
+        "BrokerService.DropExperience": {"session_epoch": huge, "step": huge},
+        "BrokerService.LeasePrompts": {"holder": "nobody", "max_prompts": 1, "policy_version": huge},
+        "BrokerService.StartEvaluation": {"evaluation_set": "none", "policy_version": huge},
+        "RolloutService.JoinWeightGroup": {
+            "group_epoch": huge, "transport": 1, "store_host": "h\nx", "store_port": 1, "rank": 1, "world_size": 2
+        },
+        "RolloutService.BeginWeightUpdate": {"group_epoch": huge, "policy_version": huge},
+        "RolloutService.FinishWeightUpdate": {"group_epoch": huge, "policy_version": huge},
+    }  # fmt: skip
+    rpc = attacker.chance.choice([*requests, "RolloutService.SetSleep"])
+    if rpc in requests:
+        yield attacker.send(rpc, run_id=attacker.run_id, **requests[rpc])
+    else:
+        yield attacker.send(rpc, level=99)
 
 
 @attack("timeouts and waits of centuries", INVALID, PRECONDITION)
 def _timeouts(attacker: Attacker) -> Iterator[str]:
     long = Duration(seconds=attacker.chance.choice((10**9, 2**53, -5)))
+    spec = {"run_id": attacker.name(), "group_size": 2, "groups_per_step": 2, "member_ttl": long}
     requests = {
-        "BrokerService.LeasePrompts": broker.LeasePromptsRequest(
-            run_id=attacker.run_id, holder="nobody", max_prompts=1, wait=long
-        ),
-        "BrokerService.LeaseExperience": broker.LeaseExperienceRequest(run_id=attacker.run_id, wait=long),
-        "BrokerService.CreateRun": broker.CreateRunRequest(
-            spec=broker.RunSpec(run_id=attacker.name(), group_size=2, groups_per_step=2, member_ttl=long)
-        ),
-        "RewardService.Execute": reward_pb2.ExecuteRequest(
-            language="python", source="1", limits=reward_pb2.ExecutionLimits(wall_time=long)
-        ),
-        "TrainerService.Pause": trainer_pb2.PauseRequest(limit=long),
+        "BrokerService.LeasePrompts": {"run_id": attacker.run_id, "holder": "nobody", "max_prompts": 1, "wait": long},
+        "BrokerService.LeaseExperience": {"run_id": attacker.run_id, "wait": long},
+        "BrokerService.CreateRun": {"spec": spec},
+        "RewardService.Execute": {"language": "python", "source": "1", "limits": {"wall_time": long}},
+        "TrainerService.Pause": {"limit": long},
     }
     rpc = attacker.chance.choice(list(requests))
-    yield attacker.code(rpc, requests[rpc])
+    yield attacker.send(rpc, **requests[rpc])
 
 
 @attack("generations that no engine can make", INVALID)
 def _generations(attacker: Attacker) -> Iterator[str]:
-    sampling = attacker.chance.choice(
-        (
-            {"n": 2**31 - 1},
-            {"temperature": float("nan")},
-            {"top_p": float("inf")},
-            {"max_new_tokens": -1},
-            {"n": -1},
-        )
-    )
-    prompt = experience_pb2.Prompt(
-        prompt_id="p", text="1+1=?", sampling=experience_pb2.SamplingParams(**{"n": 1, "max_new_tokens": 4} | sampling)
-    )
+    bad = ({"n": 2**31 - 1}, {"temperature": float("nan")}, {"top_p": float("inf")}, {"max_new_tokens": -1}, {"n": -1})
+    sampling = {"n": 1, "max_new_tokens": 4} | attacker.chance.choice(bad)
+    prompt = experience_pb2.Prompt(prompt_id="p", text="1+1=?", sampling=sampling)
     rpc = attacker.chance.choice(("Generate", "GenerateStream"))
-    yield attacker.code(f"RolloutService.{rpc}", getattr(rollout, f"{rpc}Request")(prompt=prompt))
+    yield attacker.send(f"RolloutService.{rpc}", prompt=prompt)
     too_long = experience_pb2.Prompt(prompt_id="p", text="<|im_end|>" * 100_000)
-    yield attacker.code("RolloutService.Generate", rollout.GenerateRequest(prompt=too_long))
+    yield attacker.send("RolloutService.Generate", prompt=too_long)
 
 
 # Texts
@@ -405,7 +377,7 @@ def _hostile_answers(attacker: Attacker) -> Iterator[str]:
         )
         for number, hostile in enumerate(attacker.chance.sample(ANSWERS, 3))
     ]
-    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=items))
+    yield attacker.send("RewardService.Score", items=items)
 
 
 @attack("long texts and floods of special tokens to be verified", "OK", EXHAUSTED)
@@ -423,7 +395,7 @@ def _long_texts(attacker: Attacker) -> Iterator[str]:
             reward_pb2.VerifierSpec(name=attacker.chance.choice(("exact", "boxed", "math"))),
         ],
     )
-    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
+    yield attacker.send("RewardService.Score", items=[item])
 
 
 # Connections
