@@ -16,7 +16,6 @@ from use_client import use_client
 from quartet_contract.calls import OWNERS, RPCS
 from quartet_contract.cases import Good
 from quartet_contract.tables import CASES
-from quartet_contract.world import World
 
 ENGINE = ENGINES[0]
 RPCS_OF = {image.stem: rpcs_of(image) for image in IMAGES}
@@ -78,12 +77,6 @@ def released_stack(request, tmp_path_factory):
         yield made
     finally:
         made.close()
-
-
-def test_todays_weights_are_a_released_rollouts(released_stack):
-    world = World(released_stack.callers(ENGINE))
-    weights = released_stack.weights(ENGINE)
-    assert weights.publish(world) == weights.version
 
 
 async def test_todays_client_is_at_home_at_released_services(released_stack):
