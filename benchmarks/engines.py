@@ -128,7 +128,7 @@ def give_weights(rollout: str, model: Path) -> None:
     from packing import checksum, pack
     from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
-    sender = Sender()
+    sender = Sender(Path(os.devnull))
     try:
         with grpc.insecure_channel(rollout) as channel:
             stub = rollout_pb2_grpc.RolloutServiceStub(channel)
@@ -149,7 +149,7 @@ def give_weights(rollout: str, model: Path) -> None:
                 secret=info.secret,
             )
             stub.JoinWeightGroup(join, timeout=CALL_SECONDS)
-            if sender.answer() != {"joined": True}:
+            if sender.hear() != {"joined": True}:
                 raise RuntimeError("the sender did not join")
             manifest, buckets = pack(read_weights(model), BUCKET_BYTES)
             begin = rollout_pb2.BeginWeightUpdateRequest(**epoch, policy_version=0, manifest=manifest)
@@ -158,7 +158,7 @@ def give_weights(rollout: str, model: Path) -> None:
             finish = rollout_pb2.FinishWeightUpdateRequest(**epoch, policy_version=0, checksum=checksum(buckets))
             stub.FinishWeightUpdate(finish, timeout=CALL_SECONDS)
     finally:
-        sender.stop()
+        sender.close()
 
 
 @contextlib.contextmanager

@@ -9,9 +9,11 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +85,9 @@ class Truth:
         def greedy() -> list[EngineCompletion]:
             return self._harness.generate([20 + level, *PROMPT], temperature=0.0, max_new_tokens=64)
 
-        before, free = greedy(), free_gib()
+        before, (free, _) = greedy(), torch.cuda.mem_get_info()
         self._run(self._engine.sleep(level))
-        freed = free_gib() - free
+        freed = (torch.cuda.mem_get_info()[0] - free) / 2**30
         self._run(self._engine.wake())
         if level == 2:
             assert self._engine.policy_version == -1, "the weights were forgotten, and have a version"
@@ -94,10 +96,6 @@ class Truth:
         self._keep(f"after sleep of level {level}", [20 + level, *PROMPT], after)
         same = before[0].token_ids.tolist() == after[0].token_ids.tolist()
         return {"freed_gib": round(freed, 2), "same_tokens": same}
-
-
-def free_gib() -> float:
-    return torch.cuda.mem_get_info()[0] / 2**30
 
 
 def compare(folders: tuple[Path, Path], spans: list[dict[str, Any]]) -> dict[str, float]:
@@ -127,8 +125,8 @@ def main(large: bool) -> None:
     # The other process is forked before vLLM and OpenMP begin.
     other = ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
     other.submit(int).result()
-    sender = Sender()
-    with tempfile.TemporaryDirectory() as made, other, asyncio.Runner() as runner:
+    sender = Sender(Path(os.devnull))
+    with tempfile.TemporaryDirectory() as made, other, closing(sender), asyncio.Runner() as runner:
         folders = Path(made) / "0", Path(made) / "1"
         for seed, folder in enumerate(folders):
             write("0.5 B" if large else "0.3 M", folder, seed)
@@ -139,7 +137,6 @@ def main(large: bool) -> None:
             found = truth.prove()
         finally:
             runner.run(engine.close())
-            sender.stop()
         print(json.dumps({"largest": other.submit(compare, folders, truth.spans).result(), **found}))
 
 

@@ -36,13 +36,6 @@ def test_without_a_gpu_every_part_says_that_it_did_not_run(tmp_path, monkeypatch
     assert status == 3 and {(part["outcome"], part["detail"]) for part in parts.values()} == {("not run", "no GPU")}
 
 
-def test_one_gpu_is_too_few_for_a_group(tmp_path, monkeypatch):
-    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    status, parts = prove(tmp_path, "b")
-    assert status == 3 and parts["b"]["detail"] == "one GPU: NCCL refuses two members on it"
-
-
 def test_on_the_cpu_all_but_speed_is_proven_with_the_same_code(tmp_path, monkeypatch):
     # vLLM's part is one process after the other, and so is what runs beside it; services begin with their imports done.
     with ThreadPoolExecutor(1) as beside, closing(Pythons()) as pythons:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).resolve().parents[4] / "tests" / "preloaded"))
 
 from harness import Harness, Sender
 from models import write_model
@@ -62,11 +61,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], P
 
 
 @pytest.fixture(scope="session")
-def sender() -> Iterator[Sender]:
+def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A process that plays the trainer."""
-    process = Sender()
-    yield process
-    process.stop()
+    with closing(Sender(tmp_path_factory.mktemp("sender") / "log")) as process:
+        yield process
 
 
 @pytest.fixture(scope="session", params=FORMS)

@@ -2,9 +2,8 @@
 OPTIONS FOLDER` says {"processes": ids} when it is up, then answers one JSON order a line.
 
 {"do": "generate", "prompt", "length"}, greedily, answers {"tokens", "log_probs", "spans"};
-{"do": "update", "folder", "files", "version"} installs a folder's weights from files that it
-writes, and answers {"version"}; with "group" instead of "files", those that come through that weight group, while a
-completion of "prompt" is under way, and answers as "generate".
+{"do": "update", "folder", "group", "version"} installs the weights that come through the group while a completion of
+"prompt" is under way, and answers as "generate".
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import BUCKET_BYTES, PATIENCE, JsonProcess
+from harness import BUCKET_BYTES, PATIENCE, Answering
 from models import read_weights
-from packing import pack, write
+from packing import pack
 
 from quartet_rollout.engines import Engine, SamplingSettings, WeightGroupInfo, create_engine
-
-NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
 
 
 async def main(name: str, options: str, folder: str) -> None:
@@ -31,7 +28,7 @@ async def main(name: str, options: str, folder: str) -> None:
     say({"processes": [child.pid for child in psutil.Process().children(recursive=True)]})
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
-        do = generate if order["do"] == "generate" else update_in_flight if "group" in order else update
+        do = generate if order["do"] == "generate" else update_in_flight
         say(await do(engine, order))
     await engine.close()
 
@@ -41,16 +38,6 @@ async def generate(engine: Engine, order: dict) -> dict:
     (completion,) = [c async for c in engine.generate("one", order["prompt"], 1, sampling)]
     tokens, log_probs = completion.token_ids.tolist(), completion.log_probs.tolist()
     return {"tokens": tokens, "log_probs": log_probs, "spans": completion.version_spans}
-
-
-async def update(engine: Engine, order: dict) -> dict:
-    manifest, _ = write(read_weights(Path(order["folder"])), Path(order["files"]), BUCKET_BYTES)
-    await engine.join_weight_group(NO_MEETING)
-    await engine.pause("keep")
-    await engine.receive_weights(manifest, 60.0, order["files"])
-    await engine.install_weights(order["version"])
-    await engine.resume()
-    return {"version": engine.policy_version}
 
 
 async def update_in_flight(engine: Engine, order: dict) -> dict:
@@ -76,16 +63,18 @@ def say(answer: dict) -> None:
     print(json.dumps(answer), flush=True)
 
 
-class Owner(JsonProcess):
+class Owner(Answering):
     """That process, and the engine's own."""
 
-    def __init__(self, engine: str, folder: Path, **options: Any) -> None:
-        super().__init__("engine_owner.py", engine, json.dumps(options), str(folder))
-        processes = [psutil.Process(pid) for pid in self.answer()["processes"]]
+    def __init__(self, engine: str, folder: Path, log: Path, **options: Any) -> None:
+        command = [sys.executable, __file__, engine, json.dumps(options), str(folder)]
+        # It leads a group, and no session: a worker of vLLM makes itself a group's leader, which no session's can.
+        super().__init__(command, log, start_new_session=False, process_group=0)
+        processes = [psutil.Process(pid) for pid in self.hear()["processes"]]
         self.processes = [each for each in processes if "resource_tracker" not in " ".join(each.cmdline())]
 
-    def stop(self) -> None:
-        super().stop()
+    def close(self) -> None:
+        super().close()
         for process in self.processes:
             if process.is_running():
                 process.kill()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -24,6 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from quartet_rollout.engines import Engine, EngineCompletion, SamplingSettings, WeightGroupInfo
 
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[3] / "tests" / "preloaded"))
+from started import Answering  # noqa: E402 (beside the other suites' tests)
+
 BUCKET_BYTES = 200_000  # Several buckets for the tiny model, one tensor larger than none of them.
 PATIENCE = 240.0
 """Seconds before a test counts as hanging: generous, since machines that run tests are busy."""
@@ -31,77 +30,28 @@ PROMPT = [18, 11, 19, 11, 17, 29, 31]
 PROMPTS = [PROMPT, [5, 6, 7], [40] * 30]
 
 
-class JsonProcess:
-    """A process that reads one JSON order a line, and writes one JSON answer a line."""
-
-    def __init__(self, script: str, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        )
-        self._answers: Queue[dict | None] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def order(self, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict:
-        answer = self._answers.get(timeout=PATIENCE)
-        assert answer is not None, "the process has ended"
-        return answer
-
-    def ask(self, **order: Any) -> dict:
-        self.order(**order)
-        return self.answer()
-
-    def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(PATIENCE)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._answers.put(json.loads(line))
-        self._answers.put(None)
-
-
-class Sender(JsonProcess):
+class Sender(Answering):
     """The process of sender.py."""
 
-    def __init__(self) -> None:
-        super().__init__("sender.py")
-        self._pid: int = self.answer()["pid"]
+    def __init__(self, log: Path) -> None:
+        super().__init__([sys.executable, HERE / "sender.py"], log)
+        self._member: int = self.hear()["pid"]
 
     def open(self, world_size: int = 2, timeout: float = PATIENCE) -> WeightGroupInfo:
         """Open a group of a new epoch; returns where to join as rank 1."""
         epoch, secret = secrets.randbelow(2**31), secrets.token_bytes(16)
-        opened = self.ask(do="open", epoch=epoch, secret=secret.hex(), world_size=world_size, timeout=timeout)
-        return WeightGroupInfo(
-            transport="gloo",
-            store_host="127.0.0.1",
-            store_port=opened["port"],
-            rank=1,
-            world_size=world_size,
-            timeout_seconds=timeout,
-            secret=secret,
-            epoch=epoch,
-        )
+        opened = self.order(do="open", epoch=epoch, secret=secret.hex(), world_size=world_size, timeout=timeout)
+        return WeightGroupInfo("gloo", "127.0.0.1", opened["port"], 1, world_size, timeout, secret, epoch)
 
     def send(self, folder: Path) -> None:
-        self.order(do="send", folder=str(folder), bucket_bytes=BUCKET_BYTES)
+        self.give(do="send", folder=str(folder), bucket_bytes=BUCKET_BYTES)
 
-    def kill(self) -> None:
+    def kill_member(self) -> None:
         """Kill the process that is in the group; another takes over, which is in none."""
-        os.kill(self._pid, signal.SIGKILL)
-        while "pid" not in (answer := self.answer()):
+        os.kill(self._member, signal.SIGKILL)
+        while "pid" not in (answer := self.hear()):
             pass  # What the last one said yet.
-        self._pid = answer["pid"]
+        self._member = answer["pid"]
 
 
 class Harness:
@@ -153,7 +103,7 @@ class Harness:
 
     async def join(self) -> None:
         await self.engine.join_weight_group(self.sender.open())
-        assert self.sender.answer() == {"joined": True}
+        assert self.sender.hear() == {"joined": True}
         self._in_group = True
 
     async def receive(self, folder: Path) -> None:
@@ -162,7 +112,7 @@ class Harness:
         manifest, buckets = pack(read_weights(folder), BUCKET_BYTES)
         self.sender.send(folder)
         came = await self.engine.receive_weights(manifest, PATIENCE)
-        assert self.sender.answer() == {"sent": len(buckets)}
+        assert self.sender.hear() == {"sent": len(buckets)}
         assert came == checksum(buckets)
         self._installed = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
-from quartet_rollout.engines.transformers_engine.attention import layer_kinds
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
 from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.engines.vllm_engine import prepare
@@ -84,18 +82,6 @@ def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> Non
         assert tokens == logits.argmax(-1).tolist()
         expected = torch.log_softmax(logits, dim=-1).max(-1).values
         np.testing.assert_allclose(made[length].log_probs, expected, atol=TOLERANCE)
-
-
-def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config: Any = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
-    write_model(tmp_path, tied=True, seed=0)
-
-    monkeypatch.setattr(
-        "quartet_rollout.engines.transformers_engine.decoder.layer_kinds", lambda _: layer_kinds(config)
-    )
-    words = "cannot run this model: layers of kind linear_attention; allowed: full_attention, sliding_attention"
-    with pytest.raises(EngineError, match=words):
-        Decoder(str(tmp_path), TransformersOptions(device="cpu"))
 
 
 def test_a_context_ends_where_rotary_frequencies_would_change(tmp_path: Path) -> None:

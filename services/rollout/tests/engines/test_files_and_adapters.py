@@ -51,20 +51,12 @@ def test_weights_from_files_are_installed_as_any_others(harness: Harness, tmp_pa
 def test_files_that_are_not_there_or_broken_leave_the_old_weights(harness: Harness, tmp_path: Path) -> None:
     manifest, _ = write(read_weights(harness.folders[1]), tmp_path, BUCKET_BYTES)
     (tmp_path / bucket_file(manifest, 1)).write_bytes(b"no safetensors")
-    with pytest.raises(WeightTransferError, match=r"model-00002-of-\d+.safetensors' cannot be read"):
-        harness.run(update(harness, manifest, tmp_path, 1))
-    with pytest.raises(WeightTransferError, match="cannot be read"):
-        harness.run(update(harness, manifest, tmp_path / "nowhere", 1))
-    with pytest.raises(WeightTransferError, match="without the path"):
-        harness.run(_without_path(harness, manifest))
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(WeightTransferError, match="cannot be read"):
+            harness.run(update(harness, manifest, folder, 1))
     assert harness.engine.policy_version == 0
     (after,) = harness.generate(temperature=0.0, max_new_tokens=20)
     np.testing.assert_array_equal(after.token_ids, harness.fresh[0].token_ids[:20])
-
-
-async def _without_path(harness: Harness, manifest: rollout_pb2.WeightManifest) -> None:
-    await harness.engine.join_weight_group(NO_MEETING)
-    await harness.engine.receive_weights(manifest, 30.0)
 
 
 # ------------------------------------------------------------------ adapters
@@ -130,22 +122,11 @@ def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Ha
     np.testing.assert_allclose(completion.log_probs, base.log_probs[:20], atol=1e-6)
 
 
-def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path: Path) -> None:
-    lora = config(harness)
-    lora.base_checksum ^= 1
-    manifest, _ = write(adapter(harness, 1), tmp_path, BUCKET_BYTES, lora)
-    with pytest.raises(EngineError, match="the adapter is for a base model of checksum"):
-        harness.run(update(harness, manifest, tmp_path, 1))
-    assert harness.engine.policy_version == 0
-
-
 def test_adapters_that_do_not_fit_are_refused_by_name(harness: Harness) -> None:
     for spoil, words in (
         (lambda m: m.lora.ClearField("alpha"), "manifest.lora.alpha: got 0"),
-        (lambda m: m.lora.target_modules.append("no_proj"), "'no_proj' is no inner linear layer"),
         (lambda m: m.lora.target_modules.append("lm_head"), "'lm_head' is no inner linear layer"),
         (lambda m: m.lora.target_modules.append("o_proj"), "o_proj.lora_A.weight' and 3 more are missing"),
-        (lambda m: m.tensors.pop(), "is missing"),
         (lambda m: setattr(m.lora, "r", RANK + 1), r"has shape \[4, (\d+)\]; allowed: \[5, \1\]"),
     ):
         manifest, _ = pack(adapter(harness, 1), BUCKET_BYTES, config(harness))
@@ -153,3 +134,12 @@ def test_adapters_that_do_not_fit_are_refused_by_name(harness: Harness) -> None:
         spoil(manifest)
         with pytest.raises(ManifestError, match=words):
             harness.engine.check_manifest(manifest)
+
+
+def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path: Path) -> None:
+    lora = config(harness)
+    lora.base_checksum ^= 1
+    manifest, _ = write(adapter(harness, 1), tmp_path, BUCKET_BYTES, lora)
+    with pytest.raises(EngineError, match="the adapter is for a base model of checksum"):
+        harness.run(update(harness, manifest, tmp_path, 1))
+    assert harness.engine.policy_version == 0

@@ -73,21 +73,15 @@ def test_abort_ends_what_runs_with_what_there_is(harness: Harness) -> None:
         np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)
 
 
-def test_a_request_that_comes_during_a_pause_waits_and_can_be_given_up(harness: Harness) -> None:
+def test_a_request_that_comes_during_a_pause_waits_and_can_be_given_up_and_so_can_a_pause(harness: Harness) -> None:
     async def body() -> None:
         await harness.engine.pause("keep")
         reading = asyncio.create_task(harness.collect(PROMPT, 3, LONG))
         await harness.until(lambda: harness.engine.stats().waiting == 3)
         reading.cancel()
         await harness.until(lambda: harness.engine.stats().waiting == 0)
-
-    harness.run(body())
-
-
-def test_cancelling_a_pause_undoes_it(harness: Harness) -> None:
-    async def body() -> None:
-        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
-        reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling))
+        await harness.engine.resume()
+        reading = asyncio.create_task(harness.collect(PROMPT, 8, LONG))
         await harness.started(8)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(harness.engine.pause("wait"), 0.001)
@@ -112,36 +106,24 @@ def test_asleep_nothing_is_generated_and_afterwards_what_ran_goes_on_as_if_it_ne
         await harness.engine.sleep(1)  # again, behind the request that just came
         with pytest.raises(EngineError, match="the engine sleeps at level 1; wake it first"):
             await harness.engine.sleep(2)
-        with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
-            await harness.engine.install_weights(1)
         assert harness.engine.stats().tokens_total == tokens and not reading.done() and not parked.done()
         await harness.engine.pause("keep")
         await harness.engine.wake()
         assert harness.engine.stats().tokens_total == tokens, "a pause outlasts the sleep"
         await harness.engine.resume()
-        assert len(await parked) == 1
-        return undisturbed, await reading
+        assert len(await parked) == 1 and harness.engine.policy_version == 0
+        made = await reading
+        await harness.engine.sleep(2)
+        await harness.engine.wake()
+        assert harness.engine.policy_version == -1, "the weights were forgotten"
+        return undisturbed, made
 
     for before, after in zip(*harness.run(body()), strict=True):
         assert before.token_ids.tolist() == after.token_ids.tolist() and after.version_spans == before.version_spans
 
 
-def test_weights_that_were_forgotten_asleep_are_of_unknown_version(harness: Harness) -> None:
-    async def body() -> list[int]:
-        versions = []
-        for level in (1, 2):
-            await harness.engine.sleep(level)
-            await harness.engine.wake()
-            versions.append(harness.engine.policy_version)
-        return versions
-
-    if "sleep" in harness.engine.capabilities():
-        assert harness.run(body()) == [0, -1]
-
-
 def without_a_gpu_vllm_refuses_to_sleep_and_changes_nothing(harness: Harness) -> None:
     with pytest.raises(EngineError, match="cannot sleep; allowed: an engine on a GPU"):
         harness.run(harness.engine.sleep(1))
-    harness.run(harness.engine.wake())
     assert len(harness.generate(max_new_tokens=4)) == 1
     assert harness.engine.policy_version == 0

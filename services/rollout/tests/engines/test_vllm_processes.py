@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +14,7 @@ import pytest
 import torch
 from engine_owner import Owner
 from harness import PATIENCE, PROMPT, Sender
-from transformers import AutoModelForCausalLM, Qwen2Config
-from vllm import ModelRegistry
-
-from quartet_rollout.engines.vllm_engine.engine import lacking
+from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 OPTIONS = {"kv_cache_gib": 0.0625, "max_num_seqs": 8, "tensor_parallel_size": 2}
@@ -24,10 +22,9 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture
-def owner(models: dict) -> Iterator[Owner]:
-    started = Owner("vllm", models[True, 0], **OPTIONS)
-    yield started
-    started.stop()
+def owner(models: dict, tmp_path: Path) -> Iterator[Owner]:
+    with closing(Owner("vllm", models[True, 0], tmp_path / "log", **OPTIONS)) as started:
+        yield started
 
 
 def check(folder: Path, made: dict, begin: int = 0) -> None:
@@ -41,37 +38,24 @@ def check(folder: Path, made: dict, begin: int = 0) -> None:
 
 
 def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_owner(
-    owner: Owner, models: dict, tmp_path: Path, sender: Sender
+    owner: Owner, models: dict, sender: Sender
 ) -> None:
-    made = owner.ask(do="generate", prompt=PROMPT, length=20)
+    made = owner.order(do="generate", prompt=PROMPT, length=20)
     assert made["spans"] == [[-1, 0, 20]]
     check(models[True, 0], made)
 
     # Each worker is a member of the group: the trainer is rank 0, they are 1 and 2.
     group = asdict(sender.open(world_size=3))
     order = {"prompt": PROMPT, "length": 60, "folder": str(models[True, 1]), "version": 5}
-    owner.order(do="update", group=group | {"secret": group["secret"].hex()}, **order)
-    assert sender.answer() == {"joined": True}
+    owner.give(do="update", group=group | {"secret": group["secret"].hex()}, **order)
+    assert sender.hear() == {"joined": True}
     sender.send(models[True, 1])
-    made = owner.answer()
+    made = owner.hear()
     (_, _, cut), new = made["spans"]
     assert 0 < cut < 60 and new == [5, cut, 60]
     check(models[True, 1], made, begin=cut)
 
-    files = {"folder": str(models[True, 0]), "files": str(tmp_path)}
-    assert owner.ask(do="update", version=6, **files) == {"version": 6}
-    check(models[True, 0], owner.ask(do="generate", prompt=PROMPT, length=20))
     assert len(owner.processes) == 3  # The engine core and two workers.
-    owner.process.send_signal(signal.SIGKILL)
+    owner.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(owner.processes, timeout=PATIENCE)
     assert not alive
-
-
-def test_a_package_that_a_models_module_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lacks.py").write_text("import no_such_package")
-    monkeypatch.syspath_prepend(tmp_path)
-    ModelRegistry.register_model("LacksForCausalLM", "lacks:LacksForCausalLM")
-    Qwen2Config(architectures=["LacksForCausalLM"]).save_pretrained(tmp_path)
-    assert lacking(str(tmp_path)) == (
-        "vLLM's LacksForCausalLM needs the package no_such_package, which the rollout's environment lacks"
-    )

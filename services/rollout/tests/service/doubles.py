@@ -77,8 +77,7 @@ class ScriptedEngine:
         self._moved = Changes()
         self.running = 0
         self.tokens_total = 0
-        # The script of a weight update.
-        self.meet, self.arrive = asyncio.Event(), asyncio.Event()
+        self.meet, self.arrive = asyncio.Event(), asyncio.Event()  # of an update's ranks and weights
         self.meet.set()
         self.arrive.set()
         self.checksum = 0xC0FFEE
@@ -106,6 +105,7 @@ class ScriptedEngine:
 
     async def start(self) -> None:
         self.calls.append("start")
+        self._fail("start")
 
     async def close(self) -> None:
         self.closed = True
@@ -413,10 +413,10 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.items: list[reward_pb2.ScoreItem] = []
         self.messages: list[int] = []  # items of each request
         self.failures: list[reward_pb2.Failure] = []
-        self.unjudged = lambda completion: False  # whose answers it does not judge
+        self.unjudged = ""  # a text in completions whose answers are not judged
         self.raises_on = ""  # a text in completions on which the verifier raises
         self.breaks_on = ""  # a text in prompts under which the stream breaks
-        self.break_streams = asyncio.Event()
+        self.break_once = False  # the stream, whatever comes
         self.refusals = 0  # streams that are refused, as for their rate
         self.silent = False
         self.reward: float | None = None  # of every completion, instead of its number of tokens
@@ -426,22 +426,18 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:
-            items = list(request.items) or [request.item]
-            self.messages.append(len(items))
-            self.items.extend(items)
+            self.messages.append(len(request.items))
+            self.items.extend(request.items)
             if self.refusals:
                 self.refusals -= 1
                 raise resource_exhausted("rate", "too many calls", 0.01)
-            if self.breaks_on and any(self.breaks_on in item.prompt for item in items):
+            if self.breaks_on and any(self.breaks_on in item.prompt for item in request.items):
                 raise KeyError(self.breaks_on)
-            if self.break_streams.is_set():
-                self.break_streams.clear()
+            if self.break_once:
+                self.break_once = False
                 return
             if not self.silent:
-                results = [self._result(item) for item in items]
-                yield reward_pb2.ScoreStreamResponse(
-                    **({"results": results} if request.items else {"result": results[0]})
-                )
+                yield reward_pb2.ScoreStreamResponse(results=map(self._result, request.items))
 
     def _result(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
         if self.raises_on and self.raises_on in item.completion:
@@ -452,6 +448,6 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         reward = item.completion_tokens if self.reward is None else self.reward
         score = reward_pb2.Score(reward=reward, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
-        if self.unjudged(item.completion):
+        if self.unjudged and self.unjudged in item.completion:
             score.unjudged, score.ans_acc = True, 0.0
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

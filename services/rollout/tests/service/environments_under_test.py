@@ -85,12 +85,8 @@ class Broken:
                 raise EnvironmentFailed("the level does not exist", permanent=True)
             case "hangs":
                 await asyncio.Event().wait()
-            case "surrogate":
-                raise EnvironmentFailed("no level '\ud800'")
             case "unprintable":
                 raise Unprintable
-            case "answers":
-                return None if turn.number else Answer("\ud800")
             case "odd":
                 return "text alone"
         raise ZeroDivisionError("division by zero")

@@ -32,41 +32,25 @@ async def test_calls_wait_for_the_engine(world):
     await generate(world)
 
 
-async def test_cancelling_a_stream_aborts_the_generation(world):
-    world.engine.hold(1)
-    await world.ready()
-    prompt = experience_pb2.Prompt(text="hi", sampling={"n": 2, "max_new_tokens": 60})
-    stream = world.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt=prompt), timeout=30)
-    read = asyncio.ensure_future(stream.read())
-    await world.until(lambda: world.engine.running == 2)
-    stream.cancel()
-    await asyncio.gather(read, return_exceptions=True)
-    await world.until(lambda: world.engine.running == 0)
-
-
 async def test_requests_wait_for_their_turn_and_are_served_in_order(world):
     world.engine.unpaused.clear()
     await world.ready(max_direct_completions=2, max_direct_queued=6)
     calls = [generate(world, 2, text="a")]
     await world.until(lambda: world.engine.running == 2)
-    for name in "bcd":
-        before = world.service.admission.waiting
+    for waiting, name in enumerate("bcd", start=1):
         calls.append(generate(world, 2, text=name))
-        await world.until(lambda before=before: world.service.admission.waiting == before + 2)
-    assert world.engine.running == 2
+        await world.until(lambda waiting=waiting: world.service.admission.waiting == 2 * waiting)
     error = await refusal(generate(world), grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert 0.5 <= retry_delay(error) <= 30.0 and "6 wait" in describe(error)
-    world.engine.unpaused.set()
-    answers = await asyncio.gather(*calls)
-    assert [len(answer.completions) for answer in answers] == [2, 2, 2, 2]
-    assert order(world) == ["a", "b", "c", "d"]
-    assert world.service.admission.running == world.service.admission.waiting == 0
-
-
-async def test_more_than_is_ever_allowed_is_refused_without_a_time_to_come_again(world):
-    await world.ready(max_direct_completions=2)
     error = await refusal(generate(world, 3), grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert retry_delay(error) is None and "3 completions were asked for; allowed: 2" in describe(error)
+    calls.pop(2).cancel()  # who hangs up loses his place, and nobody else's
+    await world.until(lambda: world.service.admission.waiting == 4)
+    world.engine.unpaused.set()
+    answers = await asyncio.gather(*calls)
+    assert [len(answer.completions) for answer in answers] == [2, 2, 2]
+    assert order(world) == ["a", "b", "d"]
+    assert world.service.admission.running == world.service.admission.waiting == 0
 
 
 async def test_a_deadline_ends_waiting_and_generating(world):
@@ -77,30 +61,20 @@ async def test_a_deadline_ends_waiting_and_generating(world):
     await refused(waits, grpc.StatusCode.DEADLINE_EXCEEDED)
     await world.until(lambda: world.service.admission.waiting == 0)
     await refused(runs, grpc.StatusCode.DEADLINE_EXCEEDED)
-    await world.until(lambda: world.service.admission.running == 0)
-    await world.until(lambda: world.engine.running == 0)  # aborted
-
-
-async def test_whoever_hangs_up_while_waiting_loses_his_place_only(world):
-    world.engine.unpaused.clear()
-    await world.ready(max_direct_completions=1)
-    first = generate(world, text="a")
-    await world.until(lambda: world.engine.running == 1)
-    second = generate(world, text="b")
-    await world.until(lambda: world.service.admission.waiting == 1)
-    third = generate(world, text="c")
-    await world.until(lambda: world.service.admission.waiting == 2)
-    second.cancel()
-    await world.until(lambda: world.service.admission.waiting == 1)
-    world.engine.unpaused.set()
-    await asyncio.gather(first, third)
-    assert order(world) == ["a", "c"]
+    await world.until(lambda: world.service.admission.running == world.engine.running == 0)  # aborted
 
 
 async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
     """Sixteen places, a quarter of them for direct use: neither side takes the other's while both want more."""
+    world.engine.unpaused.clear()
+    await world.start(max_running_completions=16, direct_share=0.25, max_direct_completions=12)
+    await world.until(lambda: world.service.state.run is not None)
+    alone = [generate(world, 2) for _ in range(8)]  # what the run leaves free is theirs
+    await world.until(lambda: world.service.admission.running == 12)
+    world.engine.unpaused.set()
+    await asyncio.gather(*alone)
+
     world.engine.step, world.engine.length = 0.01, 6
-    await world.start(max_running_completions=16, direct_share=0.25)
     await world.broker.submit(*(instance(f"{n}") for n in range(60)))
     await world.until(lambda: world.engine.running == 16)
     calls = [generate(world, text="d") for _ in range(20)]
@@ -111,21 +85,10 @@ async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
         return all(call.done() for call in calls)
 
     await world.until(all_answered)
-    await asyncio.gather(*calls)
     assert max(direct for direct, _ in seen) == 4
     beside = [own for direct, own in seen if direct == 4]
     assert sum(beside) / len(beside) > 6  # of twelve: the run goes on meanwhile
     await world.broker.until(lambda: len(world.broker.puts) == 60)
-
-
-async def test_direct_requests_may_have_what_the_run_leaves_free(world):
-    world.engine.unpaused.clear()
-    await world.ready(max_running_completions=16, direct_share=0.25, max_direct_completions=12)
-    calls = [generate(world, 2) for _ in range(8)]
-    await world.until(lambda: world.service.admission.running == 12)
-    assert world.service.admission.waiting == 4
-    world.engine.unpaused.set()
-    await asyncio.gather(*calls)
 
 
 async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(world):

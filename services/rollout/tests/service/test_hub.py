@@ -30,7 +30,6 @@ def hub():
         server.add("models", "own/closed", MODEL, private=True)
         server.add("models", "own/gated", MODEL, gated=True)
         server.add("models", "own/pickled", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
-        server.add("models", "own/empty", {"README.md": b""})
         yield server
 
 
@@ -77,25 +76,8 @@ def test_a_revision_and_a_token_choose_what_comes(ask):
         (["path=own/smal"], {}, "model.path: there is no folder 'own/smal', and no model of that id at {hub}; allowed"),
         (["path=own/closed"], {}, "and for a private one an HF_TOKEN that may read it"),
         (["path=own/gated"], {"HF_TOKEN": TOKEN}, "model.path: 'own/gated' is gated, and HF_TOKEN has no access to it"),
-        (["path=own/small"], {"HF_TOKEN": "hf_wrong"}, "model.path: {hub} refuses HF_TOKEN for 'own/small' (HTTP 401)"),
-        (["path=own/old", "revision=v2"], {}, "model.revision: 'own/old' has no 'v2' at {hub}; allowed: one of its"),
-        (
-            ["path=own/pickled"],
-            {},
-            "'own/pickled' has no .safetensors among its files (config.json, pytorch_model.bin)",
-        ),
-        (
-            ["path=own/empty"],
-            {},
-            "model.path: the hub model 'own/empty' has no config.json among its files (README.md)",
-        ),
-        (["path=own/small"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to download it; unset that, or copy it"),
         (["path=own/small"], {"HF_ENDPOINT": "http://127.0.0.1:1"}, "the hub at http://127.0.0.1:1 does not give the"),
-        (
-            ["path=.", "revision=v1"],
-            {},
-            "model.revision: got 'v1'; allowed: empty, unless model.path is the id of a hub",
-        ),
+        (["path=.", "revision=v1"], {}, "model.revision: got 'v1'; allowed: empty, unless model.path is the id of a"),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(hub, ask, settings, environment, words):
@@ -145,23 +127,3 @@ def test_a_tokenizer_its_template_and_arguments_are_in_the_folder_that_all_read(
         assert tokenizer.get_vocab() == {"[UNK]": 0, "hello": 1, "new": 2}
     (tmp_path / "chat.jinja").write_text("other")
     assert ask(*settings)[1] != folder, "another template is another folder"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["tokenizer=large"], "model.tokenizer: 'large' has tokens up to 5; allowed: below 4, the vocab_size of the"),
-        (["tokenizer=."], "model.tokenizer: '.' has no tokenizer; allowed: a folder with one of its files"),
-        (["tokenizer=own/nowhere"], "model.tokenizer: there is no folder 'own/nowhere', and no model of that id at"),
-        (["chat_template=gone.jinja"], "model.chat_template: cannot read 'gone.jinja': no such file or directory"),
-        (
-            ["template_arguments={enable_thinking=false}"],
-            "has no chat template that takes them; name one by model.chat",
-        ),
-        (["template_arguments={'a-b'=false}"], "model.template_arguments.a-b"),
-    ],
-)
-def test_what_cannot_replace_a_tokenizer_is_one_sentence(ask, plain, tmp_path, settings, said):
-    words(tmp_path / "large", "a", "b", "c", "d")
-    status, sentence = ask(f"model.path={plain}", *(f"model.{setting}" for setting in settings))
-    assert status == 2 and said in sentence and len(sentence.splitlines()) == 1, sentence

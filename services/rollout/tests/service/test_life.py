@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2
@@ -11,42 +12,24 @@ from quartet_rollout import membership
 from quartet_rollout.engines import EngineError
 
 
-async def test_it_says_what_it_waits_for(world):
+async def test_it_says_what_it_waits_for_and_leases_nothing_without_weights(world):
     world.broker.run = None
     world.engine.policy_version = -1
     await world.start()
     wanted = {"run 'demo' to be created", "weights from the trainer"}
-    await world.until(lambda: wanted <= set(world.host.waiting) and len(list(world.host.waiting)) == 2)
+    await world.until(lambda: set(world.host.waiting) == wanted)
     status = await world.status()
-    assert status.policy_version == -1 and status.group_epoch == -1 and status.run_id == ""
+    assert (status.policy_version, status.group_epoch, status.run_id) == (-1, -1, "")
     assert set(status.waiting_for) == wanted
-    world.broker.create_run()
-    await world.broker.until(lambda: world.broker.members)
-    await world.load(version=0)
-    await world.until(lambda: not list(world.host.waiting))
-
-
-async def test_it_is_up_without_broker_and_reward(world):
-    await asyncio.gather(world.broker_host.drain(), world.reward_host.drain())
-    await world.start()
-    wanted = {f"broker at {world.broker_host.address}", f"reward service at {world.reward_host.address}"}
-    await world.until(lambda: wanted <= set(world.host.waiting))
-    assert (await world.status()).engine
-    assert await world.stop() == 0
-
-
-async def test_nothing_is_leased_without_weights(world):
-    world.engine.policy_version = -1
-    await world.ready()
+    world.broker.create_run(member_ttl=Duration(seconds=1))  # three heartbeats a second
     await world.broker.submit(instance())
-    await world.broker.until(lambda: "heartbeat" in world.broker.calls)
-    await world.until(lambda: world.service.state.reward_ready)
-    await asyncio.sleep(0.1)
+    await world.broker.until(lambda: world.broker.calls.count("heartbeat") == 2)
+    (member,) = world.broker.members.values()
+    assert (member.state, member.policy_version) == (broker_pb2.MEMBER_STATE_JOINING, -1)
     assert not world.broker.lease_versions
-    member = next(iter(world.broker.members.values()))
-    assert member.state == broker_pb2.MEMBER_STATE_JOINING and member.policy_version == -1
     await world.load(version=0)
     await world.broker.until(lambda: world.broker.puts)
+    assert not list(world.host.waiting)
 
 
 async def test_weights_of_the_model_folder_that_have_a_version_are_leased_for_without_a_trainer(world):
@@ -121,26 +104,22 @@ async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights
     await world.put(instance("again"))
 
 
-async def test_an_engine_that_cannot_be_loaded_ends_the_service_with_a_sentence(world, caplog):
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("errors", {"start": EngineError("no such model")}, "the engine could not be loaded: no such model"),
+        ("failure", "the engine's process ended with signal 9", "stopping: the engine's process ended with signal 9"),
+    ],
+)
+async def test_an_engine_that_cannot_be_loaded_or_is_lost_while_nothing_is_generated_ends_the_service(
+    world, caplog, attribute, value, said
+):
     caplog.set_level("INFO")
-
-    async def fail() -> None:
-        raise EngineError("no such model")
-
-    world.engine.start = fail
+    setattr(world.engine, attribute, value)
     await world.start()
     await world.until(world.host.stopping.is_set)
     assert await world.stop() == 1
-    assert "the engine could not be loaded: no such model" in caplog.text
-
-
-async def test_an_engine_that_is_lost_while_nothing_is_generated_ends_the_service(world, caplog):
-    caplog.set_level("INFO")
-    await world.start()
-    world.engine.failure = "the test engine failed: its process ended with signal 9"
-    await world.until(world.host.stopping.is_set)
-    assert await world.stop() == 1
-    assert "stopping: the test engine failed: its process ended with signal 9" in caplog.text
+    assert said in caplog.text
 
 
 async def test_metrics_count_the_tokens_of_each_purpose(world):

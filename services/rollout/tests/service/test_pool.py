@@ -4,13 +4,47 @@ import asyncio
 
 import grpc
 import pytest
+from doubles import InTestBroker
 from google.protobuf.duration_pb2 import Duration
-from many_runs import ManyRuns
 from quartet.v1 import broker_pb2, rollout_pb2
 from world import World, instance, neighbours, refused
 
+from quartet_common.errors import not_found
+
 QUICK = Duration(seconds=3)
 """A membership's ttl: a heartbeat a second, and with it a look at the other runs."""
+
+
+class ManyRuns:
+    """A broker of several runs, each the in-test broker's: hands each call to the run that it is about."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, InTestBroker] = {}
+
+    def create(self, run_id: str, **fields) -> InTestBroker:
+        made = self.runs[run_id] = InTestBroker()
+        made.create_run(run_id=run_id, **fields)
+        made.run.created_at.seconds = len(self.runs)
+        return made
+
+    async def close(self) -> None:
+        for one in self.runs.values():
+            await one.close()
+
+    async def ListRuns(self, request, context):  # noqa: N802
+        return broker_pb2.ListRunsResponse(runs=[one.run for one in self.runs.values()])
+
+    async def GetRun(self, request, context):  # noqa: N802
+        if request.run_id not in self.runs:
+            raise not_found("run", request.run_id)
+        one = self.runs[request.run_id]
+        return broker_pb2.GetRunResponse(run=one.run, members=one.members.values())
+
+    def __getattr__(self, name: str):
+        async def call(request, context):
+            return await getattr(self.runs[request.run_id], name)(request, context)
+
+        return call
 
 
 @pytest.fixture
@@ -72,39 +106,6 @@ async def test_two_runs_at_once_share_a_pool_and_see_nothing_of_each_other(pool)
         assert set(run.members) == {made_by.host.instance_id}
 
 
-async def test_when_its_run_ends_a_rollout_takes_the_next_with_nothing_of_the_last(pool):
-    broker, rollout = pool
-    one = broker.create("one")
-    made = await rollout("*", lease_wait_seconds=30.0)
-    await works_for(made, "one")
-    await made.load(7, run_id="one", epoch=4)
-    await one.until(lambda: one.lease_versions == [7])  # a request for prompts that waits
-    assert len((await generate(made, "one")).completions) == 1
-
-    one.run.state = broker_pb2.RUN_STATE_SUCCEEDED
-    made.service.membership.doubt()
-    await made.until(lambda: "an active run of '*'" in list(made.host.waiting))
-    assert made.host.instance_id in one.left
-    assert len((await generate(made, "one")).completions) == 1  # until there is another one
-
-    two = broker.create("two")
-    await works_for(made, "two")
-    assert made.engine.policy_version == -1 and not list(two.lease_versions)
-    said = await refused(generate(made), grpc.StatusCode.UNAVAILABLE)
-    assert "no weights of a known version" in said
-    await refused(generate(made, "one"), grpc.StatusCode.FAILED_PRECONDITION)
-    await refused(made.join(5, run_id="one"), grpc.StatusCode.FAILED_PRECONDITION)
-    await made.load(0, run_id="two", epoch=1)  # its epochs are counted anew
-
-    await one.submit(instance("late"))  # granted to the request that still waits
-    await one.until(lambda: one.releases)
-    assert not one.releases[0].failure and not one.leases
-    await two.submit(instance("next"))
-    await two.until(lambda: two.puts)
-    assert two.puts[0].group.header.instance_id == "next" and two.puts[0].group.header.max_policy_version == 0
-    assert not one.puts and "late" not in {name for name, *_ in made.engine.requests}
-
-
 async def test_a_run_without_rollouts_gets_one_of_two_and_the_last_policy_is_gone_with_it(pool):
     broker, rollout = pool
     one = broker.create("one", member_ttl=QUICK)
@@ -156,13 +157,3 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
     await works_for(made, "two")
     assert "works for another run now" in await refused(begin, grpc.StatusCode.FAILED_PRECONDITION)
     assert made.engine.policy_version == -1 and made.engine.unpaused.is_set()
-
-
-async def test_a_run_that_the_engine_cannot_serve_is_left_to_others(pool):
-    broker, rollout = pool
-    broker.create("masks", sampling_masks=True)
-    made = await rollout("*")
-    await made.until(lambda: "an active run of '*'" in list(made.host.waiting))
-    broker.create("plain")
-    await works_for(made, "plain")
-    assert not broker.runs["masks"].members and not made.host.stopping.is_set()

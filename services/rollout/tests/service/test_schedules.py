@@ -4,8 +4,6 @@ import pytest
 from quartet.v1 import experience_pb2
 from world import instance
 
-from quartet_common.config import RunSection, SamplingSection, TemperatureScheduleSection
-from quartet_common.run_spec import run_spec
 from quartet_common.tensors import decode
 from quartet_rollout.generation import PromptRefused, temperature
 
@@ -32,39 +30,15 @@ def test_golden_numbers(curve, by_version):
         assert temperature(((5, 0.7),), curve, version) == 0.7
 
 
-@pytest.mark.parametrize(("updates", "first"), [(1, 1.0), (2, 1.2), (8, 1.2), (500, 0.6)])
-def test_colossalchat_s_annealing_is_that_of_its_loop(updates, first):
-    """Its loop, as its notes describe it: one micro-batch an update, two passes over the data."""
-    used, now = [], first
-    for data_pass in range(2):
-        for i in range(updates):
-            used.append(now)
-            if data_pass == 0:
-                now = (1 - i / updates) * first + (i / updates) * 0.9
-    run = RunSection(
-        sampling=SamplingSection(temperature=first),
-        temperature_schedule=TemperatureScheduleSection(kind="colossalchat", updates=updates),
-    )
-    schedule = run_spec(run).temperature_schedule
-    points = tuple((point.policy_version, point.temperature) for point in schedule.points)
-    ours = [temperature(points, schedule.curve, version) for version in range(2 * updates)]
-    assert ours == pytest.approx(used, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("points", "curve", "field"),
-    [
+def test_a_schedule_that_cannot_be_used_is_refused():
+    for points, curve, field in (
         ((), LINEAR, "points"),
         (((0, 1.0), (0, 1.0)), LINEAR, r"points\[1\].policy_version"),
-        (((-1, 1.0),), LINEAR, r"points\[0\].policy_version"),
         (((0, 0.0),), LINEAR, r"points\[0\].temperature"),
-        (((0, float("nan")),), LINEAR, r"points\[0\].temperature"),
         (((0, 1.0),), 17, "curve"),
-    ],
-)
-def test_a_schedule_that_cannot_be_used_is_refused(points, curve, field):
-    with pytest.raises(PromptRefused, match=f"run.temperature_schedule.{field}: got"):
-        temperature(points, curve, 3)
+    ):
+        with pytest.raises(PromptRefused, match=f"run.temperature_schedule.{field}: got"):
+            temperature(points, curve, 3)
 
 
 async def test_each_sample_carries_the_temperature_it_was_drawn_at(world):
@@ -75,17 +49,18 @@ async def test_each_sample_carries_the_temperature_it_was_drawn_at(world):
         spec.temperature_schedule.points.add(policy_version=version, temperature=value)
     own = instance("own")
     own.prompt.sampling.temperature = 0.3
-    served = instance("served", purpose=experience_pb2.PURPOSE_SERVE)
     evaluated = instance("evaluated", purpose=experience_pb2.PURPOSE_EVALUATE)
-    await world.put(instance("scheduled"), own, served, evaluated)
+    await world.put(instance("scheduled"), own, evaluated)
     await world.load(version=30)
     await world.put(instance("later"))
     drawn = {
         put.group.header.instance_id: decode(world.broker.tensors(i).temperatures).tolist()
         for i, put in enumerate(world.broker.puts)
     }
-    assert drawn["scheduled"] == pytest.approx([1.0, 1.0]) and drawn["later"] == pytest.approx([0.9, 0.9])
-    assert drawn["own"] == pytest.approx([0.3, 0.3])
-    assert drawn["served"] == [1.0, 1.0] and drawn["evaluated"] == [1.0]
-    by_temperature = sorted(round(request[3].temperature, 6) for request in world.engine.requests)
-    assert by_temperature == [0.3, 0.9, 1.0, 1.0, 1.0]
+    assert drawn == {
+        "scheduled": pytest.approx([1.0, 1.0]),
+        "own": pytest.approx([0.3, 0.3]),
+        "evaluated": [1.0],
+        "later": pytest.approx([0.9, 0.9]),
+    }
+    assert sorted(round(request[3].temperature, 6) for request in world.engine.requests) == [0.3, 0.9, 1.0, 1.0]
