@@ -24,6 +24,7 @@ def test_the_next_batch_is_fetched_while_this_one_is_trained(train: Train, broke
     training = train()
     go_on = training.start_held(0)
     broker.wait_until(lambda: broker.granted == {0, 1})
+    assert broker.trained == [], "a step is announced when it has ended"
     go_on.set()
     assert training.join() == "all steps are done"
     assert broker.trained == [0, 1, 2] and broker.granted == {0, 1, 2}, "nothing beyond the last step is fetched"
