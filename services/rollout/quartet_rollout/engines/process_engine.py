@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,9 @@ class ProcessEngine(WeightGroupMixin, Engine):
         await self._set_sleep(None)
         self._asleep = None
 
+    @abstractmethod
     async def _set_sleep(self, level: SleepLevel | None) -> None:
         """Sleep at a level, or wake."""
-        raise NotImplementedError
 
     def _check_usable(self, awake: bool = False) -> None:
         if self._closed or not self._started:
