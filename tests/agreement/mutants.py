@@ -22,9 +22,24 @@ resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 exec(compile(sys.stdin.read(), "program", "exec"), {})
 """
-_EXCHANGED = ((ast.Add, ast.Sub), (ast.Div, ast.FloorDiv), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
-_EXCHANGED += ((ast.And, ast.Or), (ast.In, ast.NotIn), (ast.Mult, ast.Mod))
-_OPERATORS: dict[type, type] = dict(_EXCHANGED) | {b: a for a, b in _EXCHANGED}
+_OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,8 @@ class _RunLaunch(Launch):
             async def end_was_due(name: str, status: int) -> bool:
                 if name == "trainer" and status == 0:  # it tells the broker of the run's end before it goes
                     await asyncio.wait([showing], timeout=_END_NOTICE_SECONDS)
-                return self._progress.ended
+                last_events_to_come = name in ("redis", "broker") and not showing.done()
+                return self._progress.ended and not last_events_to_come
 
             await keep_up_until(showing, supervisor, end_was_due, lambda: self._progress.steps_done)
         patience = _LAST_WORK_SECONDS if self._progress.succeeded else _GIVEN_UP_SECONDS

@@ -6,8 +6,10 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
+from reward_samples import until
 
 from quartet_common.errors import ContractError, describe
+from quartet_reward import metrics
 from quartet_reward.queue import Admission
 from quartet_reward.sandbox.api import Job
 from quartet_reward.servicer import RewardServicer
@@ -86,3 +88,16 @@ async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_i
     first.cancel()
     await asyncio.wait({first})
     assert sandbox.killed.is_set() and admission.free == 2
+
+
+async def test_a_call_that_is_cancelled_kills_its_program(service):
+    # The four slots are taken by programs that would run for minutes.
+    minutes = reward_pb2.ExecutionLimits(wall_time=Duration(seconds=300))
+    calls = [service.stub.Execute(request("while True: pass", limits=minutes)) for _ in range(4)]
+    running = metrics.QUEUE_DEPTH.labels("code", "running")
+    await until(lambda: running._value.get() == 4, TIMEOUT)
+    with pytest.raises(grpc.aio.AioRpcError):  # no slot is left for it
+        await service.stub.Execute(request("print(1)"), timeout=2.0)
+    for call in calls:
+        call.cancel()
+    assert (await execute(service, "print(1)")).stdout == "1\n"

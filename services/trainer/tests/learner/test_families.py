@@ -143,3 +143,14 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
         assert found["router_load_max"] == pytest.approx(float(4 * shares.amax(-1).mean()))
         assert found["router_idle_experts"] == float((expected == 0).double().mean())
         assert found["router_entropy"] == pytest.approx(float(torch.cat(entropies).mean() / np.log(4)), rel=1e-5)
+
+
+def test_yarn_scales_by_its_factor_whatever_the_longest_position(tmp_path: Path) -> None:
+    """As vLLM does."""
+    yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
+    found, expected = (
+        trained(load_causal_lm(save(tmp_path / str(n), "Qwen2", **{**SIZES, **yarn, "max_position_embeddings": n}),
+                               torch.float32))
+        for n in (16, 64)
+    )  # fmt: skip
+    assert torch.equal(found, expected)
