@@ -187,8 +187,10 @@ def held_link() -> Iterator[None]:
     """Let no more than LINK_BYTES a second through the loopback interface of this namespace."""
     shape = ["tbf", "rate", f"{LINK_BYTES * 8}bit", "burst", "1mb", "latency", "100ms"]
     subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *shape], check=True)
-    yield
-    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
 
 
 def in_a_namespace(arguments: list[str]) -> None:
