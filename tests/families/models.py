@@ -121,6 +121,21 @@ EXPERT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES = {**DENSE, **EXPERT}
 """Values of config.json, by `model_type`."""
+SHORT: dict[str, Any] = {**COMMON, "max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0 + n / 8 for n in range(16)], "long_factor": [9.0] * 16}
+TO_THE_END: dict[str, tuple[int, dict[str, Any]]] = {
+    "phi3, longrope": (32, {**SHORT, "rope_scaling": {"type": "longrope", **FACTORS},
+                            "original_max_position_embeddings": 32}),
+    "llama, dynamic": (64, {**SHORT, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "qwen2, yarn": (64, {**SHORT, "rope_scaling": {"type": "yarn", "factor": 4.0,
+                                                   "original_max_position_embeddings": 64}}),
+    "gemma2, capped": (64, {**SHORT, **WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "cohere, scaled": (64, {**SHORT, "logit_scale": 0.25}),
+    "granite, scaled": (64, {**SHORT, "logits_scaling": 4.0, "residual_multiplier": 0.5,
+                             "attention_multiplier": 0.1}),
+}  # fmt: skip
+"""What is easily computed otherwise towards the end of the context, and how long that is for the transformers engine:
+with longrope up to where its frequencies change."""
 WHY = {
     "cohere2": "vLLM's sliding windows are one token longer than transformers': longer texts than the window differ",
     "apertus": "vLLM rounds the parameters of the activation, xIELU, to bf16",
@@ -141,7 +156,8 @@ def save(family: str, folder: Path) -> None:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**FAMILIES[family])
+    values = FAMILIES[family] if family in FAMILIES else TO_THE_END[family][1]
+    config = CONFIG_MAPPING[family.partition(",")[0]](**values)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():

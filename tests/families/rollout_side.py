@@ -65,14 +65,14 @@ class Side:
     def answer(self, do: str, **order: Any) -> Any:
         return self._runner.run(asyncio.wait_for(getattr(self, do)(**order), SECONDS))
 
-    async def start(self, engine: str, folder: str) -> list[dict]:
-        """Start the engine on a model, and return groups of its completions."""
+    async def start(self, engine: str, folder: str, lengths: tuple[int, int] = BEFORE) -> list[dict]:
+        """Start the engine on a model, and return groups of completions of so many tokens, if the context has room."""
         self._engine = create_engine(engine, folder, OPTIONS[engine])
         if engine == "vllm":
             import_model(folder)
         await self._engine.start()
         await self._engine.set_version(0)
-        return await self._groups(BEFORE)
+        return await self._groups(lengths)
 
     async def update(self, manifest: str, folder: str) -> dict:
         """Install the weights of a folder while completions are generated. Returns {"met": the groups that the update
@@ -106,7 +106,7 @@ class Side:
     async def _group(self, prompt: list[int], length: int) -> dict:
         self._count += 1
         routed = "routed_experts" in self._engine.capabilities()
-        sampling = SamplingSettings(max_new_tokens=length, seed=self._count, routed_experts=routed)
+        sampling = SamplingSettings(max_new_tokens=length, seed=self._count, routed_experts=routed, stop_token_ids=())
         stream = self._engine.generate(str(self._count), prompt, GROUP, sampling)
         return {"prompt": prompt, "completions": [shown(completion) async for completion in stream]}
 

@@ -194,6 +194,17 @@ def begun(completion: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("family", models.TO_THE_END)
+def test_log_probs_up_to_the_end_of_the_context(family: str, sides: Sides, folders: Any) -> None:
+    place, (longest, _) = folders(family), models.TO_THE_END[family]
+    groups = sides.rollout(do="start", engine="transformers", folder=str(place / "model"), lengths=(1000, 1000))
+    sides.rollout(do="stop")
+    sizes = {len(group["prompt"] + each["tokens"]) for group in groups for each in group["completions"]}
+    assert sizes == {longest}
+    sides.trainer(do="load", folder=str(place / "model"))
+    assert sides.trainer(do="step", groups=groups, version=0)["log_prob_diff_max"] < NEAR
+
+
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("family", CHOSEN)
 def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
