@@ -40,7 +40,7 @@ class Stack(Servers):
         self.servers: dict[str, Server] = {}
         self.alone: dict[str, Server] = {}
         self._engines: dict[str, WeightEpochs] = {}
-        self._peers: list[Peer] = []
+        self._peer: Peer | None = None
         self._redis_url = ""
         self._trained = False
 
@@ -66,7 +66,7 @@ class Stack(Servers):
         """Return the trainer's side for the rollout of an engine, whose engine is loaded then."""
         if engine not in self._engines:
             self.wait_until_loaded(engine)
-            self._engines[engine] = WeightEpochs(engine, RUN, self._started_peers())
+            self._engines[engine] = self._new_weights(engine)
         return self._engines[engine]
 
     def wait_until_trained(self) -> None:
@@ -111,18 +111,17 @@ class Stack(Servers):
         """Return the rollout that is alone, its engine loaded; and a trainer's side for it alone."""
         server = self.alone["rollout"]
         self._wait_until_loaded(server)
-        weights = WeightEpochs(ENGINES[0], RUN, self._started_peers())
-        return World({"RolloutService": server.caller()}, weights)
+        return World({"RolloutService": server.caller()}, self._new_weights(ENGINES[0]))
 
     def _wait_until_loaded(self, server: Server) -> None:
         caller, request = server.caller(), rollout.RolloutServiceGetStatusRequest()
         server.wait_until(lambda: caller.call("RolloutService.GetStatus", request).max_model_len > 0, "it is loaded")
 
-    def _started_peers(self) -> list[Peer]:
-        if not self._peers:
-            self._peers = [Peer(python_of("trainer"), model, self.folder / "peer.log") for model in self.models]
-            self.processes += self._peers
-        return self._peers
+    def _new_weights(self, engine: str) -> WeightEpochs:
+        if self._peer is None:
+            self._peer = Peer(python_of("trainer"), self.folder / "peer.log")
+            self.processes.append(self._peer)
+        return WeightEpochs(engine, RUN, self._peer, self.models)
 
     def _prepare_training(self) -> None:
         world = World({"BrokerService": self.servers["broker"].caller()})

@@ -37,8 +37,8 @@ def call_all(orders: dict) -> tuple[int, int]:
     callers = {OWNERS[kind]: Caller(address) for kind, address in orders["addresses"].items()}
     callers["HandshakeService"] = callers["BrokerService"]
     folder = Path(orders["folder"])
-    peer = Peer(Path(orders["python"]), Path(orders["model"]), folder / "released-peer.log")
-    weights = WeightEpochs(orders["engine"], orders["run"], [peer])
+    peer = Peer(Path(orders["python"]), folder / "released-peer.log")
+    weights = WeightEpochs(orders["engine"], orders["run"], peer, [Path(orders["model"])])
     weights.epoch, weights.version = orders["epoch"], orders["version"]
     try:
         for module in MODULES:

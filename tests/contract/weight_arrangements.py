@@ -1,6 +1,5 @@
 """Weight updates to one rollout, step by step, as a trainer drives them."""
 
-import base64
 import secrets
 import sys
 from collections.abc import Sequence
@@ -20,53 +19,62 @@ if TYPE_CHECKING:
 
 # Small, so that an update takes several.
 BUCKET_BYTES = 1 << 19
-SCRIPT = Path(__file__).with_name("weight_peer.py")
+ROOT = Path(__file__).resolve().parents[2]
+SENDER = ROOT / "services" / "rollout" / "tests" / "engines" / "sender.py"
+SECONDS = 60.0
 
 
 class Peer(Answering):
-    """A weight_peer process with the weights of one folder."""
+    """The trainer's end of weight groups, one at a time: the program that the rollout's own tests have."""
 
-    def __init__(self, python: Path, folder: Path, log: Path):
-        super().__init__([python, SCRIPT, folder, str(BUCKET_BYTES)], log)
-        self.folder = folder
-        told = self.hear()
-        self.manifest = pb.WeightManifest.FromString(base64.b64decode(told["manifest"]))
-        self.checksum: int = told["checksum"]
+    def __init__(self, python: Path, log: Path):
+        super().__init__([python, SENDER], log)
+        self.hear()  # its process id
+        self._meeting = False
+
+    def open(self, epoch: int, secret: bytes) -> int:
+        """Open the store of a group and begin to join as rank 0; return its port."""
+        if self._meeting:
+            self.hear()  # the one before was never joined
+        self._meeting = True
+        return self.order(do="open", epoch=epoch, secret=secret.hex(), world_size=2, timeout=SECONDS)["port"]
+
+    def meet(self) -> None:
+        """Wait until both ranks are in the group."""
+        self._meeting = False
+        assert self.hear() == {"joined": True}
 
 
 class WeightEpochs:
     """The trainer of one rollout. Each test opens an epoch of its own; `use` chooses whose weights are sent."""
 
-    def __init__(self, engine: str, run_id: str, peers: Sequence[Peer]):
+    def __init__(self, engine: str, run_id: str, peer: Peer, folders: Sequence[Path]):
         self.engine = engine
         self.epoch = 0
         self.version = 0
-        self.peer = peers[0]
-        self._peers = peers
+        self._peer, self._folders = peer, folders
         self._run_id = run_id
         self._secret = b""
         self._port = 1
-
-    @property
-    def checksum(self) -> int:
-        """Checksum of what is sent."""
-        return self.peer.checksum
+        self.use(0)
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the log-prob of each completion token under the weights that are sent, by plain transformers."""
-        # Always of the same process: the library takes seconds to import.
-        order = {"folder": str(self.peer.folder), "prompt": list(prompt), "completion": list(completion)}
-        return self._peers[0].order(do="score", **order)["log_probs"]
+        order = {"folder": self._folder, "prompt": list(prompt), "completion": list(completion)}
+        return self._peer.order(do="score", **order)["log_probs"]
 
     def use(self, index: int) -> "WeightEpochs":
         """Send the weights of another folder from the next epoch on."""
-        self.peer = self._peers[index]
+        self._folder = str(self._folders[index])
+        told = self._peer.order(do="plan", folder=self._folder, bucket_bytes=BUCKET_BYTES)
+        self._manifest = pb.WeightManifest.FromString(bytes.fromhex(told["manifest"]))
+        self.checksum: int = told["checksum"]
         return self
 
     def open(self) -> "WeightEpochs":
         """Open the store of a new epoch; rank 0 begins to join."""
         self.epoch, self.version, self._secret = self.epoch + 1, self.version + 1, secrets.token_bytes(16)
-        self._port = self.peer.order(do="open", epoch=self.epoch, secret=self._secret.hex())["port"]
+        self._port = self._peer.open(self.epoch, self._secret)
         return self
 
     def invitation(self) -> pb.JoinWeightGroupRequest:
@@ -85,7 +93,7 @@ class WeightEpochs:
 
     def wait_until_met(self) -> None:
         """Wait until both ranks are in the group."""
-        self.peer.order(do="meet")
+        self._peer.meet()
 
     def join(self, w: "World") -> "WeightEpochs":
         """Have the rollout in a new epoch's group."""
@@ -99,7 +107,7 @@ class WeightEpochs:
             run_id=self._run_id,
             group_epoch=self.epoch,
             policy_version=self.version,
-            manifest=self.peer.manifest,
+            manifest=self._manifest,
             timeout=to_duration(30),
         )
 
@@ -110,7 +118,8 @@ class WeightEpochs:
 
     def send(self) -> "WeightEpochs":
         """Broadcast all buckets."""
-        assert self.peer.order(do="send")["sent"] == len(self.peer.manifest.bucket_bytes) > 1
+        sent = self._peer.order(do="send", folder=self._folder, bucket_bytes=BUCKET_BYTES)["sent"]
+        assert sent == len(self._manifest.bucket_bytes) > 1
         return self
 
     def conclusion(self) -> pb.FinishWeightUpdateRequest:
@@ -145,4 +154,3 @@ class WeightEpochs:
                 w.call("RolloutService.AbortWeightUpdate", self.surrender())
         except grpc.RpcError as error:
             raise AssertionError(f"the rollout could not be settled: {error.details()}") from error
-        self.peer.order(do="leave")

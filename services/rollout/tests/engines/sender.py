@@ -1,9 +1,16 @@
 """A trainer's half of weight updates, as a process of its own: `python sender.py` reads one JSON order a line.
 
 It is written against the wire alone (store prefix, rank 0, uint8 buckets in order), so that a change of either side
-shows. Orders: {"do": "open", "epoch", "secret", "world_size", "timeout"} answers {"port"} and joins meanwhile,
-answered by {"joined"}; {"do": "send", "folder", "bucket_bytes"} broadcasts; {"do": "send_some", …, "buckets"} sends the
-first ones and stalls. It says {"pid"} first: the process that does this may be killed, and another takes over.
+shows; tests/contract has it too, also with a release's packages. It says {"pid"} first: the process that does this may
+be killed, and another takes over. A folder is a Hugging Face one.
+
+order                                               answer
+{"do": "open", "epoch", "secret", "world_size",     {"port"}: where its store listens; it joins as rank 0 meanwhile,
+ "timeout"}                                         and says {"joined"} once all ranks are there
+{"do": "plan", "folder", "bucket_bytes"}            {"manifest", "checksum"}: of an update; the manifest in hex
+{"do": "send", "folder", "bucket_bytes"}            {"sent"}: buckets broadcast
+{"do": "send_some", "folder", …, "buckets"}         {"sent"}: the first ones; then it stalls
+{"do": "score", "folder", "prompt", "completion"}   {"log_probs"}: of the completion's tokens, by plain transformers
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from pathlib import Path
 
 import torch
 from models import read_weights
-from packing import pack
+from packing import checksum, pack
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 
@@ -46,8 +53,15 @@ def serve() -> None:
                 group = None
             say({"joined": group is not None})
             continue
+        folder = Path(order["folder"])
+        if order["do"] == "score":
+            say({"log_probs": score(folder, order["prompt"], order["completion"])})
+            continue
+        manifest, buckets = pack(read_weights(folder), order["bucket_bytes"])
+        if order["do"] == "plan":
+            say({"manifest": manifest.SerializeToString().hex(), "checksum": checksum(buckets)})
+            continue
         assert group is not None
-        manifest, buckets = pack(read_weights(Path(order["folder"])), order["bucket_bytes"])
         count = order.get("buckets", len(buckets))
         for bucket in buckets[:count]:
             options = BroadcastOptions()
@@ -56,6 +70,15 @@ def serve() -> None:
         say({"sent": count})
         if order["do"] == "send_some":
             threading.Event().wait()
+
+
+def score(folder: Path, prompt: list[int], completion: list[int]) -> list[float]:
+    from transformers import AutoModelForCausalLM  # seconds, which others need not spend
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0].tolist()
 
 
 def say(answer: dict) -> None:

@@ -1,4 +1,4 @@
-"""RolloutService: status, weight updates and direct generation. `w.weights` is the trainer's side, see weight_peer."""
+"""RolloutService: status, weight updates and direct generation. `w.weights` is the trainer's side, see world."""
 
 import grpc
 import numpy as np
