@@ -78,17 +78,9 @@ class Attacker:
 
     def code(self, rpc: str, request: Message | bytes, metadata: tuple[tuple[str, str], ...] = ()) -> str:
         """Return the status code with which a message, or what is none, is answered; of a stream the first answer's."""
-        caller, method = self.callers[rpc.partition(".")[0]], method_of(rpc)
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        call = caller.callable(method, bytes)
-        try:
-            answer = call(iter([data]) if method.client_streaming else data, timeout=SECONDS, metadata=metadata)
-            if method.server_streaming:
-                next(answer, None)
-                answer.cancel()
-        except grpc.RpcError as error:
-            return error.code().name
-        return "OK"
+        error = self.callers[rpc.partition(".")[0]].raw(rpc, data, SECONDS, metadata)
+        return error.code().name if error else "OK"
 
 
 Act = Callable[[Attacker], Iterator[str]]

@@ -1,11 +1,9 @@
 """A server to send bad messages to: what came back, and whether a refusal left anything behind."""
 
-import itertools
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
+import psutil
 from google.protobuf.descriptor import Descriptor
 from google.rpc import error_details_pb2
 from servers_under_test import Server
@@ -27,53 +25,30 @@ REFUSALS = {
 UNARY_SECONDS, STREAM_SECONDS = 20.0, 0.15
 
 
-@dataclass
-class Answer:
-    """What one call came to."""
-
-    code: grpc.StatusCode
-    error: grpc.RpcError | None = None
-
-    @property
-    def refused(self) -> bool:
-        """True unless it was answered, or was still waiting as it may."""
-        return self.code not in (Code.OK, Code.DEADLINE_EXCEEDED)
+def send(caller: Caller, rpc: str, data: bytes) -> grpc.RpcError | None:
+    """Send bytes as a request; return what was raised. A stream that has no message yet is not waited for."""
+    return caller.raw(rpc, data, STREAM_SECONDS if method_of(rpc).server_streaming else UNARY_SECONDS)
 
 
-def send(caller: Caller, rpc: str, data: bytes) -> Answer:
-    """Send bytes as a request. A stream is left after its first message; one that has none yet is not waited for."""
-    method = method_of(rpc)
-    call = caller.callable(method, bytes)
-    given = iter([data]) if method.client_streaming else data
-    try:
-        if not method.server_streaming:
-            call(given, timeout=UNARY_SECONDS, metadata=caller.metadata)
-            return Answer(Code.OK)
-        answers = call(given, timeout=STREAM_SECONDS, metadata=caller.metadata)
-        try:
-            for _ in itertools.islice(answers, 1):
-                pass
-        finally:
-            answers.cancel()
-        return Answer(Code.OK)
-    except grpc.RpcError as error:
-        return Answer(error.code(), error)
+def refused(error: grpc.RpcError | None) -> bool:
+    """True unless a call was answered, or was still waiting as it may."""
+    return error is not None and error.code() is not Code.DEADLINE_EXCEEDED
 
 
-def fault(rpc: str, data: bytes, answer: Answer) -> str:
-    """Return what is wrong with a refusal, "" if it is one that a caller can understand."""
-    method = method_of(rpc)
-    if not answer.refused:
-        waits = answer.code is Code.DEADLINE_EXCEEDED and not method.server_streaming
-        return f"{rpc} took longer than {UNARY_SECONDS} s" if waits else ""
-    error = answer.error
-    said = f"{rpc}: {answer.code.name}: {error.details()}"
-    if answer.code not in REFUSALS:
+def fault(rpc: str, error: grpc.RpcError | None) -> str:
+    """Return what is wrong with what came of a call, "" if it was answered, or refused so that a caller understands."""
+    if error is None:
+        return ""
+    method, code = method_of(rpc), error.code()
+    if not refused(error):
+        return "" if method.server_streaming else f"{rpc} took longer than {UNARY_SECONDS} s"
+    said = f"{rpc}: {code.name}: {error.details()}"
+    if code not in REFUSALS:
         return f"{said}: not a code that this service has"
     found = details(error)
     if not error.details() or not found:
         return f"{said}: without a message, or without details"
-    if answer.code is not Code.INVALID_ARGUMENT:
+    if code is not Code.INVALID_ARGUMENT:
         return ""
     violations = [
         each for detail in found if isinstance(detail, error_details_pb2.BadRequest) for each in detail.field_violations
@@ -100,6 +75,4 @@ def field_exists(kind: Descriptor, path: str) -> bool:
 
 def resident_bytes(server: Server) -> int:
     """Return the memory of a server's process."""
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) * 1024
+    return psutil.Process(server.pid).memory_info().rss

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import grpc
 import hypothesis.strategies as st
 import pytest
 from fuzz_broker import FuzzedBroker
 from fuzz_messages import Hints, wire
-from fuzz_target import Answer, Code, fault, resident_bytes, send
+from fuzz_target import Code, fault, refused, resident_bytes, send
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from quartet.v1 import reward_pb2
@@ -35,7 +36,7 @@ def rpcs_of(kind: str) -> list[str]:
 
 
 def fuzz(
-    caller: Caller, rpcs: list[str], hints: Hints, cases: int, look: Callable[[str, Answer], str]
+    caller: Caller, rpcs: list[str], hints: Hints, cases: int, look: Callable[[str, grpc.RpcError | None], str]
 ) -> Counter[tuple[str, str]]:
     """Send made-up messages; return how often each RPC ended in which code. `look` says what else is wrong after each.
 
@@ -45,12 +46,12 @@ def fuzz(
     faults: dict[str, bytes] = {}
 
     def try_one(rpc: str, request: bytes) -> None:
-        answer = send(caller, rpc, request)
-        came[rpc, answer.code.name] += 1
-        if wrong := fault(rpc, request, answer):
+        error = send(caller, rpc, request)
+        came[rpc, error.code().name if error else Code.OK.name] += 1
+        if wrong := fault(rpc, error):
             faults.setdefault(wrong, request)
         # What a stream that was left before still changes is not this call's, which changes it again if it is.
-        if look(rpc, answer) and (wrong := look(rpc, send(caller, rpc, request))):
+        if look(rpc, error) and (wrong := look(rpc, send(caller, rpc, request))):
             faults.setdefault(wrong, request)
 
     for rpc in rpcs:
@@ -89,14 +90,14 @@ def test_a_broker_refuses_with_a_status_and_changes_nothing(broker):
     memory: list[int] = []
     seen = 0
 
-    def look(rpc: str, answer: Answer) -> str:
+    def look(rpc: str, error: grpc.RpcError | None) -> str:
         nonlocal seen
         seen += 1
         if seen % (CASES // 10) == 0:
             memory.append(resident_bytes(broker.server))
-        if broker.unchanged() or not answer.refused:
+        if broker.unchanged() or not refused(error):
             return ""
-        return f"{rpc}: {answer.code.name}, and yet what Redis holds has changed: {answer.error.details()}"
+        return f"{rpc}: {error.code().name}, and yet what Redis holds has changed: {error.details()}"
 
     came = fuzz(broker.caller, rpcs_of("broker"), broker.hints, CASES, look)
     codes = {code for _, code in came}
@@ -116,7 +117,7 @@ def test_a_reward_service_refuses_with_a_status_and_goes_on(tmp_path):
         item_id=["a", "b", "c"],
     )
     try:
-        came = fuzz(server.caller(), rpcs_of("reward"), hints, CASES // 5, lambda rpc, answer: "")
+        came = fuzz(server.caller(), rpcs_of("reward"), hints, CASES // 5, lambda rpc, error: "")
         assert {Code.OK.name, Code.INVALID_ARGUMENT.name} <= {code for _, code in came}
         item = reward_pb2.ScoreItem(
             item_id="a", completion="42", reference=reward_pb2.Reference(answer="42"), verifiers=[exact]
