@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from injection import READY_SECONDS, Injector
 from network import Hosts, Loopback
@@ -23,6 +22,8 @@ class Report:
     """What came of a chaos run.
 
     Attributes:
+        schedule: of faults, of which the first `done` were done.
+        folder: with its data and logs.
         failure: why it did not come to its end; empty if it did.
         faults: done, by what they are.
         starts: of each process; the first one counts.
@@ -31,7 +32,8 @@ class Report:
 
     seed: int
     groups: int
-    due: int
+    schedule: Sequence[Fault]
+    folder: Path
     done: int = 0
     failure: str = ""
     faults: dict[str, int] = field(default_factory=dict)
@@ -43,19 +45,34 @@ class Report:
     @property
     def right(self) -> bool:
         """True if all faults were done and nothing is wrong."""
-        return not self.failure and self.done == self.due and self.verdict.right
+        return not self.failure and self.done == len(self.schedule) and self.verdict.right
 
     def line(self) -> str:
         stats, restarts = self.verdict.stats, sum(self.starts.values()) - len(self.starts)
         facts = (
-            f"{self.done} of {self.due} faults, {restarts} restarts, {stats.get('redelivered', 0)} redeliveries, "
-            f"{stats.get('duplicates', 0)} duplicates refused, {self.told.get('fenced', 0)} sessions fenced, "
-            f"{self.seconds:.0f} s"
+            f"{self.done} of {len(self.schedule)} faults, {restarts} restarts, "
+            f"{stats.get('redelivered', 0)} redeliveries, {stats.get('duplicates', 0)} duplicates refused, "
+            f"{self.told.get('fenced', 0)} sessions fenced, {self.seconds:.0f} s"
         )
         return f"seed {self.seed}: {self.failure or self.verdict.line()} ({facts})"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"line": self.line(), "right": self.right, **asdict(self)}
+    def explained(self) -> str:
+        """Return what a person needs to find out why it went wrong."""
+        lines = [self.line(), "", f"seed {self.seed}; the schedule (committed groups: fault):"]
+        for number, fault in enumerate(self.schedule, start=1):
+            mark = "done" if number <= self.done else "    "
+            lines.append(f"  {mark} {number:4} {fault.at:6}: {fault}")
+        if self.verdict.audit:
+            lines += ["", "audit:", json.dumps(self.verdict.audit, indent=2)[:4000]]
+        lines += ["", "seen by the harness itself:", *(self.verdict.seen or ["nothing wrong"])]
+        for log in sorted((self.folder / "logs").glob("*.log")):
+            lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
+        return "\n".join(lines)
+
+    def save(self) -> None:
+        """Write it as report.json."""
+        told = {"line": self.line(), "right": self.right, **asdict(self), "folder": str(self.folder)}
+        (self.folder / "report.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 async def run(
@@ -74,7 +91,7 @@ async def run(
         limit: seconds after which it has failed.
         say: told a line about each fault.
     """
-    report = Report(seed, plan.groups, len(schedule))
+    report = Report(seed, plan.groups, schedule, plan.folder)
     began = time.monotonic()
     town = Town(plan, place, pythons)
     injector = Injector(town, list(schedule), say)
@@ -111,17 +128,3 @@ async def _to_the_end(town: Town, injector: Injector) -> None:
         for victim in town.victims.values():
             if victim.kind in ("redis", "broker", "reward"):
                 await victim.ready.wait()
-
-
-def explain(report: Report, schedule: Sequence[Fault], folder: Path) -> str:
-    """Return what a person needs to find out why a run went wrong."""
-    lines = [report.line(), "", f"seed {report.seed}; the schedule (committed groups: fault):"]
-    for number, fault in enumerate(schedule, start=1):
-        mark = "done" if number <= report.done else "    "
-        lines.append(f"  {mark} {number:4} {fault.at:6}: {fault}")
-    if report.verdict.audit:
-        lines += ["", "audit:", json.dumps(report.verdict.audit, indent=2)[:4000]]
-    lines += ["", "seen by the harness itself:", *(report.verdict.seen or ["nothing wrong"])]
-    for log in sorted((folder / "logs").glob("*.log")):
-        lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
-    return "\n".join(lines)

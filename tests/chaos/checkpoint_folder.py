@@ -10,14 +10,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import content
 
+from quartet_common.checkpoints import MANIFEST, WRITING_PREFIX, newest_checkpoint, read_manifest
 from quartet_common.ledger import LEDGER_FILE, Ledger, Mark
 
 KEPT = 2
-_WRITING = ".writing-"
 
 
 @dataclass
@@ -45,82 +44,42 @@ class CheckpointFolder:
         Raises:
             OSError, LedgerError: another trainer changed its folder meanwhile: ask again.
         """
-        found = [checkpoint for folder in (*others, self.folder) for checkpoint in manifests(folder)]
+        found = [newest for folder in (self.folder, *others) if (newest := newest_checkpoint(folder))]
         if not found:
             self.ledger.rewind(None)
             return State()
-        newest = max(found, key=lambda each: (each["step"], each["path"].parent == self.folder))
-        path = self.folder / newest["path"].name
-        if newest["path"] != path:
+        path, manifest = max(found, key=lambda each: each[1]["step"])  # of two alike its own
+        own = self.folder / path.name
+        if path != own:
             self.ledger.close()
-            shutil.copy(newest["path"].parent / LEDGER_FILE, self.folder / f"{_WRITING}ledger")
-            os.replace(self.folder / f"{_WRITING}ledger", self.folder / LEDGER_FILE)
-        self.ledger.rewind(newest["ledger"])
-        if newest["path"] != path:
-            writing = _fresh(path)
-            shutil.copytree(newest["path"], writing)
-            if not _whole(writing, newest):
-                raise OSError(f"{newest['path']} was removed while it was copied")
-            _put_in_place(writing, path)
-        weights = (path / "weights.txt").read_text()
-        return State(newest["step"], weights, newest["ledger"], newest["first_remembered_pass"])
+            copy = self.folder / f"{WRITING_PREFIX}{LEDGER_FILE}"
+            shutil.copy(path.parent / LEDGER_FILE, copy)
+            os.replace(copy, self.folder / LEDGER_FILE)
+        self.ledger.rewind(manifest["ledger"])
+        if path != own:
+            shutil.rmtree(own, ignore_errors=True)
+            shutil.copytree(path, own)
+            if read_manifest(own) is None:
+                raise OSError(f"{path} was removed while it was copied")
+        weights = (own / "weights.txt").read_text()
+        return State(manifest["step"], weights, manifest["ledger"], manifest["first_remembered_pass"])
 
     def save(self, state: State, at: Callable[[str], None]) -> None:
         """Write a checkpoint: whole or not at all. `at` is told where the writing is, and may be the end of it."""
         mark = self.ledger.mark()
         folder = self.folder / f"step-{state.step:08d}"
-        writing = _fresh(folder)
+        writing = folder.with_name(WRITING_PREFIX + folder.name)
+        shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
         writing.mkdir(parents=True)
         (writing / "weights.txt").write_text(state.weights)
         at("checkpoint-half")
         files = {"weights.txt": len(state.weights)}
         passes = {"first_remembered_pass": state.first_remembered_pass}
         manifest = {"step": state.step, **self._identity, **passes, "ledger": mark, "files": files}
-        (writing / "manifest.json").write_text(json.dumps(manifest))
+        (writing / MANIFEST).write_text(json.dumps(manifest))
         at("checkpoint-written")
-        _put_in_place(writing, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        writing.rename(folder)
         at("checkpoint-durable")
-        for found in manifests(self.folder)[:-KEPT]:
-            shutil.rmtree(found["path"])
-
-
-def manifests(folder: Path) -> list[dict[str, Any]]:
-    """Return the manifests of the complete checkpoints in a folder, oldest first, each with its "path"."""
-    found = []
-    for path in folder.glob("step-*"):
-        try:
-            manifest = json.loads((path / "manifest.json").read_text())
-        except FileNotFoundError:
-            continue  # its owner is removing it, or was killed while it did
-        if _whole(path, manifest):
-            found.append({**manifest, "path": path})
-    return sorted(found, key=lambda manifest: manifest["step"])
-
-
-def _whole(path: Path, manifest: dict[str, Any]) -> bool:
-    sizes = manifest["files"].items()
-    return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes)
-
-
-def _fresh(folder: Path) -> Path:
-    """Where a checkpoint is written before it is put in its place."""
-    writing = folder.with_name(_WRITING + folder.name)
-    shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
-    return writing
-
-
-def _put_in_place(writing: Path, folder: Path) -> None:
-    for path in [*writing.iterdir(), writing]:
-        _sync(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    writing.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
+            shutil.rmtree(old)

@@ -4,7 +4,6 @@ import asyncio
 import functools
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import chaos
@@ -22,19 +21,6 @@ NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
 LIMIT_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Done:
-    """A chaos run that came to its end, or did not."""
-
-    report: chaos.Report
-    schedule: tuple[Fault, ...]
-    folder: Path
-
-    def explained(self) -> str:
-        """Return seed, schedule, where the logs are, and what went wrong."""
-        return chaos.explain(self.report, self.schedule, self.folder)
-
-
 @pytest.fixture(scope="session")
 def pythons() -> Iterator[Pythons]:
     with closing(Pythons()) as made:
@@ -43,7 +29,7 @@ def pythons() -> Iterator[Pythons]:
 
 @pytest.fixture(scope="session")
 def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """By name: the short form and the controls, each Done; "network": the result of that form."""
+    """By name: the reports of the short form and the controls; "network": the result of that form."""
     return asyncio.run(_all(tmp_path_factory.mktemp("chaos"), pythons))
 
 
@@ -63,7 +49,7 @@ async def _all(root: Path, pythons: Pythons) -> dict:
         "restores": (restores, Plan(root / "restores", RESTORE_GROUPS)),
     }
 
-    async def one_by_one() -> dict[str, Done]:
+    async def one_by_one() -> dict[str, chaos.Report]:
         return {name: await _one(pythons, *what) for name, what in others.items()}
 
     everything = _one(pythons, tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS))
@@ -73,7 +59,6 @@ async def _all(root: Path, pythons: Pythons) -> dict:
     return {**done, "faults of all kinds": first, "network": of_network}
 
 
-async def _one(pythons: Pythons, schedule: tuple[Fault, ...], plan: Plan) -> Done:
+async def _one(pythons: Pythons, schedule: tuple[Fault, ...], plan: Plan) -> chaos.Report:
     say = functools.partial(print, f"{plan.folder.name}:")
-    report = await chaos.run(plan, network.Loopback(), pythons, schedule, SEED, LIMIT_SECONDS, say)
-    return Done(report, schedule, plan.folder)
+    return await chaos.run(plan, network.Loopback(), pythons, schedule, SEED, LIMIT_SECONDS, say)

@@ -136,8 +136,8 @@ def _run(form: str, arguments: argparse.Namespace, share: int = 1) -> int:
     plan, seed, limit = Plan(folder, groups), arguments.seed, arguments.limit
     with closing(Pythons()) as pythons:
         report = asyncio.run(chaos.run(plan, place, pythons, schedule, seed, limit, say))
-    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    print(f"\n{_table(report)}\n" if report.right else f"\n{chaos.explain(report, schedule, folder)}\n")
+    report.save()
+    print(f"\n{_table(report) if report.right else report.explained()}\n")
     print(report.line(), flush=True)
     return 0 if report.right else 1
 

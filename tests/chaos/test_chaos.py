@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(1000)
 
 @pytest.mark.slow
 def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs):
-    done = runs["faults of all kinds"]
-    assert done.report.right, done.explained()
-    assert (done.report.done, done.report.verdict.audit["exactly_once"]) == (FAULTS, GROUPS)
+    report = runs["faults of all kinds"]
+    assert report.right, report.explained()
+    assert (report.done, report.verdict.audit["exactly_once"]) == (FAULTS, GROUPS)
 
 
 @pytest.mark.slow
@@ -32,27 +32,27 @@ def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs):
     ],
 )
 def test_a_trainer_that_leaves_a_protection_out_is_found_by_the_audit(runs, control, found, not_found, told):
-    done = runs[control]
-    assert not done.report.failure, done.explained()
-    audit = done.report.verdict.audit
-    assert audit["status"] == 1 and not audit["ok"], done.explained()
-    assert audit[found] > 0 and audit[not_found] == 0 and done.report.told[told] > 0, done.explained()
+    report = runs[control]
+    assert not report.failure, report.explained()
+    audit = report.verdict.audit
+    assert audit["status"] == 1 and not audit["ok"], report.explained()
+    assert audit[found] > 0 and audit[not_found] == 0 and report.told[told] > 0, report.explained()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lost tail", "older state"])
 def test_an_older_redis_trains_nothing_twice_when_the_trainer_settles_its_ledger(runs, name):
-    done = runs[name]
-    assert done.report.right, done.explained()
-    assert done.report.told["settled"] > 0, done.explained()
+    report = runs[name]
+    assert report.right, report.explained()
+    assert report.told["settled"] > 0, report.explained()
 
 
 @pytest.mark.slow
 def test_redis_restored_again_and_again_loses_nothing_and_trains_nothing_twice(runs):
-    done = runs["restores"]
-    assert done.report.right, done.explained()
-    assert done.report.verdict.audit["exactly_once"] == RESTORE_GROUPS
-    assert done.report.faults["restore"] == 10 and done.report.told["settled"] > 0
+    report = runs["restores"]
+    assert report.right, report.explained()
+    assert report.verdict.audit["exactly_once"] == RESTORE_GROUPS
+    assert report.faults["restore"] == 10 and report.told["settled"] > 0
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import content
-from checkpoint_folder import manifests
 from town import RUN, Town
 
 from quartet_client import AsyncClient
 from quartet_client.models import Run
+from quartet_common.checkpoints import newest_checkpoint
 from quartet_common.config import SecuritySection
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
 
@@ -65,7 +65,7 @@ async def judge(town: Town) -> Verdict:
 def look(town: Town, run: Run) -> list[str]:
     """Compare ledger, weights and counts with what was to be trained; what is wrong, in sentences."""
     folder, wanted = town.plan.checkpoints(town.finished), content.instance_names(town.plan.groups)
-    newest = manifests(folder)[-1]
+    path, newest = newest_checkpoint(folder)
     try:
         entries = read_ledger(folder / LEDGER_FILE, newest["ledger"])
     except LedgerError as error:
@@ -82,7 +82,7 @@ def look(town: Town, run: Run) -> list[str]:
     weights = content.NO_WEIGHTS
     for _, instance_ids in entries:
         weights = content.train(weights, instance_ids)
-    if weights != (newest["path"] / "weights.txt").read_text():
+    if weights != (path / "weights.txt").read_text():
         wrong.append("the weights of the newest checkpoint are not those that its ledger makes")
     stats = {key: getattr(run.stats, key) for key in _AT_REST}
     wrong += [f"RunStats.{key} is {value}, not 0" for key, value in stats.items() if value]

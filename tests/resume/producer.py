@@ -9,10 +9,11 @@ import threading
 
 import grpc
 import numpy as np
-from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
+from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
 from quartet_common.durations import to_duration
 from quartet_common.tensors import Dtype, encode, encode_ragged
+from quartet_contract.world import put_group, rollout
 
 COMPLETIONS = 4
 VOCABULARY = 64
@@ -23,16 +24,16 @@ INVALID = "invalid/infinite"
 """The instance whose group the trainer drops."""
 
 
-def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int) -> experience_pb2.ExperienceGroup:
-    """The group of an instance: random tokens and rewards, the same whenever it is made."""
-    chance = random.Random(instance.instance_id)
+def group_of(lease: broker_pb2.PromptLease, version: int) -> broker_pb2.PutGroup:
+    """The group of a prompt: random tokens and rewards, the same whenever it is made."""
+    chance = random.Random(lease.instance.instance_id)
     rows = [
         np.array([chance.randrange(1, VOCABULARY) for _ in range(chance.randrange(4, 12))], np.int32)
         for _ in range(COMPLETIONS)
     ]
     rewards = np.array([0.0, 1.0, *(chance.random() for _ in range(COMPLETIONS - 2))], np.float32)
     prompt = np.array([chance.randrange(1, VOCABULARY) for _ in range(6)], np.int32)
-    if instance.instance_id == INVALID:
+    if lease.instance.instance_id == INVALID:
         rewards[2] = np.inf
     tensors = experience_pb2.GroupTensors(
         prompt_token_ids=encode(prompt),
@@ -44,22 +45,10 @@ def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int
         version_spans=encode_ragged([np.array([version, 0, row.size]) for row in rows], Dtype.DTYPE_INT64),
         format_acc=encode(np.ones(COMPLETIONS, np.float32)),
         ans_acc=encode((rewards >= 0.5).astype(np.float32)),
-    ).SerializeToString()
-    header = experience_pb2.GroupHeader(
-        instance_id=instance.instance_id,
-        purpose=instance.purpose,
-        min_policy_version=version,
-        max_policy_version=version,
-        completions=COMPLETIONS,
-        completion_tokens=sum(row.size for row in rows),
-        attempt=attempt,
     )
-    transcript = experience_pb2.GroupTranscript(instance=instance, prompt_text=instance.prompt.text)
-    return experience_pb2.ExperienceGroup(
-        header=header,
-        tensors=tensors,
-        transcript=transcript.SerializeToString(),
-    )
+    put = put_group(lease, version, tensors.SerializeToString())
+    put.group.header.completions, put.group.header.completion_tokens = COMPLETIONS, sum(row.size for row in rows)
+    return put
 
 
 class Producer:
@@ -76,12 +65,7 @@ class Producer:
     def start(self) -> None:
         """Join the run and begin."""
         # Draining: the trainer sends it no weights, which it could not take.
-        member = broker_pb2.Member(
-            instance_id="producer",
-            kind=common_pb2.SERVICE_KIND_ROLLOUT,
-            address="127.0.0.1:1",
-            state=broker_pb2.MEMBER_STATE_DRAINING,
-        )
+        member = rollout("producer", state=broker_pb2.MEMBER_STATE_DRAINING)
         self._stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=member), timeout=10)
         self._thread.start()
 
@@ -115,10 +99,9 @@ class Producer:
                 version = answer.policy_version
                 if version >= self._last:
                     self._finishing.wait()
-                put = broker_pb2.PutExperienceRequest(run_id=self._run_id)
-                for lease in answer.leases:
-                    put.groups.add(lease_id=lease.lease_id, group=group_of(lease.instance, version, lease.attempt))
-                if put.groups:
+                if answer.leases:
+                    groups = [group_of(lease, version) for lease in answer.leases]
+                    put = broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups)
                     self._insist(self._stub.PutExperience, put)
         except grpc.RpcError as error:
             # The run is over: nothing is leased any more, or whoever called `close` waits for no answer.

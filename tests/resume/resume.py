@@ -20,10 +20,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 from producer import COMPLETIONS, INVALID, Producer
-from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
+from quartet.v1 import broker_pb2, broker_pb2_grpc
 from safetensors.numpy import load_file
 
+from quartet_common.checkpoints import newest_checkpoint
 from quartet_common.ledger import LEDGER_FILE, read_ledger
+from quartet_contract.world import instance
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "integration"))
@@ -140,11 +142,8 @@ class Town(ByHand):
         names = [f"pass-0/{n}" for n in range(steps * GROUPS_PER_STEP)]
         if invalid:
             names.insert(0, INVALID)
-        submitted = broker_pb2.SubmitPromptsRequest(run_id=RUN)
-        for name in names:
-            prompt = experience_pb2.Prompt(prompt_id=name, text=f"{name}+1=?")
-            submitted.instances.add(instance_id=name, purpose=experience_pb2.PURPOSE_TRAIN, prompt=prompt)
-        self.stub.SubmitPrompts(submitted, timeout=60)
+        instances = [instance(name, f"{name}+1=?") for name in names]
+        self.stub.SubmitPrompts(broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances), timeout=60)
         self.stub.EndPrompts(broker_pb2.EndPromptsRequest(run_id=RUN), timeout=20)
 
     def run(self) -> broker_pb2.Run:
@@ -215,8 +214,7 @@ class Town(ByHand):
     def left(self, killed: Counter) -> Left:
         """What is there at the end."""
         run, folder = self.run(), self.folder / "run"
-        newest = sorted(self.checkpoints.glob("step-*"))[-1]
-        manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))
+        _, manifest = newest_checkpoint(self.checkpoints)
         audit = [sys.executable, "-m", "quartet_client", "audit", RUN, "--broker", self.addresses["broker"], "--json"]
         told = subprocess.run([*audit, "--checkpoints", self.checkpoints], capture_output=True, text=True, timeout=60)
         return Left(
