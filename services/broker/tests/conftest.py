@@ -12,6 +12,7 @@ from redis_process import RedisProcess, redis_executable, valkey_executable
 from world import World
 
 from quartet_broker.config import BrokerSection
+from quartet_broker.notifier import Waiter
 from quartet_broker.servers import connect as connect_redis
 from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.sweeper import Sweeper
@@ -100,6 +101,30 @@ async def broker(redis_server):
     """(stub, servicer, host) of a broker over the session's Redis."""
     async with serving(redis_server.url) as parts:
         yield parts
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """`await waiting(2)` returns once two calls of the brokers in this process have asked and wait for a change."""
+    waiters, changed, wait = set(), asyncio.Event(), Waiter.wait
+
+    async def counted(waiter: Waiter, until: float | None = None) -> bool:
+        if not waiter._notified.is_set():
+            waiters.add(waiter)
+            changed.set()
+        try:
+            return await wait(waiter, until)
+        finally:
+            waiters.discard(waiter)
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(waiters) < count:
+                changed.clear()
+                await changed.wait()
+
+    monkeypatch.setattr(Waiter, "wait", counted)
+    return until
 
 
 @pytest.fixture

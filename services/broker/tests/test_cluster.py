@@ -58,7 +58,7 @@ async def live(world: World) -> None:
     assert (stats.committed, stats.dropped, stats.queued, stats.leased, stats.dead) == (4, 1, 0, 0, 0)
 
 
-async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
+async def test_runs_live_at_each_node_and_are_listed_as_one(cluster, waiting):
     async with serving(cluster.url) as (stub, servicer, _), serving(cluster.url) as (other_stub, _, _):
         names = [run_at(n, "life") for n in range(MASTERS)]
         worlds = [await world_of(stub, servicer, name) for name in names]
@@ -73,7 +73,7 @@ async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
             # A change wakes who waits at another broker, also where the scripts were forgotten.
             await world.create()
             prompts = asyncio.create_task(World(other_stub, None, name).lease(wait=20))
-            await asyncio.sleep(0.1)  # let it begin to wait
+            await waiting(1)
             node.script_flush()
             async with asyncio.timeout(10):
                 await world.submit("a")

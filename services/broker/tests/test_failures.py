@@ -149,13 +149,13 @@ async def test_forgotten_scripts_are_loaded_again(world):
 
 
 @on_both
-async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server, admin):
+async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server, admin, waiting):
     async with serving(redis_server.url) as (stub, servicer, _), serving(redis_server.url) as (other_stub, _, _):
         here, there = World(stub, admin, "two-brokers"), World(other_stub, admin, "two-brokers")
         await here.create(groups_per_step=1)
         there.session = (await here.open()).session_epoch
         prompts, batch = asyncio.create_task(there.lease(wait=20)), asyncio.create_task(there.take(0, wait=20))
-        await asyncio.sleep(0.1)  # let both begin to wait
+        await waiting(2)
         async with asyncio.timeout(15):
             await here.submit("a")
             (lease,) = await prompts
@@ -163,17 +163,17 @@ async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis
             assert (await batch)[0].granted
 
 
-async def test_what_changes_while_the_subscription_is_down_is_not_missed(world):
+async def test_what_changes_while_the_subscription_is_down_is_not_missed(world, waiting):
     await world.create()
-    waiting = asyncio.create_task(world.lease(wait=20))
-    await asyncio.sleep(0.1)  # let it begin to wait
+    lease = asyncio.create_task(world.lease(wait=20))
+    await waiting(1)
     await world.redis.client_kill_filter(_type="pubsub")
     await world.submit("a")
     async with asyncio.timeout(15):
-        assert len(await waiting) == 1
+        assert len(await lease) == 1
 
 
-async def test_stopping_lets_everyone_who_waits_go(redis_server):
+async def test_stopping_lets_everyone_who_waits_go(redis_server, waiting):
     async with serving(redis_server.url) as (stub, servicer, host):
         world = await world_of(stub, servicer, "stopping")
         await world.create()
@@ -181,7 +181,7 @@ async def test_stopping_lets_everyone_who_waits_go(redis_server):
         watch = asyncio.ensure_future(world.call("WatchMembers").read())
         events = world.call("WatchRun", after_event_id="$")  # a call that nobody holds is cancelled
         event = asyncio.ensure_future(events.read())
-        await asyncio.gather(watch, asyncio.sleep(0.1))  # let the others begin to wait
+        await asyncio.gather(watch, waiting(3))
         host.stop("the test says so")
         async with asyncio.timeout(10):
             await host.drain()

@@ -27,13 +27,13 @@ async def test_groups_of_uneven_sizes_come_in_messages_that_fit(world):
         assert all(len(message) == 1 or sum(each.ByteSize() for each in message) <= 2 << 20 for message in messages)
 
 
-async def test_whoever_waits_hears_that_the_run_is_finished(world):
+async def test_whoever_waits_hears_that_the_run_is_finished(world, waiting):
     await world.create()
     await world.submit("s", purpose=SERVE)
     await world.open()
     batch = asyncio.create_task(world.take(0, wait=20))
     result = asyncio.ensure_future(world.call("CollectResults", instance_ids=["s"]).read())
-    await asyncio.sleep(0.1)  # let both begin to wait
+    await waiting(2)
     await world.finish(pb.RUN_STATE_CANCELLED, "by hand")
     manifest, _ = await batch
     assert manifest.run_finished and not manifest.granted and not manifest.end_of_data
