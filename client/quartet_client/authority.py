@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quartet_client.errors import InputError
-from quartet_common.identity import ROLE_URI, ROLES, SERVER_DOMAIN, SERVER_ROLES_URI, SERVERS, roles_of, server_name
+from quartet_common.identity import ROLE_URI, ROLES, SERVER_DOMAIN, SERVERS, roles_of, server_name
 
 CA_DAYS = 3650
 CERTIFICATE_DAYS = 90
@@ -65,37 +65,23 @@ def create_authority(folder: Path, days: int = CA_DAYS) -> None:
 
 
 def renew_authority(folder: Path, days: int = CA_DAYS) -> CertificateInfo:
-    """Sign the CA's certificate anew, with its key: what it signed stays good, and servers have to name their role.
+    """Sign the CA's certificate anew, with its key: what it signed stays good.
 
     Raises:
-        InputError: no CA there, files that cannot be read or written, or certificates of servers that do not name their
-            role yet: who trusts the new CA would refuse them.
+        InputError: no CA there, or files that cannot be read or written.
     """
     ca, key = _read_authority(folder)
-    files = [file for file in folder.glob("*.pem") if file.name != "ca.pem" and not file.name.endswith("-key.pem")]
-    old = [file.stem for file in sorted(files) if not _names_its_roles(read_info(file))]
-    if old:
-        raise InputError(
-            f"the certificates {', '.join(old)} in '{folder}' do not name the roles of servers, and would be refused "
-            f"with the renewed CA; renew and install them first: quartet certs renew {folder} {' '.join(old)}"
-        )
     certificate = _sign_authority(ca.subject, key, days)
     _write_pair(folder, "ca", certificate, key)
     return _info(certificate)
 
 
-def _names_its_roles(info: CertificateInfo) -> bool:
-    return set(info.server_roles) >= set(info.roles) & set(SERVERS)
-
-
 def _sign_authority(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
-    says = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(SERVER_ROLES_URI)])
     return (
         _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(says, critical=False)
         .sign(key, hashes.SHA256())
     )
 

@@ -52,7 +52,9 @@ def test_a_service_gets_a_folder_of_its_own(tmp_path, capsys):
         assert {file.stat().st_uid for file in (folder, *folder.iterdir())} == {owner}
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert (folder / "tls.key").read_bytes() == (pki / "broker-key.pem").read_bytes()
-        assert main(["certs", "renew", str(pki), "broker"]) == 0
+        key = (pki / "ca-key.pem").read_bytes()
+        assert main(["certs", "renew", str(pki), "broker", "ca"]) == 0
+        assert (pki / "ca-key.pem").read_bytes() == key
     owners = {"king": str(owner), "ca": str(owner), "broker": "no-such-user"}
     for name, user in owners.items():
         assert main(["certs", "export", name, str(folder), "--from", str(pki), "--owner", user]) == 2

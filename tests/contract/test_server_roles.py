@@ -1,7 +1,6 @@
-"""Callers check who answers: a server's host and role, with certificates new and old. How keys are kept and revoked."""
+"""Callers check who answers: a server's host and role. How keys are kept and revoked."""
 
 import asyncio
-import logging
 from pathlib import Path
 
 import grpc
@@ -9,9 +8,7 @@ import pytest
 from certified import held, serving
 from quartet.v1 import common_pb2
 
-from quartet_client import authority
-from quartet_client.authority import EXPORTED, create_authority, export, issue, renew_authority
-from quartet_client.errors import InputError
+from quartet_client.authority import EXPORTED, create_authority, export, issue
 from quartet_common import certificates
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection
@@ -73,34 +70,6 @@ async def test_a_certificate_with_two_roles_answers_as_either_and_over_ipv6(pki)
 async def test_the_check_can_be_left_out(pki):
     async with serving(held(pki, "rollout")) as host:
         assert await answers(host, held(pki, "client").model_copy(update={"server_roles": False}), "broker")
-
-
-async def test_certificates_without_such_names_work_until_the_authority_is_renewed(tmp_path, caplog, monkeypatch):
-    pki = tmp_path / "pki"
-    with monkeypatch.context() as before:  # as they were made before servers' roles were checked
-        before.setattr(authority, "SERVERS", ())
-        before.setattr(authority, "SERVER_ROLES_URI", "urn:quartet:nothing")
-        create_authority(pki)
-        for role in ("broker", "rollout", "client"):
-            issue(pki, role, [role])
-    with caplog.at_level(logging.WARNING):
-        async with serving(held(pki, "broker")) as host:
-            assert await answers(host, held(pki, "client"), "broker")
-    assert caplog.text.count("quartet certs renew FOLDER NAME... ca") == 1
-    # The one step that would cut peers off is refused until they can prove their role.
-    issue(pki, "broker", ["broker"])
-    with pytest.raises(InputError, match="the certificates rollout in .* renew and install them first"):
-        renew_authority(pki)
-    async with serving(held(pki, "broker")) as host:
-        assert await answers(host, held(pki, "client"), "rollout"), "half-way nothing is checked yet"
-    issue(pki, "rollout", ["rollout"])
-    before = (pki / "ca-key.pem").read_bytes()
-    renew_authority(pki)
-    assert (pki / "ca-key.pem").read_bytes() == before
-    async with serving(held(pki, "broker")) as host:
-        # The client's own certificate is still the old one.
-        assert await answers(host, held(pki, "client"), "broker")
-        assert not await answers(host, held(pki, "client"), "rollout")
 
 
 def exported(folder: Path) -> SecuritySection:

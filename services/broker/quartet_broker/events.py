@@ -172,26 +172,26 @@ class Events:
     async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:
         """Yield serialized responses of events after the given one, then of new ones; end after the run's end."""
         run_id = validation.name("run_id", request.run_id)
-        with self._notifier.waiter(run_id, "events") as waiter:
-            place = await self._place(run_id, request.after_event_id)
-            behind = True
-            while True:
-                waiter.clear()
-                state, event = await self._log.next(place)
-                if event is not None:
-                    if behind:
-                        await self._past.turn()
-                    behind = True
-                    yield event.response
-                    if event.is_end and await self._is_last_end(run_id, event.event_id):
-                        return
-                    place = _Place(run_id, place.created, event.event_id)
-                    continue
-                if state != b"ACTIVE":
+        waiter = self._notifier.waiter(run_id, "events")
+        place = await self._place(run_id, request.after_event_id)
+        behind = True
+        while True:
+            waiter.clear()
+            state, event = await self._log.next(place)
+            if event is not None:
+                if behind:
+                    await self._past.turn()
+                behind = True
+                yield event.response
+                if event.is_end and await self._is_last_end(run_id, event.event_id):
                     return
-                if not await waiter.wait():
-                    raise unavailable("broker", "it is stopping; watch again after the last event's id")
-                behind = False
+                place = _Place(run_id, place.created, event.event_id)
+                continue
+            if state != b"ACTIVE":
+                return
+            if not await waiter.wait():
+                raise unavailable("broker", "it is stopping; watch again after the last event's id")
+            behind = False
 
     async def _is_last_end(self, run_id: str, event_id: str) -> bool:
         """True unless the run was extended since."""

@@ -97,14 +97,14 @@ class Experience:
         validation.version("step", request.step)
         most = validation.integer("max_groups_per_message", request.max_groups_per_message, 0, _MOST_GROUPS)
         until = validation.deadline("wait", request.wait, context)
-        with self._notifier.waiter(run_id, "experience") as waiter:
-            while True:
-                waiter.clear()
-                reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)
-                manifest, stored = _manifest(run_id, request.step, reply)
-                decided = manifest.granted or manifest.end_of_data or manifest.run_finished
-                if decided or not await waiter.wait(until):
-                    break
+        waiter = self._notifier.waiter(run_id, "experience")
+        while True:
+            waiter.clear()
+            reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)
+            manifest, stored = _manifest(run_id, request.step, reply)
+            decided = manifest.granted or manifest.end_of_data or manifest.run_finished
+            if decided or not await waiter.wait(until):
+                break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
         async for groups in self._groups(run_id, stored, most or _MOST_GROUPS):
             if not manifest.replayed:

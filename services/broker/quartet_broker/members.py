@@ -109,15 +109,15 @@ class Members:
         """Yield serialized responses, of the membership now and at each change, until the caller leaves."""
         run_id = validation.name("run_id", request.run_id)
         sent = None
-        with self._notifier.waiter(run_id, "members") as waiter:
-            while True:
-                waiter.clear()
-                marks, response = await self._reads.read(run_id, partial(self._membership, run_id))
-                if marks != sent:
-                    yield response
-                    sent = marks
-                if not await waiter.wait():
-                    raise unavailable("broker", "it is stopping; watch again")
+        waiter = self._notifier.waiter(run_id, "members")
+        while True:
+            waiter.clear()
+            marks, response = await self._reads.read(run_id, partial(self._membership, run_id))
+            if marks != sent:
+                yield response
+                sent = marks
+            if not await waiter.wait():
+                raise unavailable("broker", "it is stopping; watch again")
 
 
 def _alive(reply: list) -> tuple[int, list[broker_pb2.Member]]:

@@ -8,8 +8,9 @@ thing, and a change admits one or two, they wait in a queue: one is woken per ch
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from weakref import WeakSet
 
 from quartet.v1 import broker_pb2
 from redis.asyncio.client import PubSub
@@ -69,22 +70,16 @@ class Notifier:
 
     def __init__(self, servers: Servers):
         self._servers = servers
-        self._waiters: dict[str, set[Waiter]] = defaultdict(set)
+        self._waiters: dict[str, WeakSet[Waiter]] = defaultdict(WeakSet)
         self.closed = False
         self.listening = asyncio.Event()
         self._outage = Outage(first=_RECONNECT_SECONDS, longest=_RECONNECT_SECONDS)
 
-    @contextmanager
-    def waiter(self, run_id: str, *topics: str) -> Iterator[Waiter]:
-        """Have a waiter for topics of a run while the context lasts."""
+    def waiter(self, run_id: str, *topics: str) -> Waiter:
+        """Return a waiter for topics of a run; it is notified for as long as somebody holds it."""
         waiter = Waiter(frozenset((*topics, EVERYONE)), self)
         self._waiters[run_id].add(waiter)
-        try:
-            yield waiter
-        finally:
-            self._waiters[run_id].discard(waiter)
-            if not self._waiters[run_id]:
-                del self._waiters[run_id]
+        return waiter
 
     async def listen(self) -> None:
         """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
@@ -130,6 +125,8 @@ class Notifier:
         elif message["type"] == "pmessage":
             run_id = keys.run_of_channel(message["channel"].decode())
             waiters = tuple(self._waiters.get(run_id, ()))
+            if not waiters:
+                self._waiters.pop(run_id, None)
             for line in message["data"].decode().split("\n"):
                 topic, _, details = line.partition(" ")
                 ids = json.loads(details) if details else ()
@@ -149,29 +146,18 @@ class Notifier:
 
 
 class WaitQueue:
-    """The queue of a run's rollouts with the same weights: admission is the same for all. Enter it to wait in it."""
+    """A run's rollouts that wait with the same weights: admission is the same for all, so only the first queries.
 
-    def __init__(self, queues: "WaitQueues", key: tuple[str, int]):
+    It lasts while somebody holds it.
+    """
+
+    def __init__(self, waiter: Waiter):
+        """`waiter`: for the run's prompts."""
+        self.waiter = waiter
+        self.waiter.notify()  # nobody has queried yet
         self.refusal: broker_pb2.LeasePromptsResponse | None = None
         """The last response that granted nothing."""
-        self._queues, self._key = queues, key
         self._first = asyncio.Lock()  # FIFO
-        self._size = 0
-        self._registration = ExitStack()
-        self._waiter: Waiter
-
-    def __enter__(self) -> "WaitQueue":
-        if not self._size:
-            self._waiter = self._registration.enter_context(self._queues.notifier.waiter(self._key[0], "prompts"))
-            self._waiter.notify()  # nobody has queried yet
-        self._size += 1
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._size -= 1
-        if not self._size:
-            self._registration.close()
-            self._queues.remove(self._key)
 
     @property
     def is_empty(self) -> bool:
@@ -191,34 +177,3 @@ class WaitQueue:
             yield True
         finally:
             self._first.release()
-
-    async def changed(self, until: float) -> bool:
-        """Wait for a change since the last `clear`. Return False when the time is up."""
-        return await self._waiter.wait(until)
-
-    def clear(self) -> None:
-        """Forget earlier changes: the caller is about to query."""
-        self._waiter.clear()
-
-    def notify_next(self) -> None:
-        """Have the next in the queue query, too."""
-        self._waiter.notify()
-
-
-class WaitQueues:
-    """The queues in which calls wait."""
-
-    def __init__(self, notifier: Notifier) -> None:
-        self.notifier = notifier
-        self._queues: dict[tuple[str, int], WaitQueue] = {}
-
-    def queue(self, run_id: str, policy_version: int) -> WaitQueue:
-        """Return the queue of a run's rollouts with weights of this version."""
-        key = run_id, policy_version
-        if key not in self._queues:
-            self._queues[key] = WaitQueue(self, key)
-        return self._queues[key]
-
-    def remove(self, key: tuple[str, int]) -> None:
-        """Remove an empty queue."""
-        self._queues.pop(key, None)

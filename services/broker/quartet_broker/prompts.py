@@ -5,6 +5,7 @@ GetUnscored; evaluations of a stored set, at one policy version or of the live p
 import asyncio
 import hashlib
 import secrets
+from weakref import WeakValueDictionary
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -12,7 +13,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_broker import keys, validation
 from quartet_broker.events import timestamp
 from quartet_broker.metrics import PROMPTS_LEASED
-from quartet_broker.notifier import Notifier, WaitQueue, WaitQueues
+from quartet_broker.notifier import Notifier, WaitQueue
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
@@ -106,7 +107,8 @@ class Prompts:
         self._store = store
         self._answer_bytes = answer_bytes
         self._runs = runs
-        self._queues = WaitQueues(notifier)
+        self._notifier = notifier
+        self._queues: WeakValueDictionary[tuple[str, int], WaitQueue] = WeakValueDictionary()
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -172,26 +174,34 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        with self._queues.queue(run_id, request.policy_version) as queue:
-            waited = not queue.is_empty
-            async with queue.first(until) as first:
-                if first:
-                    return await self._ask_first(queue, run_id, request, until, waited)
-            return queue.refusal or await self._ask(run_id, request, waited)
+        queue = self._queue(run_id, request.policy_version)
+        waited = not queue.is_empty
+        async with queue.first(until) as first:
+            if first:
+                return await self._ask_first(queue, run_id, request, until, waited)
+        return queue.refusal or await self._ask(run_id, request, waited)
+
+    def _queue(self, run_id: str, policy_version: int) -> WaitQueue:
+        """Return the queue of a run's rollouts with weights of this version."""
+        queue = self._queues.get((run_id, policy_version))
+        if queue is None:
+            queue = WaitQueue(self._notifier.waiter(run_id, "prompts"))
+            self._queues[run_id, policy_version] = queue
+        return queue
 
     async def _ask_first(
         self, queue: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
         """Query until prompts are granted. New callers query immediately; waiting callers query when notified."""
-        while not waited or await queue.changed(until):
-            queue.clear()
+        while not waited or await queue.waiter.wait(until):
+            queue.waiter.clear()
             try:
                 response = await self._ask(run_id, request, waited)
             except BaseException:
-                queue.notify_next()
+                queue.waiter.notify()  # the next in the queue queries, too
                 raise
             if response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED:
-                queue.notify_next()
+                queue.waiter.notify()
                 return response
             queue.refusal = response
             waited = True
@@ -310,22 +320,22 @@ class Evaluations:
         run_id = validation.name("run_id", request.run_id)
         until = validation.deadline("wait", request.wait, context)
         key = f"{keys.prefix(run_id)}evaluation:{request.evaluation_id}"
-        with self._notifier.waiter(run_id, "evaluations") as waiter:
-            while True:
-                waiter.clear()
-                (prompts, dead), finished = await self._store.read(
-                    [("HMGET", key, "prompts", "dead"), ("LLEN", f"{key}:finished")]
+        waiter = self._notifier.waiter(run_id, "evaluations")
+        while True:
+            waiter.clear()
+            (prompts, dead), finished = await self._store.read(
+                [("HMGET", key, "prompts", "dead"), ("LLEN", f"{key}:finished")]
+            )
+            if prompts is None:
+                await self._store.run("list_members", run_id)  # the run's absence is the greater news
+                raise not_found(
+                    "evaluation",
+                    request.evaluation_id,
+                    "it was not started (StartEvaluation), or newer ones fill broker.max_evaluation_bytes",
                 )
-                if prompts is None:
-                    await self._store.run("list_members", run_id)  # the run's absence is the greater news
-                    raise not_found(
-                        "evaluation",
-                        request.evaluation_id,
-                        "it was not started (StartEvaluation), or newer ones fill broker.max_evaluation_bytes",
-                    )
-                complete = finished + int(dead) >= int(prompts)
-                if complete or not await waiter.wait(until):
-                    break
+            complete = finished + int(dead) >= int(prompts)
+            if complete or not await waiter.wait(until):
+                break
         response = broker_pb2.GetEvaluationResponse(
             complete=complete, prompts=int(prompts), finished=finished, dead=int(dead)
         )

@@ -210,27 +210,27 @@ class Results:
         validation.count("instance_ids", request.instance_ids, 65536)
         left = set(request.instance_ids)
         look = set(left)
-        with self._notifier.waiter(run_id, "result") as waiter:
-            while True:
-                waiter.clear()
-                waiter.details.clear()
-                waiter.missed = False
-                finished = await self._is_finished(run_id)
-                for instance_id, is_dead in await self._done(run_id, sorted(look)):
-                    response = await self._result(run_id, instance_id, is_dead)
-                    if response is not None:
-                        yield response
-                        left.discard(instance_id)
-                if not left:
-                    return
-                if finished:
-                    description = f"it is finished; {len(left)} of the instances will not be answered"
-                    raise failed_precondition(f"run '{run_id}'", description)
-                if not await waiter.wait():
-                    raise unavailable("broker", "it is stopping; collect again what is missing")
-                # The notifier names what was finished; after a broken subscription, or at the run's end, query all.
-                finished = await self._is_finished(run_id)
-                look = set(left) if waiter.missed or finished else left & waiter.details
+        waiter = self._notifier.waiter(run_id, "result")
+        while True:
+            waiter.clear()
+            waiter.details.clear()
+            waiter.missed = False
+            finished = await self._is_finished(run_id)
+            for instance_id, is_dead in await self._done(run_id, sorted(look)):
+                response = await self._result(run_id, instance_id, is_dead)
+                if response is not None:
+                    yield response
+                    left.discard(instance_id)
+            if not left:
+                return
+            if finished:
+                description = f"it is finished; {len(left)} of the instances will not be answered"
+                raise failed_precondition(f"run '{run_id}'", description)
+            if not await waiter.wait():
+                raise unavailable("broker", "it is stopping; collect again what is missing")
+            # The notifier names what was finished; after a broken subscription, or at the run's end, query all.
+            finished = await self._is_finished(run_id)
+            look = set(left) if waiter.missed or finished else left & waiter.details
 
     async def _is_finished(self, run_id: str) -> bool:
         (state,) = await self._store.read([("HGET", keys.run(run_id), "state")])

@@ -87,24 +87,36 @@ def _client(section: BrokerSection, options: dict[str, Any], address: Address | 
 
 
 class Servers(ABC):
-    """The servers that have the broker's keys. Every coroutine raises RedisError or OSError when none can be found."""
+    """The servers that have keys: found before they are first used, and again once there is doubt.
+
+    One look at a time serves all who wait for it. Every coroutine raises RedisError or OSError when none can be found.
+    """
 
     relayed = False
     """True if a message published at one server is relayed to subscribers of another, and may get lost."""
+    untold = False
+    """True if a server that has lost its keys to another may go on without a word."""
 
     def __init__(self, section: BrokerSection) -> None:
         self._section, self._url = section, parse(section.redis_url)
-        self._doubts = 1
+        self._asked_seconds = min(section.redis_timeout, _ASKED_SECONDS)
+        self._clients: dict[Address | None, Redis] = {}
+        self._addresses: frozenset[Address | None] = frozenset()
         self.changes = 0
         """Grows when the servers turn out to be others than before."""
+        self._doubts, self._dispelled = 1, 0
+        self._looked_at = -_LOOK_SECONDS
+        self._lock = asyncio.Lock()
 
-    @abstractmethod
     async def of(self, key: Key) -> Redis:
         """Return the server that has a key."""
+        await self._known()
+        return self._at(self._address_of(key))
 
-    @abstractmethod
     async def all(self) -> list[Redis]:
         """Return all servers that have keys."""
+        await self._known()
+        return [self._at(address) for address in self._addresses]
 
     async def any(self) -> Redis:
         """Return a server at which all messages arrive; another one each time, where there are several."""
@@ -120,42 +132,10 @@ class Servers(ABC):
 
     async def look(self) -> None:
         """Look now, if nobody would tell that the servers are others."""
-        await self.all()
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Close all connections."""
-
-
-class Single(Servers):
-    """One server."""
-
-    def __init__(self, section: BrokerSection):
-        super().__init__(section)
-        self.client = _client(section, self._url.options)
-
-    async def of(self, key: Key) -> Redis:
-        """Return the server."""
-        return self.client
-
-    async def all(self) -> list[Redis]:
-        """Return the server."""
-        return [self.client]
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self.client.aclose()
-
-
-class _Found(Servers):
-    """Servers that have to be looked for: one look at a time, for all who wait for it."""
-
-    def __init__(self, section: BrokerSection) -> None:
-        super().__init__(section)
-        self._asked_seconds = min(section.redis_timeout, _ASKED_SECONDS)
-        self._dispelled = 0
-        self._looked_at = -_LOOK_SECONDS
-        self._lock = asyncio.Lock()
+        if self.untold:
+            self.doubt()
+            self._looked_at = -_LOOK_SECONDS
+        await self._known()
 
     async def _known(self) -> None:
         """Look, unless there is no doubt, or one looked a moment ago."""
@@ -165,64 +145,68 @@ class _Found(Servers):
         async with self._lock:
             if self._dispelled < doubts:  # nobody looked while we waited
                 doubts = self._doubts
-                await self._look()
+                await self._take(await self._find())
                 self._dispelled, self._looked_at = doubts, time.monotonic()
 
+    async def _take(self, found: frozenset[Address | None]) -> None:
+        if found != self._addresses:
+            if self.changes:
+                log.warning("the master is another", extra={"addresses": sorted(map(str, found))})
+            self._addresses, self.changes = found, self.changes + 1
+        for address in self._clients.keys() - found:
+            # Calls under way end by themselves; nothing new goes to the old one.
+            await self._clients.pop(address).connection_pool.disconnect(inuse_connections=False)
+
+    def _at(self, address: Address | None) -> Redis:
+        if address not in self._clients:
+            self._clients[address] = _client(self._section, self._url.options, address)
+        return self._clients[address]
+
     @abstractmethod
-    async def _look(self) -> None:
-        """Find the servers."""
+    async def _find(self) -> frozenset[Address | None]:
+        """Return the addresses of the servers that have keys; None: the URL's own."""
+
+    def _address_of(self, key: Key) -> Address | None:
+        (address,) = self._addresses
+        return address
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
 
 
-class Sentinels(_Found):
+class Single(Servers):
+    """One server."""
+
+    async def _find(self) -> frozenset[Address | None]:
+        return frozenset({None})
+
+
+class Sentinels(Servers):
     """The master that the first of the Sentinels to answer names."""
+
+    untold = True  # a master that was cut off from them does not know that there is another
 
     def __init__(self, section: BrokerSection):
         super().__init__(section)
         asked = section.model_copy(update={"redis_timeout": self._asked_seconds})
         self._sentinel = Sentinel([])
         self._sentinel.sentinels = [_client(asked, self._url.sentinel_options, each) for each in self._url.addresses]
-        self._address: Address | None = None
-        self._master: Redis | None = None
 
-    async def of(self, key: Key) -> Redis:
-        """Return the master."""
-        await self._known()
-        assert self._master is not None
-        return self._master
-
-    async def all(self) -> list[Redis]:
-        """Return the master."""
-        return [await self.of("")]
-
-    async def look(self) -> None:
-        """Ask the Sentinels: a master that was cut off from them does not know that there is another."""
-        self.doubt()
-        self._looked_at = -_LOOK_SECONDS
-        await self._known()
-
-    async def _look(self) -> None:
+    async def _find(self) -> frozenset[Address | None]:
         try:
-            address = await self._sentinel.discover_master(self._url.service)
+            return frozenset({await self._sentinel.discover_master(self._url.service)})
         except RedisError as error:
             raise RedisConnectionError(f"no Sentinel names the master of '{self._url.service}': {error}") from error
-        if address == self._address:
-            return
-        if self._master is not None:
-            shown = {"sentinel_service": self._url.service, "address": "{}:{}".format(*address)}
-            log.warning("the master is another", extra=shown)
-            # Calls under way end by themselves; nothing new goes to the old one.
-            await self._master.connection_pool.disconnect(inuse_connections=False)
-        self._address, self.changes = address, self.changes + 1
-        self._master = _client(self._section, self._url.options, address)
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._sentinel.aclose()
-        if self._master is not None:
-            await self._master.aclose()
+        await super().aclose()
 
 
-class Cluster(_Found):
+class Cluster(Servers):
     """The masters of a Redis Cluster, by slot."""
 
     relayed = True
@@ -236,22 +220,21 @@ class Cluster(_Found):
             ssl=options.pop("connection_class", Connection) is SSLConnection,
             **options,
         )
-        self._clients: dict[str, Redis] = {}
-        self._masters: frozenset[str] = frozenset()
 
-    async def of(self, key: Key) -> Redis:
-        """Return the master of a key's slot."""
-        await self._known()
+    async def _find(self) -> frozenset[Address | None]:
         try:
-            return self._at(cast(ClusterNode, self._cluster.get_node_from_key(cast(str, key))))
+            # Not RedisCluster.initialize, which also asks for COMMAND.
+            await self._cluster.nodes_manager.initialize()
+        except (RedisClusterException, IndexError) as error:  # IndexError: no node serves a slot
+            raise RedisConnectionError(f"no node of the Cluster says where the slots are: {error}") from error
+        return frozenset(map(_address, self._cluster.get_primaries()))
+
+    def _address_of(self, key: Key) -> Address | None:
+        try:
+            return _address(cast(ClusterNode, self._cluster.get_node_from_key(cast(str, key))))
         except SlotNotCoveredError as error:
             self.doubt()
             raise RedisConnectionError(f"no node of the Cluster serves the slot of {key!r}") from error
-
-    async def all(self) -> list[Redis]:
-        """Return all masters."""
-        await self._known()
-        return [self._at(node) for node in self._cluster.get_primaries()]
 
     async def moved(self, error: MovedError) -> None:
         """Take in where a slot is now."""
@@ -260,25 +243,12 @@ class Cluster(_Found):
             if error.host:
                 await self._cluster.nodes_manager.move_slot(error)
 
-    def _at(self, node: ClusterNode) -> Redis:
-        if node.name not in self._clients:
-            self._clients[node.name] = _client(self._section, self._url.options, (node.host, int(node.port)))
-        return self._clients[node.name]
-
-    async def _look(self) -> None:
-        try:
-            # Not RedisCluster.initialize, which also asks for COMMAND.
-            await self._cluster.nodes_manager.initialize()
-        except (RedisClusterException, IndexError) as error:  # IndexError: no node serves a slot
-            raise RedisConnectionError(f"no node of the Cluster says where the slots are: {error}") from error
-        before, self._masters = self._masters, frozenset(node.name for node in self._cluster.get_primaries())
-        self.changes += before != self._masters
-        for name in self._clients.keys() - self._masters:
-            await self._clients.pop(name).connection_pool.disconnect(inuse_connections=False)
-
     async def aclose(self) -> None:
         """Close all connections."""
         for name in ("nodes_cache", "startup_nodes"):
             await self._cluster.nodes_manager.aclose(name)
-        for client in self._clients.values():
-            await client.aclose()
+        await super().aclose()
+
+
+def _address(node: ClusterNode) -> Address:
+    return node.host, int(node.port)

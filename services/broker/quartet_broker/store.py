@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import hiredis
 from redis.asyncio import Redis
@@ -54,6 +54,8 @@ def script(name: str) -> Script:
 
 Value: TypeAlias = str | Bytes | int | float
 Command: TypeAlias = Sequence[Value]
+Asked = TypeVar("Asked", Command, Sequence[Command])
+"""What has one answer: a command, or those of a transaction."""
 
 
 async def execute(server: Redis, commands: Sequence[Command], seconds: float) -> list[Any]:
@@ -131,8 +133,7 @@ _REASONS = {
     "MISCONF": "MISCONF, it cannot save to its disk",
     "NOREPLICAS": "NOREPLICAS, too few replicas are connected",
 }
-# A server that has forgotten the scripts, or that says where the run is now, did nothing: go on there.
-_ATTEMPTS = 4
+_ATTEMPTS = 4  # at servers that say where the run is now
 _SCANNED = 1000
 
 
@@ -207,8 +208,14 @@ class Store:
         if not values:
             (reply,) = await self.run_many(name, run_id, [arguments])
             return reply
+        key = keys.run(run_id)
+        commands: list[Command] = [
+            ("MSET", *(part for pair in values.items() for part in pair)),
+            # The text, not its SHA: a server that has forgotten the script would store the values all the same.
+            ("EVAL", script(name).text, 1, key, validation.owner(), *arguments),
+        ]
         with self.failures():
-            reply = await self._run_with(values, script(name), keys.run(run_id), arguments)
+            (reply,) = await self._ask([key], [commands], self._transact)
         _refuse_common(run_id, reply)
         return reply
 
@@ -228,37 +235,26 @@ class Store:
                 _refuse_common(run_id, reply)
         return replies
 
-    async def _run_with(
-        self, values: Mapping[str, Bytes], chosen: Script, key: str, arguments: Sequence[Value]
-    ) -> list[Any]:
-        commands: list[Command] = [
-            ("MULTI",),
-            ("MSET", *(part for pair in values.items() for part in pair)),
-            # The text, not its SHA: a server that has forgotten the script would store the values all the same.
-            ("EVAL", chosen.text, 1, key, validation.owner(), *arguments),
-            ("EXEC",),
-        ]
-        for attempt in range(1, _ATTEMPTS + 1):
-            answers = await self._trip(await self.servers.of(key), commands)
+    async def _transact(self, server: Redis, scripts: Sequence[Sequence[Command]]) -> list[Any]:
+        """Carry out commands in a transaction, for each of `scripts`; return what the last of each answers."""
+        replies = []
+        for commands in scripts:
+            answers = await self._trip(server, [("MULTI",), *commands, ("EXEC",)])
             refusal = next((answer for answer in answers if isinstance(answer, Exception)), None)
-            if refusal is None:
-                reply: list[Any] | Exception = answers[-1][-1]
-                if isinstance(reply, Exception):
-                    raise reply
-                return reply
-            if not isinstance(refusal, MovedError) or attempt == _ATTEMPTS:
-                raise refusal
-            await self.servers.moved(refusal)
-        raise AssertionError("the last attempt returns or raises")
+            replies.append(refusal or answers[-1][-1])
+        return replies
 
     async def _ask(
         self,
         names: Sequence[Key],
-        commands: Sequence[Command],
-        exchange: Callable[[Redis, Sequence[Command]], Awaitable[list[Any]]],
+        commands: Sequence[Asked],
+        exchange: Callable[[Redis, Sequence[Asked]], Awaitable[list[Any]]],
         chosen: Script | None = None,
     ) -> list[Any]:
-        """Return the answers to commands, in order; each goes to the server that has its key, of `names`."""
+        """Return the answers to commands, in order; each goes to the server that has its key, of `names`.
+
+        A server that has forgotten the script, or that says where the run is now, did nothing: go on there.
+        """
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         for _ in range(_ATTEMPTS):
@@ -274,18 +270,15 @@ class Store:
             if not left:
                 break
             for server, which in places.items():
-                await self._follow(server, [answers[n] for n in which], chosen)
+                for n in which:
+                    if isinstance(answers[n], MovedError):
+                        await self.servers.moved(answers[n])
+                if chosen and any(isinstance(answers[n], NoScriptError) for n in which):
+                    await server.script_load(chosen.text)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
-
-    async def _follow(self, server: Redis, answers: Sequence[Any], chosen: Script | None) -> None:
-        for answer in answers:
-            if isinstance(answer, MovedError):
-                await self.servers.moved(answer)
-        if chosen and any(isinstance(answer, NoScriptError) for answer in answers):
-            await server.script_load(chosen.text)
 
     async def _trip(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
         """Make changes; the answers to the commands, when enough replicas have what was changed."""
@@ -294,10 +287,6 @@ class Store:
         *answers, reached = await execute(
             server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout
         )
-        self._check_replicas(answers, reached)
-        return answers
-
-    def _check_replicas(self, answers: list[Any], reached: Any) -> None:
         if isinstance(reached, Exception) and not any(isinstance(answer, Exception) for answer in answers):
             raise reached
         if isinstance(reached, int) and reached < self._replicas:
@@ -307,6 +296,7 @@ class Store:
                 f"{reached} of {self._replicas} replicas (broker.redis_replicas) have the change in time; retry"
             )
             raise unavailable(self._where, description)
+        return answers
 
     async def read(self, commands: Iterable[Command]) -> list[Any]:
         """Run commands in one round trip, to each server those for its keys; their answers, as the server gives them.

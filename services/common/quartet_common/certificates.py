@@ -10,14 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partialmethod
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from quartet_common.config import ConfigError, SecuritySection, split_address
-from quartet_common.identity import SERVER_ROLES_URI, server_name
+from quartet_common.identity import server_name
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -114,31 +114,7 @@ def _is_key_of_ca(security: SecuritySection, path: Path) -> bool:
 
 def name_to_check(security: SecuritySection, address: str, role: str) -> str | None:
     """Return the name by which TLS must check the server at `address`; None: its host's name alone."""
-    if not security.roles or not _asks_for_roles(security):
-        return None
-    return server_name(split_address(address)[0], role)
-
-
-def _asks_for_roles(security: SecuritySection) -> bool:
-    if security.server_roles is not None:
-        return security.server_roles
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cafile=security.tls_ca)
-    marked = [("URI", SERVER_ROLES_URI) in ca.get("subjectAltName", ()) for ca in context.get_ca_certs()]
-    if all(marked):
-        return True
-    _warn_of_unchecked_roles(str(security.tls_ca))
-    return False
-
-
-@cache
-def _warn_of_unchecked_roles(ca: str) -> None:
-    log.warning(
-        "security.tls_ca: the certificates of '%s' do not name the roles of servers, so a stolen key of any role can "
-        "answer as every service of its hosts; renew them all, then the CA's: quartet certs renew FOLDER NAME... ca "
-        "(docs/certificates.md)",
-        ca,
-    )
+    return server_name(split_address(address)[0], role) if security.roles and security.server_roles else None
 
 
 class Watch:

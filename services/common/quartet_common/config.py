@@ -223,9 +223,7 @@ class SecuritySection(Section):
     roles: bool = Field(
         True, description="With TLS, a certificate calls only what its role may (docs/certificates.md)."
     )
-    server_roles: bool | None = Field(
-        None, description="With roles, check that a server called has its role. Default: if tls_ca says it can be."
-    )
+    server_roles: bool = Field(True, description="With roles, check that a server called has its role.")
     insecure: bool = Field(False, description="Accept plaintext on addresses that are not loopback.")
 
     @model_validator(mode="after")

@@ -106,11 +106,11 @@ class Identity:
 class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
     """Answers for a service."""
 
-    def __init__(self, identity: Callable[[], Identity]):
+    def __init__(self, identity: Identity):
         self._identity = identity
 
     async def Handshake(self, request, context):  # noqa: N802 (the contract's name)
-        me = self._identity()
+        me = self._identity
         if request.HasField("contract") and request.contract.major != CONTRACT_MAJOR:
             older = "caller" if request.contract.major < CONTRACT_MAJOR else "service"
             raise failed_precondition(

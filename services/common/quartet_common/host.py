@@ -19,20 +19,13 @@ from quartet.v1 import common_pb2, common_pb2_grpc
 
 from quartet_common.certificates import server_credentials
 from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
-from quartet_common.handshake import HandshakeServicer, Identity, Idleness, WaitingFor
+from quartet_common.handshake import HandshakeServicer, Identity, Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
 from quartet_common.process import Supervisor
 
 log = get_logger(__name__)
-
-_KINDS = {
-    "broker": common_pb2.SERVICE_KIND_BROKER,
-    "reward": common_pb2.SERVICE_KIND_REWARD,
-    "rollout": common_pb2.SERVICE_KIND_ROLLOUT,
-    "trainer": common_pb2.SERVICE_KIND_TRAINER,
-}
 
 
 def new_instance_id(kind: str) -> str:
@@ -74,7 +67,13 @@ class ServiceHost:
         self._port = port
         self._security = security
         self._settings = settings
-        self._identity = Identity(_KINDS[kind], self.instance_id)
+        self._identity = Identity(common_pb2.ServiceKind.Value(f"SERVICE_KIND_{kind.upper()}"), self.instance_id)
+        self.capabilities = self._identity.capabilities
+        """What the handshake says this service can do; append to it."""
+        self.libraries = self._identity.libraries
+        """Library versions that the handshake tells; add to it."""
+        self.waiting = self._identity.waiting
+        """What this service waits for; add and discard."""
         self._supervisor = Supervisor()
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task] = set()
@@ -95,22 +94,7 @@ class ServiceHost:
             ],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        common_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeServicer(lambda: self._identity), self.server)
-
-    @property
-    def capabilities(self) -> list[str]:
-        """What the handshake says this service can do; append to it."""
-        return self._identity.capabilities
-
-    @property
-    def libraries(self) -> dict[str, str]:
-        """Library versions that the handshake tells; add to it."""
-        return self._identity.libraries
-
-    @property
-    def waiting(self) -> WaitingFor:
-        """What this service waits for; add and discard."""
-        return self._identity.waiting
+        common_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeServicer(self._identity), self.server)
 
     def tell_idleness(self, idleness: Idleness) -> None:
         """Have the handshake tell how idle the service is."""

@@ -4,8 +4,7 @@ A certificate says its holder's role in a URI among its subject alternative name
 say several. `quartet certs` writes them; a certificate without one may call nothing but health and handshake.
 
 TLS checks a server by a DNS name. So that it checks host and role at once, a server's certificate has a name made of
-both, `gpu7.example.rollout.quartet.internal`, and that is the name a caller of a rollout at gpu7.example asks for. The
-CA says that its certificates have such names (`SERVER_ROLES_URI`): who trusts it asks for them.
+both, `gpu7.example.rollout.quartet.internal`, and that is the name a caller of a rollout at gpu7.example asks for.
 
 The table below is the whole rule: whatever it does not name is an operator's alone, so a new RPC is closed until
 someone says whose it is (a test asks for every RPC of the contract).
@@ -27,7 +26,6 @@ import grpc
 from quartet_common.errors import ContractError, permission_denied
 
 ROLE_URI = "urn:quartet:role:"
-SERVER_ROLES_URI = "urn:quartet:server-roles"
 SERVER_DOMAIN = "quartet.internal"
 
 ROLES = ("broker", "reward", "rollout", "trainer", "client", "operator")

@@ -12,14 +12,7 @@ from quartet_common.http_server import CLIENT_SECONDS, BoundedHTTPServer, is_own
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-def counter(name: str, description: str, labels: Sequence[str] = ()) -> Counter:
-    """Return a new counter. Its name ends in `_total`."""
-    return Counter(name, description, labels)
-
-
-def gauge(name: str, description: str, labels: Sequence[str] = ()) -> Gauge:
-    """Return a new gauge."""
-    return Gauge(name, description, labels)
+counter, gauge = Counter, Gauge
 
 
 def histogram(

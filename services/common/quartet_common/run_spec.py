@@ -19,6 +19,11 @@ _CURVES = {
     "cosine": experience_pb2.TEMPERATURE_CURVE_COSINE,
 }
 _COLOSSALCHAT_LAST = 0.9
+# Keys of [run] that the specification has under the same name and with the same value.
+_AS_THEY_ARE = (
+    *("group_size", "groups_per_step", "max_staleness", "max_deliveries", "max_queued_prompts", "max_experience_bytes"),
+    *("max_steps", "system_prompt", "max_prompt_tokens", "labels", "sampling_masks", "router_replay"),
+)
 
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
@@ -27,27 +32,14 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
     evaluation = run.sampling.model_copy(update={"n": 1} | given)
     return broker_pb2.RunSpec(
         run_id=run.id,
-        group_size=run.group_size,
-        groups_per_step=run.groups_per_step,
-        max_staleness=run.max_staleness,
+        **{name: getattr(run, name) for name in _AS_THEY_ARE},
+        **{name: to_duration(getattr(run, name)) for name in ("prompt_lease_ttl", "member_ttl", "result_ttl")},
         lease_order=broker_pb2.LeaseOrder.Value(f"LEASE_ORDER_{run.lease_order.upper()}"),
         partial_batch=broker_pb2.PartialBatchPolicy.Value(f"PARTIAL_BATCH_POLICY_{run.partial_batch.upper()}"),
-        max_deliveries=run.max_deliveries,
-        max_queued_prompts=run.max_queued_prompts,
-        max_experience_bytes=run.max_experience_bytes,
-        prompt_lease_ttl=to_duration(run.prompt_lease_ttl),
-        member_ttl=to_duration(run.member_ttl),
-        result_ttl=to_duration(run.result_ttl),
-        max_steps=run.max_steps,
+        long_prompts=broker_pb2.LongPromptPolicy.Value(f"LONG_PROMPT_POLICY_{run.long_prompts.upper()}"),
         sampling=_sampling_params(run.sampling, SamplingSection()),
         evaluation_sampling=_sampling_params(evaluation, run.sampling),
         verifiers=[verifier_spec(verifier) for verifier in run.verifiers],
-        system_prompt=run.system_prompt,
-        max_prompt_tokens=run.max_prompt_tokens,
-        labels=run.labels,
-        long_prompts=broker_pb2.LongPromptPolicy.Value(f"LONG_PROMPT_POLICY_{run.long_prompts.upper()}"),
-        sampling_masks=run.sampling_masks,
-        router_replay=run.router_replay,
         environment=environment_spec(run.environment) if run.environment is not None else None,
         temperature_schedule=temperature_schedule(run.temperature_schedule, run.sampling.temperature),
     )

@@ -4,9 +4,8 @@ Torch-free: the trainer fills the buckets, the rollout reads them, both by the s
 """
 
 import math
-import queue
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
@@ -99,40 +98,26 @@ class BackgroundChecksum:
 
     def __init__(self) -> None:
         self._checksum = Checksum()
-        self._pieces: queue.SimpleQueue[tuple[Callable[[], memoryview], threading.Event] | None] = queue.SimpleQueue()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="weight-checksum", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "weight-checksum")
+        self._pieces: list[Future[None]] = []
 
-    def add(self, piece: Callable[[], memoryview]) -> threading.Event:
-        """Take in the next bytes, which `piece` returns when it is called on the thread. The event is set once they
+    def add(self, piece: Callable[[], memoryview]) -> "Future[None]":
+        """Take in the next bytes, which `piece` returns when it is called on the thread; once the result is there they
         have been read and may change."""
-        read = threading.Event()
-        self._pieces.put((piece, read))
+        read = self._thread.submit(lambda: self._checksum.update(piece()))
+        self._pieces.append(read)
         return read
 
     def value(self) -> int:
-        """Wait for all pieces and return the checksum. Call it once; raises what a piece raised."""
+        """Wait for all pieces and return the checksum; raises what a piece raised."""
         self.close()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        for piece in self._pieces:
+            piece.result()
         return self._checksum.value()
 
     def close(self) -> None:
-        """End the thread after what it has been given. Again is allowed."""
-        self._pieces.put(None)
-
-    def _work(self) -> None:
-        while (item := self._pieces.get()) is not None:
-            piece, read = item
-            try:
-                if self._failure is None:
-                    self._checksum.update(piece())
-            except Exception as error:  # handed over to whoever asks for the value
-                self._failure = error
-            finally:
-                read.set()
+        """End the thread after what it has been given."""
+        self._thread.shutdown(wait=False)
 
 
 def folder_checksum(folder: Path) -> int:

@@ -147,7 +147,7 @@ def send_all(update: WeightUpdate, send: Callable[[torch.Tensor], Wait]) -> int:
 
         def wait() -> None:
             sent(update.check)
-            read.wait()
+            read.result()
 
         return wait
 
