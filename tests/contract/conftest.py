@@ -1,6 +1,7 @@
 """Servers to call, and the order of the tests."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -14,12 +15,9 @@ SECONDS = 400  # whichever test comes first waits for all servers
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """All servers, started from their own environments; see servers_under_test for having others tested."""
-    made = Stack(tmp_path_factory.mktemp("contract"))
-    try:
+    with closing(Stack(tmp_path_factory.mktemp("contract"))) as made:
         made.start()
         yield made
-    finally:
-        made.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,8 +1,6 @@
 """A broker, rollouts that come, and the trainer's real publisher; all of them processes."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from quartet.v1 import broker_pb2 as pb
@@ -81,13 +79,3 @@ class Pool(Servers):
     def _serve(self, kind: str, name: str, **section: object) -> Server:
         run = {"id": RUN, "folder": str(self.folder / f"run-{name}")}
         return self.serve(kind, name, sections={"run": run, "model": {"path": str(self.folder / "model")}}, **section)
-
-
-@contextmanager
-def started_pool(folder: Path) -> Iterator[Pool]:
-    pool = Pool(folder)
-    try:
-        pool.start()
-        yield pool
-    finally:
-        pool.close()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 
 from preloaded import Pythons, make_models  # noqa: E402
-from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402
+from started import REDIS_ANSWERS, Started, redis_command, write_run_file  # noqa: E402
 
 PYTHONS = Pythons()
 atexit.register(PYTHONS.close)
@@ -68,16 +68,6 @@ def _models() -> list[Path]:
 def _environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **own, **(more or {})}
-
-
-def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> Path:
-    """Write TOML: text, numbers and truth values look the same in JSON."""
-    lines = []
-    for section, values in sections.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 class Server(Started):

@@ -49,11 +49,8 @@ def test_our_own_pass_and_what_was_not_tried_is_said(stack, kind, cases, not_tri
 
 
 def test_a_wrong_one_is_told_what_is_wrong_and_what_was_asked():
-    server, address = wrong_reward.serve()
-    try:
+    with wrong_reward.serving() as address:
         done = contract_test("reward", address)
-    finally:
-        server.stop(grace=None).wait(10)
     assert done.returncode == 1, done.stdout + done.stderr
     told = done.stdout
     for case in ("Score: a batch", "Score: one id twice", "ListVerifiers: all", "Execute: no source"):
@@ -71,23 +68,17 @@ def test_certificates_are_shown_by_whoever_has_them(tmp_path: Path):
         issue(tmp_path, name, [name])
     files = [(tmp_path / name).read_bytes() for name in ("reward-key.pem", "reward.pem", "ca.pem")]
     credentials = grpc.ssl_server_credentials([(files[0], files[1])], files[2], require_client_auth=True)
-    server, address = wrong_reward.serve(credentials)
     own = ["--ca", "ca.pem", "--certificate", "operator.pem", "--key", "operator-key.pem"]
     shown = [word if word.startswith("--") else str(tmp_path / word) for word in own]
-    try:
+    with wrong_reward.serving(credentials) as address:
         without, incomplete = contract_test("reward", address), contract_test("reward", address, *shown[:2])
         done = contract_test("reward", address, *shown, "-k", "Handshake")
-    finally:
-        server.stop(grace=None).wait(10)
     assert without.returncode == incomplete.returncode == 2
     assert "go together" in incomplete.stderr
     assert done.returncode == 1 and counted(done.stdout, "passed") == counted(done.stdout, "failed") == 2, done.stdout
 
 
 def test_another_service_at_the_address_is_named():
-    server, address = wrong_reward.serve()
-    try:
+    with wrong_reward.serving() as address:
         done = contract_test("broker", address)
-    finally:
-        server.stop(grace=None).wait(10)
     assert done.returncode == 2 and "answers a reward, not a broker" in done.stderr, done.stdout + done.stderr

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,9 @@ def test_the_released_client_makes_every_call_at_todays_services(stack, release,
 def released_stack(request, tmp_path_factory):
     """The four services of a release."""
     folder = tmp_path_factory.mktemp(f"released-{request.param}")
-    made = Stack(folder, engines=[ENGINE], alone=[], environment=unpack(request.param, folder / "release"))
-    try:
+    with closing(Stack(folder, [ENGINE], alone=[], environment=unpack(request.param, folder / "release"))) as made:
         made.start()
         yield made
-    finally:
-        made.close()
 
 
 async def test_todays_client_is_at_home_at_released_services(released_stack):

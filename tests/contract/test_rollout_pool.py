@@ -5,14 +5,15 @@ The tests share one pool: each leaves its rollouts to the next.
 """
 
 import signal
-import subprocess
+from contextlib import closing
 
 import numpy as np
 import pytest
 import rollout_pool
+from preloaded import install_extensions
 from quartet.v1 import rollout_pb2 as pb
 from release import RELEASES, unpack
-from servers_under_test import ROOT, Server, python_of
+from servers_under_test import Server
 
 from quartet_common.tensors import decode
 from quartet_contract import cases_rollout as cases
@@ -24,7 +25,8 @@ STOP_AT = 9  # tensors into an update, of some thirty: several buckets are on th
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    with rollout_pool.started_pool(tmp_path_factory.mktemp("pool")) as made:
+    with closing(rollout_pool.Pool(tmp_path_factory.mktemp("pool"))) as made:
+        made.start()
         yield made
 
 
@@ -63,16 +65,6 @@ def test_a_released_rollout_joins_todays_group(pool, tmp_path, release):
     assert answer["rollouts"] == todays + 1 and not answer["failures"]
 
 
-@pytest.fixture
-def site(tmp_path):
-    """The folder into which examples/extensions is installed, as docs/extend.md shows it."""
-    subprocess.run(["cp", "-r", ROOT / "examples" / "extensions", tmp_path / "source"], check=True, timeout=60)
-    uv, python = ROOT / ".quartet" / "tools" / "bin" / "uv", python_of("dev")
-    install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-build-isolation", "--python", python]
-    subprocess.run([*install, "--target", tmp_path / "site", tmp_path / "source"], check=True, timeout=100)
-    return tmp_path / "site"
-
-
 def log_probs(rollout: Server, version: int) -> np.ndarray:
     """Log-probs of a seeded completion, all of whose tokens are of this version."""
     answer = rollout.caller().call("RolloutService.Generate", pb.GenerateRequest(prompt=cases.prompt()))
@@ -82,8 +74,9 @@ def log_probs(rollout: Server, version: int) -> np.ndarray:
 
 
 def test_weights_go_to_the_rollout_that_has_the_transports_package_and_the_others_are_told_the_cure(
-    pool, site, monkeypatch
+    pool, tmp_path, monkeypatch
 ):
+    site = install_extensions(tmp_path)
     pool.environment = {"PYTHONPATH": str(site)}
     has = pool.rollouts[pool.add()]
     pool.trainer.close()

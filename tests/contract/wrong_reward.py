@@ -1,6 +1,8 @@
 """A reward service that is wrong in ways that somebody's first one might be; it listens on a free port."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -33,14 +35,14 @@ class Introduction(common_pb2_grpc.HandshakeServiceServicer):
         )
 
 
-def serve(credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
-    """Return the running server and its address; with `credentials` it speaks TLS."""
+@contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
+    """Yield the address of a running server; with `credentials` it speaks TLS."""
     server = grpc.server(ThreadPoolExecutor(4))
     reward_pb2_grpc.add_RewardServiceServicer_to_server(WrongReward(), server)
     common_pb2_grpc.add_HandshakeServiceServicer_to_server(Introduction(), server)
-    if credentials:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    else:
-        port = server.add_insecure_port("127.0.0.1:0")
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
-    return server, f"127.0.0.1:{port}"
+    yield f"127.0.0.1:{port}"
+    server.stop(grace=None).wait(10)

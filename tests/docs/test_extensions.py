@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT
-from preloaded import Pythons
+from preloaded import Pythons, install_extensions
 
 pytestmark = pytest.mark.timeout(400)
 PACKAGE = ROOT / "examples" / "extensions"
@@ -16,14 +16,7 @@ KINDS_OF = {"reward": ("verifier",), "rollout": ("environment", "engine", "trans
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory) -> Path:
-    """A folder with the package as an installer leaves it, built from a copy: building leaves files behind."""
-    folder = tmp_path_factory.mktemp("extensions")
-    subprocess.run(["cp", "-r", PACKAGE, folder / "source"], check=True, timeout=60)
-    uv = ROOT / ".quartet" / "tools" / "bin" / "uv"
-    python = ROOT / ".quartet" / "envs" / "dev" / "bin" / "python"
-    command = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-build-isolation", "--python", python]
-    subprocess.run([*command, "--target", folder / "site", folder / "source"], check=True, timeout=100)
-    return folder / "site"
+    return install_extensions(tmp_path_factory.mktemp("extensions"))
 
 
 def test_every_extension_is_tested():

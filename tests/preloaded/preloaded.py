@@ -39,6 +39,15 @@ def make_models(python: Path, *folders: Path) -> None:
     subprocess.run([python, "-c", _MAKE_MODELS, *folders], cwd=where, check=True, timeout=300)
 
 
+def install_extensions(folder: Path) -> Path:
+    """Install examples/extensions below a folder, as docs/extend.md shows it, from a copy: building leaves files."""
+    subprocess.run(["cp", "-r", ROOT / "examples" / "extensions", folder / "source"], check=True, timeout=60)
+    uv, python = ROOT / ".quartet" / "tools" / "bin" / "uv", ENVIRONMENTS / "dev" / "bin" / "python"
+    install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-build-isolation", "--python", python]
+    subprocess.run([*install, "--target", folder / "site", folder / "source"], check=True, timeout=100)
+    return folder / "site"
+
+
 def process_of(pid: int) -> int:
     """Return the process, leader of its group, for which a preloaded `python` stands; `pid` if it is ordinary."""
     word, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from preloaded import process_of
@@ -85,9 +85,18 @@ class Answering(Started):
 REDIS_ANSWERS = "Ready to accept connections"
 
 
-def redis_command(port: int, folder: Path, kept: bool = False) -> list[str]:
+def redis_command(port: int, folder: Path, kept: bool = False, host: str = "127.0.0.1", **more: object) -> list[str]:
     """What starts a Redis; `kept`: what it holds is in the folder, and is there again when it starts again."""
     from quartet_local.process import find_server  # not of the programs of a release
 
-    options = {"bind": "127.0.0.1", "port": port, "dir": folder, "save": "", "appendonly": "yes" if kept else "no"}
+    options = {"bind": host, "port": port, "dir": folder, "save": "", "appendonly": "yes" if kept else "no", **more}
     return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", str(value)))]
+
+
+def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> Path:
+    """Write TOML: text, numbers and truth values look the same in JSON."""
+    lines = []
+    for name, values in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    path.write_text("\n".join([*lines, ""]))
+    return path
