@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from curve_cases import Case
@@ -30,19 +30,11 @@ class Result:
     case: str
     seed: int
     digest: str
-    settings: list[str]
     steps: int
     evaluations: list[tuple[int, float]]
     """(optimizer steps, held-out accuracy)"""
-    reward: list[float]
-    """Mean reward of each step's batch."""
-    length: list[float]
-    """Tokens of a completion, mean of each step's batch."""
     staleness: float
     """Mean over steps of `staleness/mean`."""
-    log_prob_diff: float
-    """Mean over steps of `mismatch/log_prob_diff_mean`."""
-    training_seconds: float
     seconds: float
 
     @property
@@ -72,8 +64,10 @@ def kept(folder: Path, case: Case, seed: int) -> Result | None:
     path = folder_of(folder, case, seed) / "result.json"
     if not path.is_file():
         return None
-    result = Result(**json.loads(path.read_text()))
-    return result if result.digest == digest(case, seed) else None
+    told = json.loads(path.read_text())
+    if told["digest"] != digest(case, seed):
+        return None
+    return Result(**{each.name: told[each.name] for each in fields(Result)})
 
 
 def folder_of(folder: Path, case: Case, seed: int) -> Path:
@@ -120,20 +114,12 @@ def read(metrics: Path, case: Case, seed: int, seconds: float) -> Result:
     if len(evaluations) < 2 or evaluations[0][0] != 0 or evaluations[-1][0] != len(steps):
         raise RunFailed(f"evaluations at {[step for step, _ in evaluations]} of {len(steps)} steps: {metrics}")
 
-    def mean(name: str) -> float:
-        return sum(row[name] for row in steps) / len(steps)
-
     return Result(
         case=case.name,
         seed=seed,
         digest=digest(case, seed),
-        settings=list(case.settings),
         steps=len(steps),
         evaluations=evaluations,
-        reward=[round(row["reward/mean"], 4) for row in steps],
-        length=[round(row["completions/mean_length"], 2) for row in steps],
-        staleness=round(mean("staleness/mean"), 3),
-        log_prob_diff=round(mean("mismatch/log_prob_diff_mean"), 5),
-        training_seconds=round(steps[-1]["time"] - steps[0]["time"], 1),
+        staleness=round(sum(row["staleness/mean"] for row in steps) / len(steps), 3),
         seconds=round(seconds, 1),
     )

@@ -25,7 +25,7 @@ def prepared(tmp_path, monkeypatch) -> Path:
 
 def result(seed: int, first: float, last: float) -> curve_runs.Result:
     digest, evaluations = curve_runs.digest(GRPO, seed), [(0, first), (40, last)]
-    return curve_runs.Result("grpo", seed, digest, [], 40, evaluations, [0.1], [12.0], 1.0, 0.001, 12.0, 20.0)
+    return curve_runs.Result("grpo", seed, digest, 40, evaluations, 1.0, 20.0)
 
 
 def test_a_result_counts_only_for_the_settings_model_and_seed_it_was_made_with(prepared, tmp_path):
