@@ -24,12 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
-from sizes import SIZES, write
+from sizes import SIZES
 
 COMPLETIONS, NEW_TOKENS, AT_ONCE = 8, 32, 128
 IN_ENGINE = 192  # so that the engine always has a completion to put into a place that becomes free
@@ -37,6 +37,7 @@ ROUNDS = 4
 LIMIT_SECONDS = 240
 CALL_SECONDS = 60
 LOOK_SECONDS = 0.02
+BUCKET_BYTES = 1 << 20
 EVER_QUEUED = 1 << 16
 RUN = "bench"
 PROMPTS = {"0.3 M": 960, "30 M": 64, "125 M": 16, "0.5 B": 960}
@@ -49,6 +50,11 @@ Generate = Callable[[], int]
 def prompts(count: int) -> list[list[int]]:
     """Token ids, a dozen each, hardly two prompts alike."""
     return [[16 + (index * 7 + position * (3 + index // 60)) % 60 for position in range(12)] for index in range(count)]
+
+
+async def all_at_once(draw: Callable[[int, list[int]], Awaitable[int]], count: int) -> int:
+    """The tokens of all prompts' completions."""
+    return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
 
 
 # --- Ours -------------------------------------------------------------------------------------------------------------
@@ -79,7 +85,7 @@ def through_the_service(engine: str, model: str, count: int) -> Iterator[Generat
             verifiers=[reward_pb2.VerifierSpec(name="think_answer_tags")],
         )
         stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=CALL_SECONDS)
-        give_weights(rollout, Path(model))
+        give_weights(rollout, Path(model), folder / "weights")
         made = 0
 
         def tokens() -> int:
@@ -120,45 +126,31 @@ def submission(name: str, count: int):
     return broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances)
 
 
-def give_weights(rollout: str, model: Path) -> None:
-    """Bring the rollout to version 0, as a trainer does."""
+def give_weights(rollout: str, model: Path, folder: Path) -> None:
+    """Bring the rollout to version 0, as a trainer does that has `weights.transport = "file"`."""
     import grpc
-    from harness import BUCKET_BYTES, Sender
     from models import read_weights
-    from packing import checksum, pack
+    from packing import write
     from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
-    sender = Sender(Path(os.devnull))
-    try:
-        with grpc.insecure_channel(rollout) as channel:
-            stub = rollout_pb2_grpc.RolloutServiceStub(channel)
-            deadline = time.monotonic() + LIMIT_SECONDS
-            while stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS).run_id != RUN:
-                if time.monotonic() > deadline:
-                    raise RuntimeError("the rollout did not become a member of the run")
-                time.sleep(0.1)
-            info = sender.open(timeout=CALL_SECONDS)
-            epoch = {"run_id": RUN, "group_epoch": info.epoch}
-            join = rollout_pb2.JoinWeightGroupRequest(
-                **epoch,
-                transport=rollout_pb2.WEIGHT_TRANSPORT_GLOO,
-                store_host=info.store_host,
-                store_port=info.store_port,
-                rank=1,
-                world_size=2,
-                secret=info.secret,
-            )
-            stub.JoinWeightGroup(join, timeout=CALL_SECONDS)
-            if sender.hear() != {"joined": True}:
-                raise RuntimeError("the sender did not join")
-            manifest, buckets = pack(read_weights(model), BUCKET_BYTES)
-            begin = rollout_pb2.BeginWeightUpdateRequest(**epoch, policy_version=0, manifest=manifest)
-            stub.BeginWeightUpdate(begin, timeout=CALL_SECONDS)
-            sender.send(model)
-            finish = rollout_pb2.FinishWeightUpdateRequest(**epoch, policy_version=0, checksum=checksum(buckets))
-            stub.FinishWeightUpdate(finish, timeout=CALL_SECONDS)
-    finally:
-        sender.close()
+    folder.mkdir()
+    manifest, checksum = write(read_weights(model), folder, BUCKET_BYTES)
+    epoch = {"run_id": RUN, "group_epoch": 1}
+    file = rollout_pb2.WEIGHT_TRANSPORT_FILE
+    join = rollout_pb2.JoinWeightGroupRequest(**epoch, transport=file, rank=1, world_size=2)
+    update = {**epoch, "policy_version": 0}
+    begin = rollout_pb2.BeginWeightUpdateRequest(**update, manifest=manifest, path=str(folder))
+    with grpc.insecure_channel(rollout) as channel:
+        stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS).run_id != RUN:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the rollout did not become a member of the run")
+            time.sleep(0.1)
+        stub.JoinWeightGroup(join, timeout=CALL_SECONDS)
+        stub.BeginWeightUpdate(begin, timeout=CALL_SECONDS)
+        finish = rollout_pb2.FinishWeightUpdateRequest(**update, checksum=checksum)
+        stub.FinishWeightUpdate(finish, timeout=CALL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -171,12 +163,9 @@ def alone(name: str, model: str, count: int) -> Iterator[Generate]:
     async def draw(number: int, prompt: list[int]) -> int:
         return sum([len(one.token_ids) async for one in engine.generate(str(number), prompt, COMPLETIONS, sampling)])
 
-    async def all_of_them() -> int:
-        return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
-
     with asyncio.Runner() as runner:
         runner.run(engine.start())
-        yield lambda: runner.run(all_of_them())
+        yield lambda: runner.run(all_at_once(draw, count))
         runner.run(engine.close())
 
 
@@ -227,10 +216,7 @@ def bare_vllm(model: str, count: int) -> Generate:
         outputs = [one async for one in llm.generate({"prompt_token_ids": prompt}, sampling, str(number))]
         return sum(len(np.array(one.logprobs.logprobs, dtype=np.float32)) for one in outputs[-1].outputs)
 
-    async def all_of_them() -> int:
-        return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
-
-    return lambda: runner.run(all_of_them())
+    return lambda: runner.run(all_at_once(draw, count))
 
 
 def bare_transformers(model_path: str, count: int) -> Generate:
@@ -268,13 +254,11 @@ def bare_transformers(model_path: str, count: int) -> Generate:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
-def be(kind: str, name: str, size: str, count: int, model: str) -> None:
+def be(kind: str, name: str, count: int, model: str) -> None:
     """Be one side: a round for each line of the input, tokens per second as a line of the output."""
     sys.path.append(str(ROOT / "services/rollout/tests/engines"))
     lines, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # What libraries print is no answer.
-    if kind == "write":
-        return write(size, Path(model))
     with contextlib.ExitStack() as stack:
         if kind == "service":
             generate = stack.enter_context(through_the_service(name, model, count))
@@ -302,7 +286,7 @@ def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Pa
             os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(own))
         running = {}
         for kind in rates:
-            command = [*PROGRAM, kind, name, size, str(count), str(model)]
+            command = [*PROGRAM, kind, name, str(count), str(model)]
             running[kind] = Side(command, folder / f"{name} {size} {kind}.log", stack)
             # One after another: starting, both at once would leave the cores to the engines, and their Redis none.
             running[kind].hear()
@@ -322,7 +306,8 @@ def main(ours: str, engines: list[str], sizes: list[str], count: int | None) -> 
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             model = Path(folder) / size.replace(" ", "")
-            subprocess.run([*PROGRAM, "write", "", size, "0", str(model)], check=True, timeout=LIMIT_SECONDS)
+            program = str(ROOT / "benchmarks" / "sizes.py")
+            subprocess.run([PROGRAM[0], program, size, str(model)], check=True, timeout=LIMIT_SECONDS)
             prompts = count or PROMPTS[size]
             figures += [compare(ours, name, size, prompts, model, Path(folder)) for name in engines]
     report(*figures)
@@ -336,13 +321,11 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=SIZES, help="this one only; default: all but 0.5 B, which wants a GPU")
     parser.add_argument("--prompts", type=int, help="of a round; default: as many as make some seconds on two cores")
     parser.add_argument("--alone", action="store_true", help="our engine without the service")
-    parser.add_argument(
-        "--side", nargs=5, metavar=("KIND", "ENGINE", "SIZE", "PROMPTS", "FOLDER"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--side", nargs=4, metavar=("KIND", "ENGINE", "PROMPTS", "FOLDER"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.side:
-        kind, name, size, count, model = chosen.side
-        be(kind, name, size, int(count), model)
+        kind, name, count, model = chosen.side
+        be(kind, name, int(count), model)
     else:
         engines = [chosen.engine] if chosen.engine else list(PEERS)
         sizes = [chosen.size] if chosen.size else list(SIZES)[:-1]

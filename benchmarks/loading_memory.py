@@ -5,22 +5,20 @@ proportional set sizes (a page that several map counts once), every 20 ms until 
 before. The limit: what the ranks hold in the end, and one model in float32.
 """
 
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import torch
 from measuring import ROOT, Figure, report
-from weights_memory import MIB, make_model
+from weights_memory import MIB, forked_ranks, make_large_model
 
 sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
 
 from learner_helpers import Run
-from processes import FORKS, Forked
 
-from quartet_common.ports import free_port
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerSettings, create_learner, distributed
 
@@ -39,7 +37,7 @@ def main() -> None:
     figures = []
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model"
-        size = 2 * make_model(path, torch.bfloat16) / MIB
+        size = 2 * make_large_model(path, torch.bfloat16)
         for plugin in sys.argv[1:] or SETTINGS:
             peak, held = measure(Path(name), path, plugin)
             what = f"loading_memory: {RANKS} ranks, {size:.0f} MiB of weights, {plugin}"
@@ -50,38 +48,28 @@ def main() -> None:
 
 def measure(folder: Path, model: Path, plugin: str) -> tuple[float, float]:
     """The greatest sum of PSS while the ranks load, and that when all have loaded, in MiB."""
-    port, pipes = free_port(), [FORKS.Pipe() for _ in range(RANKS)]
-    ranks = [
-        Forked(folder / f"{plugin}-{rank}", load, rank, port, model, plugin, pipes[rank][1]) for rank in range(RANKS)
-    ]
-    try:
-        for rank, (ours, _) in zip(ranks, pipes, strict=True):
+    with forked_ranks(RANKS, folder, load, model, plugin) as ranks:
+        for rank, ours in ranks:
             assert ours.poll(SECONDS) and ours.recv() == "ready", rank.said()[-3000:]
         before = peak = pss(ranks)
-        for ours, _ in pipes:
+        for _, ours in ranks:
             ours.send("load")
-        deadline, waiting = time.monotonic() + SECONDS, [ours for ours, _ in pipes]
+        deadline, waiting = time.monotonic() + SECONDS, [ours for _, ours in ranks]
         while waiting:
-            assert time.monotonic() < deadline, ranks[0].said()[-3000:]
-            assert all(rank.poll() is None for rank in ranks), [rank.said()[-2000:] for rank in ranks]
+            assert time.monotonic() < deadline, ranks[0][0].said()[-3000:]
+            assert all(rank.poll() is None for rank, _ in ranks), [rank.said()[-2000:] for rank, _ in ranks]
             peak = max(peak, pss(ranks))
             waiting = [ours for ours in waiting if not ours.poll(0.02 / len(waiting))]
         return peak - before, pss(ranks) - before
-    finally:
-        for rank in ranks:
-            rank.end()
 
 
-def pss(ranks: list[Forked]) -> float:
+def pss(ranks: list) -> float:
     """The sum of their proportional set sizes, in MiB."""
-    texts = [Path(f"/proc/{rank.process.pid}/smaps_rollup").read_text() for rank in ranks]
-    return sum(int(text.split("\nPss:")[1].split()[0]) for text in texts) / 1024
+    return sum(psutil.Process(rank.process.pid).memory_full_info().pss for rank, _ in ranks) / MIB
 
 
-def load(rank: int, port: int, model: Path, plugin: str, said) -> None:
+def load(model: Path, plugin: str, said) -> None:
     torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
     distributed.initialize(seed=0)
     said.send("ready")
     said.recv()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from quartet_common.ports import free_port
 
@@ -91,7 +91,7 @@ class Side:
         except BrokenPipeError:
             raise RuntimeError(f"a side has ended: {self._log.read_text()[-2000:]}") from None
 
-    def hear(self) -> dict:
+    def hear(self) -> Any:
         """Return the next line of its output. Raises RuntimeError with the end of its log if it has ended."""
         line = self._process.stdout.readline()
         if not line:

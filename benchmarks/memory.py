@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from measuring import ROOT, Figure, report
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
 
-from learner_helpers import Run, make_group
+from learner_helpers import Run, make_group, make_model
 from reference import load
 
 from quartet_trainer.learner import LearnerSettings, create_learner
@@ -38,7 +37,8 @@ def main() -> None:
     figures = []
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
-        make_model(path)
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256}
+        make_model(path, **sizes, max_position_embeddings=8192, initializer_range=0.02)
         plain = mebibytes(path, "plain", LONG)
         for who, label in (("ours", ""), ("recomputing", ", gradient checkpointing")):
             short, long = mebibytes(path, who, SHORT), mebibytes(path, who, LONG)
@@ -56,24 +56,6 @@ def mebibytes(model: Path, who: str, length: int) -> float:
         found = process.apply_async(child, (model, who, length)).get(timeout=150)
     print(f"{who}, {length} tokens: {found:.0f} MiB", file=sys.stderr, flush=True)
     return found
-
-
-def make_model(folder: Path) -> None:
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-            use_sliding_window=False,
-            sliding_window=None,
-        )
-    ).save_pretrained(folder)
 
 
 def resident() -> tuple[float, float]:

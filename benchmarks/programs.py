@@ -25,6 +25,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,7 @@ def item_of(index: int, problem: dict[str, str]) -> reward_pb2.ScoreItem:
     )
 
 
-def run_python(problem: dict[str, str], options: list[str], imports: str) -> bool:
+def run_python(problem: dict[str, str], options: Sequence[str], imports: str) -> bool:
     """A Python process for a problem."""
     parts = [imports, problem["prompt"], problem["canonical_solution"], "\n", problem["test"], "\n"]
     command = [sys.executable, *options, "-c", f"{''.join(parts)}check({problem['entry_point']})\n"]
@@ -125,19 +126,13 @@ def main() -> None:
                     print(each, file=sys.stderr)
             return [result.score.outcome == reward_pb2.OUTCOME_CORRECT for result in results]
 
-        def harness() -> list[bool]:
-            return list(pool.map(lambda problem: run_python(problem, [], IMPORTS), problems))
-
-        def plain() -> list[bool]:
-            return list(pool.map(lambda problem: run_python(problem, [], ""), problems))
-
-        def bare() -> list[bool]:
-            return list(pool.map(lambda problem: run_python(problem, ["-I", "-S"], ""), problems))
+        def each_by_python(options: Sequence[str], imports: str) -> list[bool]:
+            return list(pool.map(lambda problem: run_python(problem, options, imports), problems))
 
         peers = (
-            ("", harness, "a Python process for each with a harness's imports"),
-            (", plain", plain, "python for each, nothing imported"),
-            (", bare", bare, "python -I -S for each, nothing imported"),
+            ("", partial(each_by_python, [], IMPORTS), "a Python process for each with a harness's imports"),
+            (", plain", partial(each_by_python, [], ""), "python for each, nothing imported"),
+            (", bare", partial(each_by_python, ["-I", "-S"], ""), "python -I -S for each, nothing imported"),
         )
         for name, verdicts in (("the service", ours()), *((name, peer()) for _, peer, name in peers)):
             if not all(verdicts):

@@ -14,7 +14,8 @@ reference once, like GSM8K's and MATH-500's. With DATA, a folder as in docs/math
 of the small sample in tests/agreement/sample, as many times over with other numbers. Both sides must give the right
 verdict on each (math-verify may refuse 1% of the equal ones), or there is no figure.
 
-Then latencies: single items, 2, 16 and 128 at a time; and while endless answers are killed, none past its deadline.
+Then endless answers are killed, none past its deadline, and single items are asked about beside them. (What other calls
+take is measured by reward_service.py.)
 """
 
 import argparse
@@ -41,8 +42,6 @@ BATCH = 128
 BATCHES = 4
 IN_FLIGHT = 3
 ROUNDS = 3
-CONCURRENT = (2, 16, 128)
-LATENCY_ITEMS = 768
 DEADLINE_SECONDS = 1.0
 ENDLESS = 8
 SAMPLE = ROOT / "tests" / "agreement" / "sample"
@@ -131,46 +130,27 @@ def timed(name: str, judge: Callable[[], list[bool]], items: Items, may_differ: 
     return len(items) / seconds
 
 
-async def latencies(address: str, items: Items) -> None:
-    """Print p50 and p99 of single items at several concurrencies, and how long endless answers took to be killed."""
+async def kill_endless_answers(address: str, items: Items) -> None:
+    """Print how long endless answers took to be killed, and single items beside them."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
 
-        async def one(item: reward_pb2.ScoreItem) -> tuple[float, reward_pb2.ScoreResult]:
+        async def seconds_of(item: reward_pb2.ScoreItem) -> float:
             began = time.perf_counter()
-            response = await stub.Score(reward_pb2.ScoreRequest(items=[item]), timeout=120)
-            return time.perf_counter() - began, response.results[0]
+            await stub.Score(reward_pb2.ScoreRequest(items=[item]), timeout=120)
+            return time.perf_counter() - began
 
-        async def many(concurrent: int, count: int) -> list[float]:
-            queue = iter([items[i % len(items)][0] for i in range(count)])
-
-            async def lane() -> list[float]:
-                return [(await one(item))[0] for item in queue]
-
-            return [
-                wait for lane_waits in await asyncio.gather(*(lane() for _ in range(concurrent))) for wait in lane_waits
-            ]
-
-        await many(2, 64)
-        for concurrent in CONCURRENT:
-            print(f"latency, {concurrent:3} at a time: {quantiles(await many(concurrent, LATENCY_ITEMS))}")
         endless = [item_of(i, rf"\boxed{{(10^{{9}}+{i})!}}", "8") for i in range(ENDLESS)]
-        killing = asyncio.gather(*(one(item) for item in endless))
+        killing = asyncio.ensure_future(stub.Score(reward_pb2.ScoreRequest(items=endless), timeout=120))
         waits = []
         while not killing.done():
-            waits += [(await one(items[len(waits) % len(items)][0]))[0]]
-            await asyncio.sleep(0.005)
-        elapsed = [result.score.elapsed.ToTimedelta().total_seconds() for _, result in await killing]
-        print(f"latency, beside {ENDLESS} endless answers: {quantiles(waits)}")
-        print(f"endless answers: killed after at most {max(elapsed):.3f} s; the deadline is {DEADLINE_SECONDS:g} s")
-        if max(elapsed) > DEADLINE_SECONDS + 0.2:
-            raise RuntimeError("an answer took longer than its deadline and 0.2 s")
-
-
-def quantiles(seconds: list[float]) -> str:
-    """p50 and p99 in words."""
-    hundredths = statistics.quantiles(seconds, n=100)
-    return f"p50 {1e3 * hundredths[49]:.1f} ms, p99 {1e3 * hundredths[98]:.1f} ms, of {len(seconds)}"
+            waits.append(await seconds_of(items[len(waits) % len(items)][0]))
+        elapsed = max(result.score.elapsed.ToTimedelta().total_seconds() for result in (await killing).results)
+    hundredths = [1e3 * cut for cut in statistics.quantiles(waits, n=100)]
+    print(f"beside {ENDLESS} endless answers: p50 {hundredths[49]:.1f} ms, p99 {hundredths[98]:.1f} ms of {len(waits)}")
+    print(f"endless answers: killed after at most {elapsed:.3f} s; the deadline is {DEADLINE_SECONDS:g} s")
+    if elapsed > DEADLINE_SECONDS + 0.2:
+        raise RuntimeError("an answer took longer than its deadline and 0.2 s")
 
 
 def main() -> None:
@@ -201,7 +181,7 @@ def main() -> None:
                 peer_rate = timed(f"{name}, math-verify", partial(peers, items), items, MATH_VERIFY_MAY_REFUSE)
                 rates[name].append((our_rate, peer_rate))
             if turn == ROUNDS - 1:
-                asyncio.run(latencies(address, list(sets.values())[2]))
+                asyncio.run(kill_endless_answers(address, list(sets.values())[2]))
     figures = []
     for name, pairs in rates.items():
         our_rate, peer_rate = (statistics.median(side) for side in zip(*pairs, strict=True))

@@ -20,7 +20,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc
 from measuring import Figure, in_turn, report, server_at, service
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
@@ -141,7 +140,8 @@ async def loaded(address: str) -> list[Figure]:
     """Measure what needs many calls at a time."""
     figures = []
     async with connect(address) as channel:
-        await grpc_ready(channel)
+        async with asyncio.timeout(30):
+            await channel.channel_ready()
         stub = reward_pb2_grpc.RewardServiceStub(channel)
         for concurrent in CONCURRENT:
             p50, p99 = await latencies(stub, concurrent)
@@ -158,12 +158,6 @@ async def loaded(address: str) -> list[Figure]:
             Figure("reward_service: CPU of an item, 8 a message", "us", eight, one, "one a message", "lower"),
         )
     return figures
-
-
-async def grpc_ready(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected."""
-    async with asyncio.timeout(30):
-        await channel.channel_ready()
 
 
 def main() -> None:

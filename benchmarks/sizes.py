@@ -1,4 +1,4 @@
-"""Random models of the demo's kind, by their size. In the rollout's environment."""
+"""Random models of the demo's kind, by their size: `sizes.py SIZE FOLDER`, in the rollout's environment."""
 
 import sys
 from pathlib import Path
@@ -30,3 +30,7 @@ def write(size: str, folder: Path, seed: int = 0) -> None:
     from models import write_model
 
     write_model(folder, tied=True, seed=seed, **SIZES[size])
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from measuring import ENVIRONMENTS, Figure, process, report
+from measuring import ENVIRONMENTS, Figure, Side, report
 from sizes import SIZES, write
 
 TIMEOUT_SECONDS = 120.0
@@ -127,9 +127,7 @@ class Watch:
         return "\n".join(f"{start:+5.1f} s {rate:7.0f} {'#' * round(50 * rate / most)}" for start, rate in rates)
 
 
-async def measure(
-    engine, trainer: subprocess.Popen, manifest, updates: int, slow: int, watch: Watch
-) -> dict[str, list[float]]:
+async def measure(engine, trainer: Side, manifest, updates: int, slow: int, watch: Watch) -> dict[str, list[float]]:
     """Return, for each update, seconds of stall and of its parts, and tokens/s before, during and after it; draw bars.
 
     `updates` of each kind: the KV cache kept and computed again; and `slow` over the slow link, where it is kept.
@@ -150,7 +148,7 @@ async def measure(
     async def update(version: int, way: str | None) -> None:
         before = await tokens_per_second()
         began = time.monotonic(), engine.stats().tokens_total
-        print("send", file=trainer.stdin, flush=True)
+        trainer.tell({"send": version})
         await engine.receive_weights(manifest, TIMEOUT_SECONDS)
         paused, during = time.monotonic(), tokens_since(*began)
         await engine.pause("keep", keep_kv_cache=way != "computed again")
@@ -213,12 +211,11 @@ async def main(name: str, size: str, updates: int, slow: int) -> list[Figure]:
         engine = create_engine(name, str(folder), options)
         await engine.start()
         command = [str(ENVIRONMENTS / "trainer" / "bin" / "python"), __file__, "--send", text]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with process(command, folder / "trainer.log", **pipes) as trainer:
-            told = json.loads(await asyncio.to_thread(trainer.stdout.readline))
+        with contextlib.ExitStack() as stack:
+            trainer = Side(command, folder / "trainer.log", stack)
+            told = await asyncio.to_thread(trainer.hear)
             secret = bytes.fromhex(told["secret"])
-            at = ("127.0.0.1", told["port"])
-            info = WeightGroupInfo("gloo", *at, 1, 2, TIMEOUT_SECONDS, secret, 1)
+            info = WeightGroupInfo("gloo", "127.0.0.1", told["port"], 1, 2, TIMEOUT_SECONDS, secret, 1)
             await engine.join_weight_group(info)
             manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
             generating = asyncio.create_task(keep_generating(engine))

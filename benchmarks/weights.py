@@ -17,8 +17,9 @@ measurement. On standard error: what each way costs both processes in CPU time, 
 """
 
 import argparse
+import contextlib
+import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from measuring import ENVIRONMENTS, Figure, in_turn, process, report, seconds_of
+from measuring import ENVIRONMENTS, Figure, Side, in_turn, report, seconds_of
 from quartet.v1 import rollout_pb2, tensor_pb2
 
 from quartet_common.weights import plan_buckets
@@ -52,8 +53,7 @@ def plan(megabytes: int, bucket_bytes: int) -> rollout_pb2.WeightManifest:
 
 
 def receive(ports: Sequence[int], bucket_bytes: int) -> None:
-    """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input once it is here, with the CPU seconds
-    that it took."""
+    """Answer each {"way": "ours", "flat" or "tensors", "megabytes"} once it is here, with the CPU seconds of that."""
     from quartet_rollout.engines.base import WeightGroupInfo
     from quartet_rollout.weight_sync.receiver import WeightReceiver
     from quartet_rollout.weight_sync.transports import GroupTransport
@@ -64,10 +64,9 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     receiver, flat_group = WeightReceiver(), GroupTransport(info(1)).group
     receiver.join(info(0))
     flat, manifests = torch.empty(0), {}
-    print("joined", flush=True)
-    for line in sys.stdin:
-        kind, text = line.split()
-        manifest = manifests.setdefault(text, plan(int(text), bucket_bytes))
+    print(json.dumps("joined"), flush=True)
+    for kind, megabytes in (json.loads(line).values() for line in sys.stdin):
+        manifest = manifests.setdefault(megabytes, plan(megabytes, bucket_bytes))
         size, began = sum(manifest.bucket_bytes), time.process_time()
         if kind == "ours":
             receiver.receive(manifest, TIMEOUT_SECONDS)
@@ -86,7 +85,7 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
 class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
-    def __init__(self, receiver: subprocess.Popen, groups: list, megabytes: int, bucket_bytes: int):
+    def __init__(self, receiver: Side, groups: list, megabytes: int, bucket_bytes: int):
         from quartet_trainer.weight_sync.packing import Packer, Snapshot
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
@@ -141,12 +140,10 @@ class Sides:
 
     def _tell(self, kind: str) -> None:
         self._began = time.process_time()
-        print(kind, self._megabytes, file=self._receiver.stdin, flush=True)
+        self._receiver.tell({"way": kind, "megabytes": self._megabytes})
 
     def _answer(self, way: str) -> None:
-        if not (theirs := self._receiver.stdout.readline()):
-            raise RuntimeError("the receiving process has ended")
-        self.cpu_seconds.setdefault(way, []).append(time.process_time() - self._began + float(theirs))
+        self.cpu_seconds.setdefault(way, []).append(self._receiver.hear() + time.process_time() - self._began)
 
 
 def join_groups(stores: Sequence) -> list:
@@ -188,18 +185,15 @@ def main(sizes: Sequence[int], bucket_bytes: int) -> None:
 
     stores = [WeightStore("127.0.0.1") for _ in range(2)]
     figures = []
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "receiver.log"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__]
         command += ["--receive-from", *(str(store.port) for store in stores), "--bucket-bytes", str(bucket_bytes)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with process(command, log, **pipes) as receiver:
-            groups = join_groups(stores)
-            if receiver.stdout.readline() != "joined\n":
-                raise RuntimeError(f"the receiving process did not join: {log.read_text()[-2000:]}")
-            for megabytes in sizes:
-                rounds = ROUNDS if megabytes <= 500 else 5
-                figures += figures_of(Sides(receiver, groups, megabytes, bucket_bytes), megabytes, rounds)
+        receiver = Side(command, Path(folder) / "receiver.log", stack)
+        groups = join_groups(stores)
+        receiver.hear()
+        for megabytes in sizes:
+            rounds = ROUNDS if megabytes <= 500 else 5
+            figures += figures_of(Sides(receiver, groups, megabytes, bucket_bytes), megabytes, rounds)
     report(*figures)
 
 

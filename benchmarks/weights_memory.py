@@ -6,10 +6,12 @@ greatest resident memory exceeds what was resident before: every tensor is gathe
 a copy of the model. The transport's own memory is not in it. The limit: this rank's half of the model and two buckets.
 """
 
+import contextlib
 import gc
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,11 +19,10 @@ from measuring import ROOT, Figure, report
 
 sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
 
-from learner_helpers import Run
+from learner_helpers import Run, make_model
 from memory import resident
 from processes import FORKS, Forked
 from quartet.v1 import rollout_pb2
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from quartet_common.ports import free_port
 from quartet_common.weights import plan_buckets
@@ -37,16 +38,12 @@ MIB = 2**20
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model"
-        size = make_model(path) / MIB
-        port, (ours, theirs) = free_port(), FORKS.Pipe()
-        ranks = [Forked(Path(name) / f"rank-{n}", work, n, port, path, theirs) for n in range(RANKS)]
-        try:
-            assert ours.poll(240), ranks[0].said()[-3000:]
+        size = make_large_model(path)
+        with forked_ranks(RANKS, Path(name), work, path) as ranks:
+            _, ours = ranks[0]
+            assert ours.poll(240), ranks[0][0].said()[-3000:]
             found = ours.recv()
-            assert [rank.wait(60) for rank in ranks] == [0] * RANKS, [rank.said()[-3000:] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.end()
+            assert [rank.wait(60) for rank, _ in ranks] == [0] * RANKS, [rank.said()[-3000:] for rank, _ in ranks]
     limit = size / RANKS + 2 * WeightsSection().bucket_bytes / MIB
     report(
         *(
@@ -63,31 +60,34 @@ def main() -> None:
     )
 
 
-def make_model(folder: Path, dtype: torch.dtype = torch.float32) -> int:
-    """Returns its bytes."""
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=32768,
-            hidden_size=1024,
-            intermediate_size=2816,
-            num_hidden_layers=17,
-            num_attention_heads=16,
-            num_key_value_heads=16,
-            tie_word_embeddings=True,
-            use_sliding_window=False,
-            sliding_window=None,
-        )
-    )
-    model.to(dtype).save_pretrained(folder)
-    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+def make_large_model(folder: Path, dtype: torch.dtype = torch.float32) -> float:
+    """Write it; return its MiB."""
+    sizes = {"vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 17}
+    make_model(folder, dtype=dtype, **sizes, num_attention_heads=16, num_key_value_heads=16, initializer_range=0.02)
+    return (folder / "model.safetensors").stat().st_size / MIB
 
 
-def work(rank: int, port: int, model: Path, said) -> None:
+@contextlib.contextmanager
+def forked_ranks(count: int, folder: Path, target: Callable, *arguments: object) -> Iterator[list]:
+    """Processes that run `target(*arguments, connection)` as ranks of one group, each with our end of its pipe."""
+    port, ranks = free_port(), []
+    try:
+        for rank in range(count):
+            ours, theirs = FORKS.Pipe()
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
+            variables = {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
+            log = folder / f"{'-'.join(map(str, arguments[1:]))}rank-{rank}"
+            ranks.append((Forked(log, target, *arguments, theirs, environment=variables), ours))
+        yield ranks
+    finally:
+        for rank, _ in ranks:
+            rank.end()
+
+
+def work(model: Path, said) -> None:
     """A rank: the same collectives on each, the memory of rank 0."""
     torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    rank = int(os.environ["RANK"])
     learner = create_learner(LearnerSettings(plugin="torch_fsdp"), model, Run())
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, learner.weight_specs(), WeightsSection().bucket_bytes)
     packer, snapshot = Packer(manifest), Snapshot(manifest)
