@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import time
 
 import grpc
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2_grpc
@@ -12,7 +13,7 @@ from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
 from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
-from quartet_rollout.broker import BrokerLink, LeaseRenewer, UploadBatcher
+from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import Admission, DirectGeneration
 from quartet_rollout.engines import EngineError, create_engine
@@ -22,15 +23,7 @@ from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
 from quartet_rollout.groups import Concurrency, Groups
 from quartet_rollout.membership import Membership
-from quartet_rollout.metrics import (
-    KV_CACHE_USE,
-    POLICY_VERSION,
-    RUNNING,
-    TOKENS_PER_SECOND,
-    WAITING,
-    WINDOW,
-    TokenRate,
-)
+from quartet_rollout.metrics import KV_CACHE_USE, POLICY_VERSION, RUNNING, TOKENS_PER_SECOND, WAITING, WINDOW
 from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import Scorer
@@ -44,6 +37,7 @@ log = get_logger(__name__)
 _LOADING = "engine loading"
 _WEIGHTS = "weights from the trainer"
 _SAMPLE_SECONDS = 1.0
+_SMOOTHED_OVER = 3  # samples
 
 # Finished groups have so long to be put when the run is left for another.
 _FLUSH_SECONDS = 5.0
@@ -56,12 +50,11 @@ class RolloutService:
         self._config, self._host = config, host
         section, addresses, security = config.section, config.addresses, config.security
         self._engine: Engine | None = None
-        self._rate = TokenRate()
         self.state = RolloutState(host.instance_id)
         self._broker_channel = connect(addresses.broker, security, service="broker")
         broker = Peer("broker", addresses.broker, security)
         self._link = BrokerLink(self._broker_channel, broker, host.waiting, section.rpc_timeout_seconds)
-        self._uploads = UploadBatcher(self.state, self._link, section.put_batch_groups, section.put_batch_bytes)
+        self._uploads = UploadBatcher(self.state, self._link)
         self._reward_channel = connect(addresses.reward, security, service="reward")
         reward = Peer("reward", addresses.reward, security)
         self._scorer = Scorer(
@@ -71,7 +64,7 @@ class RolloutService:
         self._environments = Environments(load_environments(), tools)
         self.groups = Groups(
             self.state,
-            LeaseRenewer(self.state, self._link),
+            Leases(self.state, self._link),
             self._scorer,
             self._uploads,
             self._environments,
@@ -83,7 +76,6 @@ class RolloutService:
             self._link,
             host,
             section.advertise_address or host.address,
-            self._rate,
             section.runs or [config.run.id],
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
@@ -93,9 +85,7 @@ class RolloutService:
         self._loop = PromptLoop(self.state, self._link, self.groups, self.membership, self.admission, section)
         self._sleep = Sleep(self.state, host.spawn)
         self.updates = WeightUpdates(self.state, self._sleep, self.groups, host.spawn)
-        self._servicer = RolloutServicer(
-            self.state, host, section, self._direct, self._rate, self._link, self._sleep, self.updates
-        )
+        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._link, self._sleep, self.updates)
 
     async def run(self) -> None:
         """Serve until the host stops."""
@@ -146,17 +136,21 @@ class RolloutService:
 
     async def _measure(self) -> None:
         """Keep the gauges, and what is said about waiting for weights, up to date."""
+        counted_at, counted = time.monotonic(), 0
         while True:
             if (engine := self.state.engine) is not None:
                 if engine.failure:  # Whether or not anybody is generating.
                     self._engine_failed(engine.failure)
                 stats = engine.stats()
-                self._rate.sample(stats.tokens_total)
+                if (seconds := time.monotonic() - counted_at) >= _SAMPLE_SECONDS:
+                    rate = (stats.tokens_total - counted) / seconds
+                    self.state.tokens_per_second += (rate - self.state.tokens_per_second) / _SMOOTHED_OVER
+                    counted_at, counted = time.monotonic(), stats.tokens_total
                 RUNNING.set(stats.running)
                 WAITING.set(stats.waiting)
                 WINDOW.set(self.groups.concurrency.window)
                 KV_CACHE_USE.set(stats.kv_cache_use)
-                TOKENS_PER_SECOND.set(self._rate.value)
+                TOKENS_PER_SECOND.set(self.state.tokens_per_second)
                 POLICY_VERSION.set(self.state.policy_version)
                 if self.state.policy_version == UNKNOWN_VERSION:
                     self._host.waiting.add(_WEIGHTS)

@@ -7,15 +7,14 @@ call is under way the next batch gathers.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
 from quartet_common.diagnosis import Peer
-from quartet_common.durations import to_seconds
 from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
@@ -24,6 +23,8 @@ from quartet_common.wire import Bytes, put_experience, put_group, put_request
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
+
+Item = TypeVar("Item")
 
 # The call may have reached nobody; nothing is known to be wrong with it.
 TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
@@ -86,79 +87,60 @@ class BrokerLink:
 # Most leases in one call, so that a call stays small.
 _CHUNK = 512
 
-# The contract's default, where a run's specification says none.
-_DEFAULT_TTL_SECONDS = 60.0
 
-
-class LeaseRenewer:
+class Leases:
     """Renews leases, and gives them back."""
 
     def __init__(self, state: RolloutState, link: BrokerLink):
         self._state, self._link = state, link
 
-    async def renew(self, held: Callable[[], list[str]], on_lost: Callable[[str], None]) -> None:
-        """Renew what is `held` for as long as the service lives; call `on_lost` with those that the broker says are
-        lost."""
-        while True:
-            if (spec := self._state.spec) is None:
-                await self._state.changes.wait()
-                continue
-            ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
-            await asyncio.sleep(ttl / 3)
-            lease_ids = held()
-            for begin in range(0, len(lease_ids), _CHUNK):
-                for lease_id in await self._renew(lease_ids[begin : begin + _CHUNK], ttl):
-                    on_lost(lease_id)
-
-    async def _renew(self, lease_ids: list[str], ttl: float) -> Iterable[str]:
-        """Return those that are lost."""
-        request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=lease_ids)
-        try:
-            return (await self._link.call("RenewLeases", request, timeout=max(1.0, ttl / 3))).lost
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return lease_ids
-            log.warning("could not renew leases: %s", describe(error), extra={"count": len(lease_ids)})
-            return ()
+    async def renew(self, lease_ids: list[str], timeout: float) -> list[str]:
+        """Return those that the broker says are lost; a broker that cannot be reached says nothing."""
+        lost: list[str] = []
+        for chunk in _chunks(lease_ids):
+            request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=chunk)
+            try:
+                lost += (await self._link.call("RenewLeases", request, timeout)).lost
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # the run is gone
+                    return lease_ids
+                log.warning("could not renew leases: %s", describe(error), extra={"count": len(chunk)})
+        return lost
 
     async def unscored(self, lease: broker_pb2.PromptLease) -> bytes:
         """Return the completions that are kept of a leased prompt, a serialized UnscoredGroup. Raises grpc.RpcError."""
         request = broker_pb2.GetUnscoredRequest(run_id=self._state.run_id, instance_id=lease.instance.instance_id)
         return (await self._link.insist("GetUnscored", request)).unscored
 
-    async def set_aside(self, release: broker_pb2.LeaseRelease) -> None:
-        """Release a lease with completions that must not be lost, however long it takes."""
-        if len(release.unscored) > LARGEST_GROUP:
-            release.failure += f"; its {len(release.unscored)} bytes of completions are not kept: they fit no message"
-            release.ClearField("unscored")
-        request = broker_pb2.ReleaseLeasesRequest(run_id=self._state.run_id, releases=[release])
-        try:
-            await self._link.insist("ReleaseLeases", request)
-        except grpc.RpcError as error:
-            log.info("a group was not set aside: %s", describe(error), extra={"lease": release.lease_id})
-
-    async def give_back(
-        self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0, run_id: str = ""
+    async def release(
+        self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float | None = 10.0, run_id: str = ""
     ) -> None:
-        """Release leases, trying for `timeout` seconds; what the broker is not told expires.
+        """Release leases; what the broker is not told expires.
 
-        `run_id`: the run that they are of, where that is not the one this rollout works for now.
+        Args:
+            timeout: seconds of trying; None: as long as it takes.
+            run_id: the run that they are of, where that is not the one this rollout works for now.
         """
-        run_id = run_id or self._state.run_id
-        releases = list(releases)
-        for begin in range(0, len(releases), _CHUNK):
-            request = broker_pb2.ReleaseLeasesRequest(run_id=run_id, releases=releases[begin : begin + _CHUNK])
+        for chunk in _chunks(list(releases)):
+            request = broker_pb2.ReleaseLeasesRequest(run_id=run_id or self._state.run_id, releases=chunk)
             try:
                 async with asyncio.timeout(timeout):
                     await self._link.insist("ReleaseLeases", request)
             except TimeoutError:
-                log.warning("the broker did not take leases back; they will expire", extra={"count": len(releases)})
+                log.warning("the broker did not take leases back; they will expire", extra={"count": len(chunk)})
                 return
             except grpc.RpcError as error:
-                assert error.code() not in TRANSIENT
                 # A run that has ended or is gone has no use for its leases.
-                log.info("leases not given back: %s", describe(error), extra={"count": len(releases)})
+                log.info("leases not given back: %s", describe(error), extra={"count": len(chunk)})
 
+
+def _chunks(items: list[Item]) -> Iterator[list[Item]]:
+    for begin in range(0, len(items), _CHUNK):
+        yield items[begin : begin + _CHUNK]
+
+
+# What goes into one call at most; a larger group goes alone.
+_BATCH_GROUPS, _BATCH_BYTES = 32, 6 << 20
 
 # How long to wait before a group is put again that found no room.
 _NO_ROOM_SECONDS = 0.5
@@ -182,9 +164,8 @@ class _Put:
 class UploadBatcher:
     """Puts finished groups, in the order in which they finish."""
 
-    def __init__(self, state: RolloutState, link: BrokerLink, batch_groups: int, batch_bytes: int):
+    def __init__(self, state: RolloutState, link: BrokerLink):
         self._state, self._link = state, link
-        self._batch_groups, self._batch_bytes = batch_groups, batch_bytes
         self._queue: deque[_Put] = deque()
         self._arrived = asyncio.Event()
 
@@ -222,9 +203,9 @@ class UploadBatcher:
         """Take what goes into one call; nothing if nobody waits."""
         batch: list[_Put] = []
         size = 0
-        while self._queue and len(batch) < self._batch_groups:
+        while self._queue and len(batch) < _BATCH_GROUPS:
             item = self._queue[0]
-            if batch and (size + item.size > self._batch_bytes or item.run_id != batch[0].run_id):
+            if batch and (size + item.size > _BATCH_BYTES or item.run_id != batch[0].run_id):
                 break
             self._queue.popleft()
             if not item.outcome.cancelled():

@@ -62,8 +62,6 @@ class RolloutSection(Section):
     direct_share: float = Field(
         0.25, gt=0, le=1, description="Share of the engine that Generate may have while the run wants all of it."
     )
-    put_batch_groups: int = Field(32, ge=1, le=256, description="Most groups put in one call.")
-    put_batch_bytes: int = Field(6 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
     initial_version: int | None = Field(
         None,
         ge=0,

@@ -1,51 +1,16 @@
 """A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
 
-import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
-from quartet_common.durations import now_timestamp, to_duration
+from quartet_common.durations import now_timestamp
 from quartet_common.sampling import to_message
 from quartet_common.tensors import encode, encode_ragged
-from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
+from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
-
-
-class Timings:
-    """One group's, from the moment it is made: the beginning of the generation."""
-
-    def __init__(self) -> None:
-        self.started_at = now_timestamp()
-        self._began = time.monotonic()
-        self._generated: dict[int, float] = {}
-        self._scored: dict[int, float] = {}
-
-    def generated(self, index: int) -> None:
-        """The last token of a completion is there."""
-        self._generated[index] = time.monotonic() - self._began
-
-    def score_awaited(self, index: int, score: "asyncio.Future[Any]") -> None:
-        """Note when the score of a completion comes."""
-        score.add_done_callback(partial(self._note_score, index))
-
-    def _note_score(self, index: int, _: object) -> None:
-        self._scored[index] = time.monotonic() - self._began
-
-    def write(self, info: experience_pb2.CompletionInfo) -> None:
-        """Put the times of a completion, which has all it will have, into what is said about it."""
-        if (generated := self._generated.get(info.index)) is not None:
-            info.generated_after.CopyFrom(to_duration(generated))
-        if info.HasField("score"):
-            # Not noted yet: it came in this very turn of the event loop.
-            scored = self._scored.get(info.index, time.monotonic() - self._began)
-            info.scored_after.CopyFrom(to_duration(scored))
-
 
 FINISH_REASONS = {
     "stop": experience_pb2.FINISH_REASON_STOP,
@@ -76,18 +41,16 @@ def versions_of(completions: Sequence[EngineCompletion]) -> set[int]:
 
 @dataclass
 class GeneratedGroup:
-    """A group whose completions stand.
+    """A group whose completions stand; their scores are written into its transcript as they come.
 
     Attributes:
         items: what the reward service is asked, one of each completion in order of index; none where nobody asks.
-        timings: when they were generated and scored; None: not known.
     """
 
     header: experience_pb2.GroupHeader
     tensors: experience_pb2.GroupTensors
     transcript: experience_pb2.GroupTranscript
     items: Sequence[reward_pb2.ScoreItem]
-    timings: Timings | None = None
 
     @classmethod
     def of_unscored(cls, data: bytes, attempt: int) -> "GeneratedGroup":
@@ -107,9 +70,10 @@ class GeneratedGroup:
             info.ClearField("scored_after")
         return group
 
-    def scored(self, scores: Sequence[reward_pb2.Score]) -> experience_pb2.ExperienceGroup:
-        """Return the finished group. `scores`: one of each completion, or none where nobody was asked."""
-        if scores:
+    def scored(self) -> experience_pb2.ExperienceGroup:
+        """Return the finished group; all scores are there, or nobody was asked."""
+        if self.items:
+            scores = [info.score for info in self.transcript.completions]
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
                 values = np.asarray([getattr(score, key) for score in scores], dtype=np.float32)
                 getattr(self.tensors, field).CopyFrom(encode(values))
@@ -122,20 +86,14 @@ class GeneratedGroup:
             if self.header.unjudged:
                 mask = np.asarray([not score.unjudged for score in scores], dtype=np.uint8)
                 self.tensors.ans_judged.CopyFrom(encode(mask))
-        return self._group(scores)
+        return self._group()
 
-    def unscored(self, scores: Sequence[reward_pb2.Score | None]) -> bytes:
-        """Return a serialized UnscoredGroup. `scores`: those that were found."""
-        return experience_pb2.UnscoredGroup(group=self._group(scores), items=self.items).SerializeToString()
+    def unscored(self) -> bytes:
+        """Return a serialized UnscoredGroup, with the scores that were found."""
+        return experience_pb2.UnscoredGroup(group=self._group(), items=self.items).SerializeToString()
 
-    def _group(self, scores: Sequence[reward_pb2.Score | None]) -> experience_pb2.ExperienceGroup:
-        for info, score in zip(self.transcript.completions, scores, strict=False):
-            if score is not None:
-                info.score.CopyFrom(score)
-        if self.timings is not None:
-            for info in self.transcript.completions:
-                self.timings.write(info)
-        self.transcript.finished_at.CopyFrom(now_timestamp())  # not before any of them
+    def _group(self) -> experience_pb2.ExperienceGroup:
+        self.transcript.finished_at.CopyFrom(now_timestamp())
         return experience_pb2.ExperienceGroup(
             header=self.header,
             tensors=self.tensors.SerializeToString(),
@@ -143,40 +101,16 @@ class GeneratedGroup:
         )
 
 
-def generated_group(
-    lease: broker_pb2.PromptLease,
-    prompt_token_ids: np.ndarray,
-    prompt_text: str,
-    completions: Sequence[tuple[EngineCompletion, str]],
-    items: Mapping[int, reward_pb2.ScoreItem],
-    settings: SamplingSettings,
-    rollout_id: str,
-    timings: Timings,
-) -> GeneratedGroup:
-    """Return the group, its completions in order of index.
+def group_tensors(
+    prompt_token_ids: np.ndarray, completions: Sequence[EngineCompletion], settings: SamplingSettings
+) -> experience_pb2.GroupTensors:
+    """Return what is known of a group before its scores.
 
     Args:
         prompt_token_ids: int32 [P].
-        completions: all completions of the group with their texts, in any order, at least one token among them.
-        items: what the reward service is asked, by index; empty where nobody asks.
+        completions: all of the group in order of index, at least one token among them.
         settings: how they were sampled.
     """
-    completions = sorted(completions, key=lambda one: one[0].index)
-    transcript = experience_pb2.GroupTranscript(
-        instance=lease.instance,
-        prompt_text=prompt_text,
-        completions=[completion_info(completion, text) for completion, text in completions],
-        rollout_id=rollout_id,
-        started_at=timings.started_at,
-    )
-    plain = [completion for completion, _ in completions]
-    tensors = _tensors(prompt_token_ids, plain, settings)
-    return GeneratedGroup(_header(lease, plain), tensors, transcript, [items[i] for i in sorted(items)], timings)
-
-
-def _tensors(
-    prompt_token_ids: np.ndarray, completions: Sequence[EngineCompletion], settings: SamplingSettings
-) -> experience_pb2.GroupTensors:
     spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
     truncated = np.asarray([completion.finish_reason == "length" for completion in completions], dtype=np.uint8)
     tensors = experience_pb2.GroupTensors(
@@ -215,13 +149,14 @@ def _put_routed_experts(
     tensors.completion_routed_experts.CopyFrom(encode_ragged(rows, dtype))
 
 
-def _header(lease: broker_pb2.PromptLease, completions: Sequence[EngineCompletion]) -> experience_pb2.GroupHeader:
+def group_header(lease: broker_pb2.PromptLease, completions: Sequence[EngineCompletion]) -> experience_pb2.GroupHeader:
+    """Return what is known of a group before its scores; the policy versions are -1 where no token was generated."""
     versions = versions_of(completions)
     return experience_pb2.GroupHeader(
         instance_id=lease.instance.instance_id,
         purpose=lease.instance.purpose,
-        min_policy_version=min(versions),
-        max_policy_version=max(versions),
+        min_policy_version=min(versions, default=UNKNOWN_VERSION),
+        max_policy_version=max(versions, default=UNKNOWN_VERSION),
         completions=len(completions),
         completion_tokens=sum(one.token_ids.size for one in completions),
         attempt=lease.attempt,

@@ -13,6 +13,7 @@ However it ends, its lease is settled exactly once: by the put, by giving it bac
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from enum import Enum
@@ -21,12 +22,13 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
+from quartet_common.durations import now_timestamp, to_duration
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import EpisodeContext, run_episode
 from quartet_rollout.environments.registry import Chosen, Environments, UnknownEnvironment
-from quartet_rollout.experience import GeneratedGroup, Timings, generated_group, versions_of
+from quartet_rollout.experience import GeneratedGroup, completion_info, group_header, group_tensors, versions_of
 from quartet_rollout.generation import (
     GenerationRequest,
     PromptRefused,
@@ -93,7 +95,7 @@ class Group:
         self._spec, self._engine, self._reader = state.spec, state.engine, state.reader
         self._rollout_id = state.instance_id
         self._scorer, self._environments, self._on_generated = scorer, environments, on_generated
-        self._scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
+        self._scores: list[asyncio.Task[None]] = []
         self.lease = lease
         self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
         self.generated = 0
@@ -115,25 +117,45 @@ class Group:
             group = self._score_again(kept) if kept else await self._generate()
             if self._scores:
                 with tracing.span("await scores"):
-                    await asyncio.wait(self._scores.values())
-            scores = [self._scores[index] for index in sorted(self._scores)]
-            try:
-                return group.scored([score.result() for score in scores])
-            except ScoringFailed as error:
-                unscored = b"" if error.permanent else group.unscored([_found(score) for score in scores])
-                raise _released(error, unscored) from error
+                    await asyncio.wait(self._scores)
+            if (error := self._failure()) is not None:
+                raise _released(error, b"" if error.permanent else group.unscored()) from error
+            for score in self._scores:
+                score.result()  # nothing but a score may be taken for one
+            return group.scored()
         except (PromptRefused, UnknownEnvironment, EnvironmentFailed, ScoringFailed, EngineError) as error:
             raise _released(error) from error
         finally:
-            for score in self._scores.values():
-                _forget(score)
+            for score in self._scores:
+                score.cancel()
+            await asyncio.gather(*self._scores, return_exceptions=True)
 
     def _score_again(self, kept: bytes) -> GeneratedGroup:
         group = GeneratedGroup.of_unscored(kept, self.lease.attempt)
-        for index, item in enumerate(group.items):
+        for item, info in zip(group.items, group.transcript.completions, strict=True):
             item.traceparent = self.traceparent
-            self._scores[index] = self._scorer.submit(item)
+            self._score(item, info)
         return group
+
+    def _score(
+        self, item: reward_pb2.ScoreItem, info: experience_pb2.CompletionInfo, began: float | None = None
+    ) -> None:
+        """Have a completion scored; the score goes into `info`. `began`: when its generation did."""
+        scored = self._scorer.submit(item)
+
+        async def take() -> None:
+            info.score.CopyFrom(await scored)
+            if began is not None:
+                info.scored_after.CopyFrom(to_duration(time.monotonic() - began))
+
+        self._scores.append(asyncio.create_task(take()))
+
+    def _failure(self) -> ScoringFailed | None:
+        """Return why a completion has no score, first of all that no verifier can ever score it; None if none failed
+        yet."""
+        errors = [score.exception() for score in self._scores if score.done()]
+        failures = [error for error in errors if isinstance(error, ScoringFailed)]
+        return max(failures, key=lambda error: error.permanent, default=None)
 
     async def _generate(self) -> GeneratedGroup:
         """Generate, and have each completion scored as soon as it is done."""
@@ -143,35 +165,42 @@ class Group:
         _check_temperature(instance, request)
         chosen = self._environments.choose(instance.prompt, self._spec)
         self.n = request.n
-        timings, text = Timings(), self._reader.text(token_ids)
-        template = self._score_item(request.settings.max_new_tokens, text)
+        transcript = experience_pb2.GroupTranscript(
+            instance=instance,
+            prompt_text=self._reader.text(token_ids),
+            rollout_id=self._rollout_id,
+            started_at=now_timestamp(),
+        )
+        began = time.monotonic()
+        template = self._score_item(request.settings.max_new_tokens, transcript.prompt_text)
         items: dict[int, reward_pb2.ScoreItem] = {}
-        finished: list[tuple[EngineCompletion, str]] = []
+        completions: list[EngineCompletion] = []
         with tracing.span("generate") as span:
             async with aclosing(self._stream(token_ids, request, chosen)) as stream:
                 async for completion in stream:
-                    timings.generated(completion.index)
-                    finished.append((completion, self._finished(completion)))
+                    completions.append(completion)
+                    info = transcript.completions.add()
+                    info.CopyFrom(completion_info(completion, self._finished(completion)))
+                    info.generated_after.CopyFrom(to_duration(time.monotonic() - began))
                     if template is not None:
                         item = items[completion.index] = reward_pb2.ScoreItem()
                         item.CopyFrom(template)
                         last_turn = chosen is not None and chosen.scores_last_turn
-                        item.completion = self._last_turn(completion) if last_turn else finished[-1][1]
+                        item.completion = self._last_turn(completion) if last_turn else info.text
                         item.completion_tokens = completion.token_ids.size
                         item.truncated = completion.finish_reason == "length"
-                        self._scores[completion.index] = self._scorer.submit(item)
-                        timings.score_awaited(completion.index, self._scores[completion.index])
-                    self._check_scores()
-            completions = [completion for completion, _ in finished]
-            span.attributes.update(_generated(completions))
+                        self._score(item, info, began)
+                    if (error := self._failure()) is not None and error.permanent:
+                        raise error  # the rest need not be generated
+            completions.sort(key=lambda one: one.index)
+            transcript.completions.sort(key=lambda info: info.index)
+            header = group_header(self.lease, completions)
+            span.attributes.update(_traced(header))
         self.stage = Stage.SCORING
         self._on_generated(self)
-        self._check_versions(completions)
-        if instance.purpose == experience_pb2.PURPOSE_TRAIN:
-            _check_log_probs(completions)
-        return generated_group(
-            self.lease, token_ids, text, finished, items, request.settings, self._rollout_id, timings
-        )
+        self._check(completions)
+        tensors = group_tensors(token_ids, completions, request.settings)
+        return GeneratedGroup(header, tensors, transcript, [items[index] for index in sorted(items)])
 
     def _stream(
         self, token_ids: np.ndarray, request: GenerationRequest, chosen: Chosen | None
@@ -206,13 +235,6 @@ class Group:
         begin, end = completion.last_turn
         return self._reader.text(completion.token_ids[begin:end])
 
-    def _check_scores(self) -> None:
-        """Raise ScoringFailed for what no verifier can ever score: the rest need not be generated. Other failures wait
-        for the last completion."""
-        for score in self._scores.values():
-            if score.done() and isinstance(error := score.exception(), ScoringFailed) and error.permanent:
-                raise error
-
     def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
         """Return what all score items of the group share, or None for a serving prompt that asks for no score."""
         prompt = self.lease.instance.prompt
@@ -233,7 +255,8 @@ class Group:
             messages=_as_json(prompt.chat) if prompt.HasField("chat") else "",
         )
 
-    def _check_versions(self, completions: list[EngineCompletion]) -> None:
+    def _check(self, completions: list[EngineCompletion]) -> None:
+        """Raise LeaseReleased for completions that are not to be trained on, or not those that were asked for."""
         versions = versions_of(completions)
         instance = self.lease.instance
         if not versions:
@@ -242,6 +265,9 @@ class Group:
             raise LeaseReleased("tokens of weights of unknown version")
         if (pinned := pinned_version(instance)) is not None and versions != {pinned}:
             raise LeaseReleased(f"pinned to version {pinned}, generated by {sorted(versions)}")
+        finite = all(np.isfinite(completion.log_probs).all() for completion in completions)
+        if instance.purpose == experience_pb2.PURPOSE_TRAIN and not finite:
+            raise LeaseReleased("log-probs that are not finite", "the engine gave log-probs that are not finite")
 
 
 def _as_json(chat: experience_pb2.Chat) -> str:
@@ -257,11 +283,6 @@ def _check_temperature(instance: experience_pb2.PromptInstance, request: Generat
         )
 
 
-def _check_log_probs(completions: list[EngineCompletion]) -> None:
-    if not all(np.isfinite(completion.log_probs).all() for completion in completions):
-        raise LeaseReleased("log-probs that are not finite", "the engine gave log-probs that are not finite")
-
-
 def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
     """Return the policy version that must generate every token, or None for the live one."""
     if instance.HasField("pinned_version") and instance.pinned_version >= 0:
@@ -269,25 +290,13 @@ def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
     return None
 
 
-def _generated(completions: list[EngineCompletion]) -> dict[str, tracing.Value]:
-    """Return what a trace tells of them."""
-    versions = versions_of(completions) or {UNKNOWN_VERSION}
+def _traced(header: experience_pb2.GroupHeader) -> dict[str, tracing.Value]:
     return {
-        "quartet.completions": len(completions),
-        "quartet.tokens": sum(completion.token_ids.size for completion in completions),
-        "quartet.policy_version.oldest": min(versions),
-        "quartet.policy_version.newest": max(versions),
+        "quartet.completions": header.completions,
+        "quartet.tokens": header.completion_tokens,
+        "quartet.policy_version.oldest": header.min_policy_version,
+        "quartet.policy_version.newest": header.max_policy_version,
     }
-
-
-def _forget(score: "asyncio.Future[reward_pb2.Score]") -> None:
-    """Nobody waits for this score any more: cancel it, or take note of its failure."""
-    if not score.cancel() and not score.cancelled():
-        score.exception()
-
-
-def _found(score: "asyncio.Future[reward_pb2.Score]") -> reward_pb2.Score | None:
-    return score.result() if score.exception() is None else None
 
 
 def _released(error: Exception, unscored: bytes = b"") -> LeaseReleased:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from quartet.v1 import broker_pb2
 
 from quartet_common import tracing
+from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger, log_fields
 from quartet_common.text import encodable, error_text
-from quartet_rollout.broker import LeaseRenewer, UploadBatcher, UploadRefused
+from quartet_rollout.broker import LARGEST_GROUP, Leases, UploadBatcher, UploadRefused
 from quartet_rollout.engines.base import EngineStats
 from quartet_rollout.environments import Environments
 from quartet_rollout.group import Group, LeaseReleased, Stage, pinned_version
@@ -25,6 +26,8 @@ from quartet_rollout.state import RolloutState
 log = get_logger(__name__)
 
 _LONGEST_FAILURE = 2000
+_DEFAULT_TTL_SECONDS = 60.0
+"""The contract's, where a run's specification says none."""
 _GROWTH = 8
 _SPARE = 0.1
 """The cache has room to spare while its use is that much below the limit."""
@@ -76,7 +79,7 @@ class Groups:
     def __init__(
         self,
         state: RolloutState,
-        leases: LeaseRenewer,
+        leases: Leases,
         scorer: Scorer,
         uploads: UploadBatcher,
         environments: Environments,
@@ -119,7 +122,7 @@ class Groups:
     async def give_back_unstarted(self, releases: list[broker_pb2.LeaseRelease], run_id: str = "") -> None:
         """Give leases back, by default those of the run that this rollout works for; not counted."""
         GROUPS.labels("given_back").inc(len(releases))
-        await self._leases.give_back(releases, run_id=run_id)
+        await self._leases.release(releases, run_id=run_id)
 
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         lease_id = lease.lease_id
@@ -139,11 +142,16 @@ class Groups:
         self._state.changes.notify()
 
     async def renew_leases(self) -> None:
-        """Renew the leases of all groups for as long as the service lives."""
-        await self._leases.renew(self._held, self._lost)
-
-    def _held(self) -> list[str]:
-        return [lease_id for lease_id, group in self._groups.items() if group.stage is not Stage.SETTLED]
+        """Renew the leases of all groups, every third of their ttl, for as long as the service lives."""
+        while True:
+            if (spec := self._state.spec) is None:
+                await self._state.changes.wait()
+                continue
+            ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
+            await asyncio.sleep(ttl / 3)
+            held = [lease_id for lease_id, group in self._groups.items() if group.stage is not Stage.SETTLED]
+            for lease_id in await self._leases.renew(held, timeout=max(1.0, ttl / 3)):
+                self._lost(lease_id)
 
     def _lost(self, lease_id: str) -> None:
         """The broker gave the prompt to someone else."""
@@ -206,17 +214,16 @@ class Groups:
             error.failure or error,
             extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": error.permanent},
         )
-        release = broker_pb2.LeaseRelease(
-            lease_id=lease.lease_id,
-            failure=encodable(error.failure, _LONGEST_FAILURE),
-            permanent=error.permanent,
-            unscored=error.unscored,
-        )
-        if error.unscored:
-            await self._leases.set_aside(release)  # its lease is renewed meanwhile
-        else:
-            group.stage = Stage.SETTLED
-            await self._leases.give_back([release])
+        failure = encodable(error.failure, _LONGEST_FAILURE)
+        release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=error.permanent)
+        if len(error.unscored) > LARGEST_GROUP:
+            release.failure += f"; its {len(error.unscored)} bytes of completions are not kept: they fit no message"
+        elif error.unscored:
+            release.unscored = error.unscored
+            await self._leases.release([release], timeout=None)  # its lease is renewed meanwhile
+            return
+        group.stage = Stage.SETTLED
+        await self._leases.release([release])
 
     async def flush(self, timeout: float) -> None:
         """Wait, at most `timeout` seconds, for the groups that are finished and only have to be put."""
@@ -234,4 +241,4 @@ class Groups:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         GROUPS.labels("given_back").inc(len(tasks))
-        await self._leases.give_back((broker_pb2.LeaseRelease(lease_id=lease_id) for lease_id in tasks), timeout)
+        await self._leases.release((broker_pb2.LeaseRelease(lease_id=lease_id) for lease_id in tasks), timeout)

@@ -1,7 +1,4 @@
-"""Prometheus metrics of the rollout, and the token rate of the last seconds."""
-
-import time
-from collections import deque
+"""Prometheus metrics of the rollout."""
 
 from quartet_common import metrics
 
@@ -33,26 +30,3 @@ KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV
 TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Generated tokens per second, last seconds.")
 WINDOW = metrics.gauge("quartet_rollout_concurrency", "Completions that the engine may be given at once.")
 LEASES = metrics.gauge("quartet_rollout_leases", "Prompt leases held.")
-
-
-class TokenRate:
-    """Tokens per second over the last `window` seconds, from a running total."""
-
-    def __init__(self, window: float = 5.0) -> None:
-        self._window = window
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def sample(self, tokens_total: int, now: float | None = None) -> None:
-        """Take down the total as it is now."""
-        now = time.monotonic() if now is None else now
-        self._samples.append((now, tokens_total))
-        while len(self._samples) > 2 and now - self._samples[0][0] > self._window:
-            self._samples.popleft()
-
-    @property
-    def value(self) -> float:
-        """Tokens per second; 0 before the second sample."""
-        if len(self._samples) < 2:
-            return 0.0
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (last - first) if last > first else 0.0

@@ -14,7 +14,6 @@ from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
-from quartet_rollout.metrics import TokenRate
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import UpdateRequest, WeightUpdates
@@ -46,13 +45,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         host: ServiceHost,
         section: RolloutSection,
         direct: DirectGeneration,
-        rate: TokenRate,
         link: BrokerLink,
         sleep: Sleep,
         updates: WeightUpdates,
     ):
         self._state, self._host, self._section, self._link = state, host, section, link
-        self._direct, self._rate, self._sleep, self._updates = direct, rate, sleep, updates
+        self._direct, self._sleep, self._updates = direct, sleep, updates
         self._trainer = ("", "")  # a run, and the certificate that is known to have its session
 
     async def GetStatus(self, request, context):  # noqa: N802 (the contract's name)
@@ -65,7 +63,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             newest_group_epoch=self._updates.newest_epoch,
             instance_id=state.instance_id,
             kv_cache_use=-1.0,
-            tokens_per_second=self._rate.value,
+            tokens_per_second=state.tokens_per_second,
             paused=state.updating,
             waiting_for=list(self._host.waiting),
             groups_total=state.groups_total,

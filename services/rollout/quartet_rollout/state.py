@@ -63,6 +63,8 @@ class RolloutState:
         """True while the broker has fewer prompts than were last asked for."""
         self.groups_total = 0
         """Groups the broker accepted since the start."""
+        self.tokens_per_second = 0.0
+        """Generated in the last seconds."""
         self.changes = Changes()
 
     @property

@@ -8,7 +8,6 @@ from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2
 from world import instance
 
-from quartet_rollout import membership
 from quartet_rollout.engines import EngineError
 
 
@@ -82,8 +81,7 @@ async def test_a_drain_ends_in_time_without_broker(world):
         assert await world.stop() == 0
 
 
-async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights(world, monkeypatch):
-    monkeypatch.setattr(membership, "_ENDED_POLL_SECONDS", 0.1)
+async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights(world):
     world.engine.unpaused.clear()
     await world.start()
     await world.broker.submit(instance())
@@ -91,7 +89,7 @@ async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights
     world.broker.run.state = broker_pb2.RUN_STATE_SUCCEEDED
     world.service.membership.doubt()
     await world.until(lambda: world.engine.running == 0)
-    await world.until(lambda: any("a new run" in thing for thing in world.host.waiting))
+    await world.until(lambda: "run 'demo' to be created" in world.host.waiting)
     assert world.host.instance_id in world.broker.left
     world.engine.unpaused.set()
     answer = await world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "hi"}), timeout=5)
