@@ -1,6 +1,7 @@
 """Puts the parts of the rollout together, starts them, and takes them apart when the service drains."""
 
 import asyncio
+import copy
 import importlib.metadata
 import time
 
@@ -123,7 +124,7 @@ class RolloutService:
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
         host.waiting.discard(_LOADING)
-        self._environments.writer = AnswerWriter(engine.tokenizer())
+        self._environments.writer = AnswerWriter(await asyncio.to_thread(copy.deepcopy, engine.tokenizer()))
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
         freeze_gc_heap()

@@ -29,6 +29,10 @@ Item = TypeVar("Item")
 # The call may have reached nobody; nothing is known to be wrong with it.
 TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
+# The broker failed in a way that it did not foresee: that may pass.
+_UNEXPLAINED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+_UNEXPLAINED_ATTEMPTS = 3
+
 # A group that fills more than this fits no message (64 MiB with what surrounds it).
 LARGEST_GROUP = 63 << 20
 
@@ -59,12 +63,14 @@ class BrokerLink:
         return await self._repeat(lambda: self.call(method, request, timeout))
 
     async def _repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        outage = Outage()
+        outage, unexplained = Outage(), 0
         while True:
             try:
                 return await call()
             except grpc.RpcError as error:
-                if error.code() not in TRANSIENT:
+                unexplained += error.code() in _UNEXPLAINED
+                passes = error.code() in TRANSIENT or error.code() in _UNEXPLAINED
+                if not passes or unexplained >= _UNEXPLAINED_ATTEMPTS:
                     raise
                 await outage.wait(retry_delay(error))
 
@@ -145,9 +151,6 @@ _BATCH_GROUPS, _BATCH_BYTES = 32, 6 << 20
 # How long to wait before a group is put again that found no room.
 _NO_ROOM_SECONDS = 0.5
 
-# Attempts at a call that fails for no known reason.
-_INTERNAL_ATTEMPTS = 3
-
 
 class UploadRefused(Exception):
     """The broker will not take the group; the text is its reason."""
@@ -215,24 +218,14 @@ class UploadBatcher:
 
     async def _send(self, batch: list[_Put]) -> None:
         request = put_request(batch[0].run_id, [item.parts for item in batch])
-        outage, failures = Outage(), 0
-        while True:
-            try:
-                response = await self._link.call("PutExperience", request)
-            except grpc.RpcError as error:
-                failures += error.code() not in TRANSIENT
-                internal = error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-                if error.code() in TRANSIENT or (internal and failures < _INTERNAL_ATTEMPTS):
-                    await outage.wait(retry_delay(error))
-                    if all(item.outcome.cancelled() for item in batch):
-                        return
-                    continue
-                await self._refused(batch, error)
-                return
-            for item, outcome in zip(batch, response.outcomes, strict=True):
-                if not item.outcome.done():
-                    item.outcome.set_result(outcome)
+        try:
+            outcomes = (await self._link.insist("PutExperience", request)).outcomes
+        except grpc.RpcError as error:
+            await self._refused(batch, error)
             return
+        for item, outcome in zip(batch, outcomes, strict=True):
+            if not item.outcome.done():
+                item.outcome.set_result(outcome)
 
     async def _refused(self, batch: list[_Put], error: grpc.RpcError) -> None:
         """A call was refused as a whole: find the culprit by sending its groups one by one."""

@@ -54,13 +54,12 @@ class RolloutSection(Section):
         1.0, gt=0, le=30, description="How long one request for prompts waits at the broker."
     )
     max_direct_completions: int = Field(
-        64, ge=0, description="Completions of Generate under way at once; 0 refuses it."
+        64,
+        ge=0,
+        description="Completions of Generate under way at once, at most a quarter of the window; 0 refuses it.",
     )
     max_direct_queued: int = Field(
         256, ge=0, description="Completions of Generate that may wait for their turn; what comes beyond is refused."
-    )
-    direct_share: float = Field(
-        0.25, gt=0, le=1, description="Share of the engine that Generate may have while the run wants all of it."
     )
     initial_version: int | None = Field(
         None,

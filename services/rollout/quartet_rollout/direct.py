@@ -1,13 +1,11 @@
 """Direct use: completions of the live policy for callers; not scored, not stored, not trained.
 
-The engine's window (prompt_loop.Concurrency) is shared. Direct requests may have `share` of it whatever the run wants,
-and, while the run has no prompts to fill it with, all that is free. While requests wait here, fewer prompts are leased,
-so that the share becomes free as completions end. Nothing that runs is taken away.
+The engine's window (groups.Concurrency) is shared. Direct requests may have a quarter of it; while they run or wait,
+fewer prompts are leased, so that it becomes free as completions end. Nothing that runs is taken away.
 """
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -29,9 +27,9 @@ from quartet_rollout.membership import NO_MASKS
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.state import RolloutState
 
-_SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
-_MEMORY = 0.2
-"""Weight of the newest request in the mean time that one takes."""
+_RETRY_SECONDS = 1.0
+_SHARE = 4
+"""Direct requests may have the window divided by this."""
 
 
 class Admission:
@@ -41,11 +39,11 @@ class Admission:
         """`groups` are those of the run's own prompts, which share the engine."""
         self._state, self._groups, self._changes = state, groups, state.changes
         self._most, self._queue_limit = section.max_direct_completions, section.max_direct_queued
-        self._share = section.direct_share
-        self._queue: dict[object, int] = {}  # The completions of each request that waits, in order.
+        self._turn = asyncio.Lock()  # held by the request that waits first
+        self.waiting = 0
+        """Completions that wait to be let in."""
         self.running = 0
         """Completions under way."""
-        self._seconds = 1.0
         self._closed = ""
 
     def close(self, reason: str) -> None:
@@ -54,14 +52,13 @@ class Admission:
         self._changes.notify()
 
     @property
-    def waiting(self) -> int:
-        """Completions that wait to be let in."""
-        return sum(self._queue.values())
+    def _limit(self) -> int:
+        return min(self._most, max(1, self._groups.concurrency.window // _SHARE))
 
     @property
     def reserved(self) -> int:
         """Completions of the window that the run's own prompts must leave free now."""
-        return min(self.running + self.waiting, self._most, max(1, int(self._share * self._groups.concurrency.window)))
+        return min(self.running + self.waiting, self._limit)
 
     @asynccontextmanager
     async def entered(self, completions: int) -> AsyncIterator[None]:
@@ -70,41 +67,35 @@ class Admission:
         Raises RESOURCE_EXHAUSTED, with a time to come again, when the queue is full; UNAVAILABLE after `close`.
         Whoever gives up while it waits (its deadline has passed, its caller has gone) loses its place, nothing else.
         """
-        await self._enter(completions)
-        self.running += completions
-        self._changes.notify()
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.running -= completions
-            self._seconds += _MEMORY * (time.monotonic() - began - self._seconds)
-            self._changes.notify()
-
-    async def _enter(self, completions: int) -> None:
         self._check_open()
         if completions > self._most:
             raise resource_exhausted(
                 "max_direct_completions", f"{completions} completions were asked for; allowed: {self._most}"
             )
-        if not self._queue and self._fits(completions):
-            return
-        if self.waiting + completions > self._queue_limit:
+        must_wait = self.waiting or not self._fits(completions)
+        if must_wait and self.waiting + completions > self._queue_limit:
             raise resource_exhausted(
                 "max_direct_queued",
                 f"{self.running} completions are under way, {self.waiting} wait and {completions} more were asked for; "
                 f"allowed to wait: {self._queue_limit}",
-                retry_after_seconds=self._retry_after(),
+                retry_after_seconds=_RETRY_SECONDS,
             )
-        place = object()
-        self._queue[place] = completions
+        self.waiting += completions
         self._changes.notify()
         try:
-            while next(iter(self._queue)) is not place or not self._fits(completions):
-                await self._changes.wait()
+            async with self._turn:
                 self._check_open()
+                while not self._fits(completions):
+                    await self._changes.wait()
+                    self._check_open()
+                self.running += completions
         finally:
-            del self._queue[place]
+            self.waiting -= completions
+            self._changes.notify()
+        try:
+            yield
+        finally:
+            self.running -= completions
             self._changes.notify()
 
     def _check_open(self) -> None:
@@ -112,20 +103,8 @@ class Admission:
             raise unavailable("rollout", self._closed)
 
     def _fits(self, completions: int) -> bool:
-        if not self.running:
-            return True  # One request at least is always served, however large the groups of the run.
-        after = self.running + completions
-        window = self._groups.concurrency.window
-        if after > self._most:
-            return False
-        return after <= self._share * window or (
-            not self._state.wants_more and after + self._groups.generating <= window
-        )
-
-    def _retry_after(self) -> float:
-        """Return the time until all that is under way or waits has been served, at the pace of late."""
-        rounds = (self.running + self.waiting) / max(1, self.running)
-        return min(_LONGEST_RETRY, max(_SHORTEST_RETRY, self._seconds * rounds))
+        # One request at least is always served, however large the groups of the run.
+        return not self.running or self.running + completions <= self._limit
 
 
 _STOPPING = "it is stopping; ask another rollout"
@@ -170,7 +149,7 @@ class DirectGeneration:
         prompt = request.prompt
         state = self._state
         if (engine := state.engine) is None or (reader := state.reader) is None:
-            raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
+            raise unavailable("engine", "it is still loading", retry_after_seconds=_RETRY_SECONDS)
         self._check_serving(request)
         if request.sampling_masks and "sampling_masks" not in engine.capabilities():
             raise failed_precondition("sampling_masks", f"{NO_MASKS}, or false")
@@ -219,13 +198,15 @@ class DirectGeneration:
         if self._state.draining:
             raise unavailable("rollout", _STOPPING)
         if self._state.changing_run:
-            raise unavailable("rollout", "it is going over to another run", retry_after_seconds=1.0)
+            raise unavailable("rollout", "it is going over to another run", retry_after_seconds=_RETRY_SECONDS)
         if request.run_id and request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         if self._state.sleep_level:
-            raise unavailable("rollout", "it sleeps; ask another, or later", retry_after_seconds=1.0)
+            raise unavailable("rollout", "it sleeps; ask another, or later", retry_after_seconds=_RETRY_SECONDS)
         if self._state.policy_version == UNKNOWN_VERSION:
-            raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
+            raise unavailable(
+                "policy", "this rollout has no weights of a known version yet", retry_after_seconds=_RETRY_SECONDS
+            )
 
 
 def _generated(completion: EngineCompletion, text: str) -> rollout_pb2.GeneratedCompletion:

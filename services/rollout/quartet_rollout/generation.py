@@ -42,66 +42,17 @@ class GenerationRequest:
     """How each is sampled."""
 
 
-def sampling_layers(
-    prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
-) -> list[experience_pb2.SamplingParams]:
-    """Return the sampling parameters that apply, strongest first.
+def sampling_values(prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec, purpose: int) -> dict[str, Any]:
+    """Return the sampling parameters that are set, by name: the prompt's over the run's. `n` is always there.
 
     An evaluation's unset fields take the training sampling's values, so that `max_new_tokens` need not be said twice;
-    but not its `n`: see `completions_per_prompt`.
+    but its `n` is 1 unless the prompt or `evaluation_sampling` says more. Otherwise it is the group size (1 without a
+    run).
     """
-    layers = [prompt.sampling]
-    if spec is not None and purpose == experience_pb2.PURPOSE_EVALUATE:
-        layers.append(spec.evaluation_sampling)
-    if spec is not None:
-        layers.append(spec.sampling)
-    return layers
-
-
-def completions_per_prompt(prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int) -> int:
-    """Return n: the prompt's, the run's, and else 1 in an evaluation, the group size otherwise (1 without a run).
-
-    Raises:
-        PromptRefused: outside 1 to 1024.
-    """
-    layers = sampling_layers(prompt, spec, purpose)
-    if purpose == experience_pb2.PURPOSE_EVALUATE and spec is not None:
-        layers = layers[:2]
-        default = 1
-    else:
-        default = spec.group_size if spec is not None else 1
-    n = next((layer.n for layer in layers if layer.n), default or 1)
-    if not 1 <= n <= 1024:
-        raise PromptRefused("prompt.sampling.n", n, "1 to 1024")
-    return n
-
-
-def new_tokens_wanted(layers: list[experience_pb2.SamplingParams]) -> int:
-    """Return `max_new_tokens`; 0 where nobody says, which stands for what the context leaves.
-
-    Raises:
-        PromptRefused: below 0.
-    """
-    wanted = next((layer.max_new_tokens for layer in layers if layer.max_new_tokens), 0)
-    if wanted < 0:
-        raise PromptRefused("prompt.sampling.max_new_tokens", wanted, "an integer >= 1, or 0 for the run's value")
-    return wanted
-
-
-def settings_of(layers: list[experience_pb2.SamplingParams], max_new_tokens: int, **recorded: bool) -> SamplingSettings:
-    """Return the engine's settings; `max_new_tokens` is decided already, because it depends on the prompt's length.
-
-    Args:
-        recorded: what is to be returned of each token: `masks`, `routed_experts`.
-
-    Raises:
-        PromptError: a value is out of range.
-    """
-    values: dict[str, Any] = {}
-    for layer in reversed(layers):
-        values |= given(layer)
-    values.pop("n", None)
-    return SamplingSettings(**values | {"max_new_tokens": max_new_tokens, **recorded})
+    values = {"n": spec.group_size or 1, **given(spec.sampling)}
+    if purpose == experience_pb2.PURPOSE_EVALUATE:
+        values |= {"n": 1, **given(spec.evaluation_sampling)}
+    return values | given(prompt.sampling)
 
 
 def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:
@@ -110,18 +61,12 @@ def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:
     return {name: value for name, value in later.items() if capability(name) not in engine.capabilities()}
 
 
-_FIELD = "run.temperature_schedule"
-
-
 def scheduled(
     request: GenerationRequest, instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec, policy_version: int
 ) -> GenerationRequest:
     """Return the request at the temperature that the run's schedule has for a version.
 
     Unchanged: prompts with a temperature of their own, prompts that are not trained, runs without a schedule.
-
-    Raises:
-        PromptRefused: the schedule cannot be used.
     """
     if not spec.HasField("temperature_schedule") or instance.purpose != experience_pb2.PURPOSE_TRAIN:
         return request
@@ -140,10 +85,11 @@ def temperature(points: Sequence[tuple[int, float]], curve: int, version: int) -
     Between the points (v0, t0) and (v1, t1), with x = (v - v0) / (v1 - v0): step t0; linear t0 + (t1 - t0) x; cosine
     t0 + (t1 - t0) (1 - cos(pi x)) / 2, the half wave of Loshchilov and Hutter 2017 (SGDR) without restarts.
 
+    The broker has checked them.
+
     Raises:
-        PromptRefused: no point, versions that do not rise, a temperature that is not above 0, an unknown curve.
+        PromptRefused: a curve of a later release.
     """
-    check(points, curve)
     if version <= points[0][0]:
         return points[0][1]
     for (v0, t0), (v1, t1) in zip(points, points[1:], strict=False):
@@ -157,20 +103,10 @@ def _share(curve: int, x: float) -> float:
         return x
     if curve == experience_pb2.TEMPERATURE_CURVE_COSINE:
         return (1.0 - math.cos(math.pi * x)) / 2
+    if curve != experience_pb2.TEMPERATURE_CURVE_STEP:
+        allowed = ", ".join(experience_pb2.TemperatureCurve.keys()[1:])
+        raise PromptRefused("run.temperature_schedule.curve", curve, allowed)
     return 0.0
-
-
-def check(points: Sequence[tuple[int, float]], curve: int) -> None:
-    """Raise PromptRefused unless the schedule can be used."""
-    if curve not in experience_pb2.TemperatureCurve.values():
-        raise PromptRefused(f"{_FIELD}.curve", curve, ", ".join(experience_pb2.TemperatureCurve.keys()[1:]))
-    if not points:
-        raise PromptRefused(f"{_FIELD}.points", "none", "at least one")
-    for i, (version, value) in enumerate(points):
-        if version < 0 or (i and version <= points[i - 1][0]):
-            raise PromptRefused(f"{_FIELD}.points[{i}].policy_version", version, ">= 0, rising from point to point")
-        if not 0 < value < math.inf:
-            raise PromptRefused(f"{_FIELD}.points[{i}].temperature", value, "above 0")
 
 
 async def generate_completions(

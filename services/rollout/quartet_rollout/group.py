@@ -23,6 +23,9 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
 from quartet_common.durations import now_timestamp, to_duration
+from quartet_common.log import get_logger
+from quartet_common.text import error_text
+from quartet_rollout.broker import UploadRefused
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
@@ -32,13 +35,15 @@ from quartet_rollout.experience import GeneratedGroup, completion_info, group_he
 from quartet_rollout.generation import (
     GenerationRequest,
     PromptRefused,
-    completions_per_prompt,
     generate_completions,
+    sampling_values,
     scheduled,
 )
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.scoring import Scorer, ScoringFailed
 from quartet_rollout.state import RolloutState
+
+log = get_logger(__name__)
 
 _PURPOSES = {
     experience_pb2.PURPOSE_TRAIN: "train",
@@ -61,22 +66,17 @@ class Stage(Enum):
 
 
 class LeaseReleased(Exception):
-    """The group cannot be finished here and now. An empty `failure` does not count against the prompt.
+    """The group cannot be finished here and now.
 
-    `unscored`: a serialized UnscoredGroup, of a group that no verifier could score.
+    Args:
+        counted: it counts against the prompt (max_deliveries).
+        permanent: no other delivery can help.
+        unscored: a serialized UnscoredGroup, of a group that no verifier could score.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        failure: str = "",
-        permanent: bool = False,
-        engine_failed: bool = False,
-        unscored: bytes = b"",
-    ):
+    def __init__(self, reason: str, counted: bool = True, permanent: bool = False, unscored: bytes = b""):
         super().__init__(reason)
-        self.failure, self.permanent, self.engine_failed = failure, permanent, engine_failed
-        self.unscored = unscored
+        self.counted, self.permanent, self.unscored = counted, permanent, unscored
 
 
 class Group:
@@ -102,13 +102,10 @@ class Group:
         """Completions that the engine has finished."""
         self.traceparent = ""
         """Context of the span that traces it; "" if it is not traced."""
-        try:
-            self.n = completions_per_prompt(lease.instance.prompt, self._spec, lease.instance.purpose)
-        except PromptRefused:
-            self.n = 1  # `make` refuses it, as all else that is wrong with a prompt
+        self.n: int = sampling_values(lease.instance.prompt, self._spec, lease.instance.purpose)["n"]
 
     async def make(self, kept: bytes = b"") -> experience_pb2.ExperienceGroup:
-        """Generate and score. Raises LeaseReleased.
+        """Generate and score. Raises what `released` reads.
 
         Args:
             kept: the completions of an earlier delivery, a serialized UnscoredGroup, which are only scored.
@@ -119,12 +116,10 @@ class Group:
                 with tracing.span("await scores"):
                     await asyncio.wait(self._scores)
             if (error := self._failure()) is not None:
-                raise _released(error, b"" if error.permanent else group.unscored()) from error
+                raise LeaseReleased(str(error), permanent=True, unscored=b"" if error.permanent else group.unscored())
             for score in self._scores:
                 score.result()  # nothing but a score may be taken for one
             return group.scored()
-        except (PromptRefused, UnknownEnvironment, EnvironmentFailed, ScoringFailed, EngineError) as error:
-            raise _released(error) from error
         finally:
             for score in self._scores:
                 score.cancel()
@@ -164,7 +159,6 @@ class Group:
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
         _check_temperature(instance, request)
         chosen = self._environments.choose(instance.prompt, self._spec)
-        self.n = request.n
         transcript = experience_pb2.GroupTranscript(
             instance=instance,
             prompt_text=self._reader.text(token_ids),
@@ -243,7 +237,7 @@ class Group:
             return None
         verifiers = prompt.verifiers or self._spec.verifiers
         if not verifiers:
-            raise LeaseReleased("no verifier", "neither the prompt nor the run names a verifier", permanent=True)
+            raise LeaseReleased("neither the prompt nor the run names a verifier", permanent=True)
         return reward_pb2.ScoreItem(
             reference=prompt.reference,
             verifiers=verifiers,
@@ -260,14 +254,14 @@ class Group:
         versions = versions_of(completions)
         instance = self.lease.instance
         if not versions:
-            raise LeaseReleased("no tokens", "the engine generated no token")
+            raise LeaseReleased("the engine generated no token")
         if UNKNOWN_VERSION in versions:
-            raise LeaseReleased("tokens of weights of unknown version")
+            raise LeaseReleased("tokens of weights of unknown version", counted=False)
         if (pinned := pinned_version(instance)) is not None and versions != {pinned}:
-            raise LeaseReleased(f"pinned to version {pinned}, generated by {sorted(versions)}")
+            raise LeaseReleased(f"pinned to version {pinned}, generated by {sorted(versions)}", counted=False)
         finite = all(np.isfinite(completion.log_probs).all() for completion in completions)
         if instance.purpose == experience_pb2.PURPOSE_TRAIN and not finite:
-            raise LeaseReleased("log-probs that are not finite", "the engine gave log-probs that are not finite")
+            raise LeaseReleased("the engine gave log-probs that are not finite")
 
 
 def _as_json(chat: experience_pb2.Chat) -> str:
@@ -299,17 +293,25 @@ def _traced(header: experience_pb2.GroupHeader) -> dict[str, tracing.Value]:
     }
 
 
-def _released(error: Exception, unscored: bytes = b"") -> LeaseReleased:
-    """What an error means for the lease."""
+def released(error: Exception) -> LeaseReleased:
+    """What an error means for the lease. One prompt must not stop the service: what nobody expected is logged, and
+    counts against the prompt."""
     match error:
+        case LeaseReleased():
+            return error
         case ScoringFailed():
-            return LeaseReleased("a completion could not be scored", str(error), permanent=True, unscored=unscored)
+            return LeaseReleased(str(error), permanent=True)
         case PromptRefused() | PromptError():
-            return LeaseReleased("the prompt cannot be used", f"prompt cannot be used: {error}", permanent=True)
+            return LeaseReleased(f"prompt cannot be used: {error}", permanent=True)
         case UnknownEnvironment():
-            return LeaseReleased("an environment that is not here", str(error))
+            return LeaseReleased(str(error))
         case EnvironmentFailed():
-            failure = f"environment: {error}" if error.counted else ""
-            return LeaseReleased(f"the environment failed: {error}", failure, error.permanent)
+            return LeaseReleased(f"environment: {error}", error.counted, error.permanent)
+        case EngineError():
+            return LeaseReleased(f"engine: {error}")
+        case UploadRefused():
+            log.error("a group was refused: %s", error)
+            return LeaseReleased(f"put refused: {error}")
         case _:
-            return LeaseReleased("the engine failed", f"engine: {error}", engine_failed=True)
+            log.error("a group failed", exc_info=error)
+            return LeaseReleased(f"rollout: {error_text(error)}")

@@ -14,11 +14,11 @@ from quartet.v1 import broker_pb2
 from quartet_common import tracing
 from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger, log_fields
-from quartet_common.text import encodable, error_text
-from quartet_rollout.broker import LARGEST_GROUP, Leases, UploadBatcher, UploadRefused
-from quartet_rollout.engines.base import EngineStats
+from quartet_common.text import encodable
+from quartet_rollout.broker import LARGEST_GROUP, Leases, UploadBatcher
+from quartet_rollout.engines.base import EngineError, EngineStats, PromptError
 from quartet_rollout.environments import Environments
-from quartet_rollout.group import Group, LeaseReleased, Stage, pinned_version
+from quartet_rollout.group import Group, LeaseReleased, Stage, pinned_version, released
 from quartet_rollout.metrics import GROUPS, LEASES
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.state import RolloutState
@@ -90,7 +90,7 @@ class Groups:
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
         self._environments, self._on_engine_failed = environments, on_engine_failed
         self._groups: dict[str, Group] = {}
-        self._tasks: dict[str, asyncio.Task] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self.concurrency = concurrency
 
     def __len__(self) -> int:
@@ -176,16 +176,10 @@ class Groups:
             group.traceparent = span.traceparent
             try:
                 self._settled(group, await self._make_and_upload(group))
-            except LeaseReleased as error:
-                await self._give_back(group, error)
-                if error.engine_failed:
-                    self._on_engine_failed(error.failure)
-            except UploadRefused as error:
-                log.error("a group was refused: %s", error, extra={"group": lease.instance.instance_id})
-                await self._give_back(group, LeaseReleased("the broker refused it", f"put refused: {error}"))
-            except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
-                log.exception("a group failed", extra={"group": lease.instance.instance_id})
-                await self._give_back(group, LeaseReleased("failed", f"rollout: {error_text(error)}"))
+            except Exception as error:
+                await self._give_back(group, released(error))
+                if isinstance(error, EngineError) and not isinstance(error, PromptError):
+                    self._on_engine_failed(f"engine: {error}")
 
     async def _make_and_upload(self, group: Group) -> int:
         """Return the broker's PutOutcome."""
@@ -207,14 +201,14 @@ class Groups:
 
     async def _give_back(self, group: Group, error: LeaseReleased) -> None:
         lease = group.lease
-        outcome = "refused" if error.permanent else "failed" if error.failure else "given_back"
+        outcome = "refused" if error.permanent else "failed" if error.counted else "given_back"
         GROUPS.labels("unscored" if error.unscored else outcome).inc()
         log.info(
             "prompt given back: %s",
-            error.failure or error,
+            error,
             extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": error.permanent},
         )
-        failure = encodable(error.failure, _LONGEST_FAILURE)
+        failure = encodable(str(error), _LONGEST_FAILURE) if error.counted else ""
         release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=error.permanent)
         if len(error.unscored) > LARGEST_GROUP:
             release.failure += f"; its {len(error.unscored)} bytes of completions are not kept: they fit no message"

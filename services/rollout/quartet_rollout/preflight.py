@@ -1,14 +1,14 @@
 """What the rollout checks before it starts, and with --dry-run alone: engine, environments, model, and the data against
 the model, where both are on this host. Imports no torch.
 
-What a chat template accepts depends on the roles and their order, so one chat of each order is rendered. The service
-renders with transformers, whose import takes seconds: here plain Jinja goes first, and only what it cannot render is
-rendered again.
+What a chat template accepts depends on the roles and their order, so one chat of each order is rendered: by Jinja, as
+the import of transformers, which does so in the service, takes seconds.
 """
 
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def check_chats(model: Path, data: Mapping[str, Any], system_prompt: str) -> Non
         if roles in seen:
             continue
         seen.add(roles)
-        if not _renders(template, messages, tokens) and (reason := _refusal(template, messages, tokens)):
+        if reason := _refusal(template, messages, tokens):
             added = " after run.system_prompt" if system_prompt and messages[0]["content"] == system_prompt else ""
             raise ConfigError(
                 f"{where}: the model's chat template refuses the roles {', '.join(roles)}{added}: {reason}; allowed: a "
@@ -187,27 +187,22 @@ def _messages(given: Any, system_prompt: str) -> Messages:
     return messages
 
 
-def _renders(template: str, messages: Messages, tokens: dict[str, str]) -> bool:
-    from jinja2 import TemplateError
+def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
+    """Return why the template refuses a chat; empty if it renders it, or is written in tags of transformers' own."""
+    from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     try:
         environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
-    except Exception:  # a template is the model author's program; it may also use what transformers adds
-        return False
-    return True
-
-
-def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **tokens)
-    except Exception as error:
+    except TemplateSyntaxError:
+        return ""
+    except Exception as error:  # a template is the model author's program
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return ""

@@ -28,7 +28,7 @@ _MAX_PROMPTS = 1024
 _PORTIONS = 8
 """A request is for at least this part of the completions that the engine may have."""
 
-# How soon the engine's load is looked at again when it alone forbids a lease.
+# How soon the engine's load is looked at again where nothing else changes.
 _LOAD_POLL_SECONDS = 0.2
 
 # Least time between two requests that bring nothing, whatever the broker answers.
@@ -56,10 +56,9 @@ class PromptLoop:
     async def run(self) -> None:
         """Lease for as long as the service lives."""
         while True:
-            prompts = self._prompts_wanted()
-            if prompts:
+            if prompts := self._prompts_wanted():
                 self._ask(prompts)
-            await self._state.changes.wait(_LOAD_POLL_SECONDS if self._engine_full else None)
+            await self._state.changes.wait(_LOAD_POLL_SECONDS)
 
     async def stop(self, timeout: float) -> None:
         """Wait for the requests under way, at most `timeout` seconds: what they are granted must be given back."""
@@ -70,30 +69,26 @@ class PromptLoop:
     def _group_size(self) -> int:
         return (self._state.spec.group_size if self._state.spec is not None else 0) or 1
 
-    @property
-    def _engine_full(self) -> bool:
-        if self._state.engine is None:
-            return False
-        stats = self._state.engine.stats()
-        self._window(self._groups.generating)
-        waiting = 0 if self._state.paused else stats.waiting
-        return waiting > self._section.max_waiting_completions or stats.kv_cache_use > self._section.kv_cache_limit
-
     def _prompts_wanted(self) -> int:
         """Return how many prompts to ask for now; 0: none.
 
         Prompts are asked for in portions of at least an eighth of the engine's room, so that a finished group here and
         there does not cost a call each.
         """
-        if not self._state.may_lease or self._engine_full:
+        state, section, group_size = self._state, self._section, self._group_size
+        if state.engine is None:
             return 0
-        version = self._state.policy_version
+        stats, generating = state.engine.stats(), self._groups.generating
+        if not state.paused:  # while it stands still its load says nothing new
+            self._groups.concurrency.observe(stats, generating, group_size)
+            if stats.waiting > section.max_waiting_completions:
+                return 0
+        if not state.may_lease or stats.kv_cache_use > section.kv_cache_limit:
+            return 0
+        version = state.policy_version
         if any(asked_version == version for asked_version, _ in self._asking.values()):
             return 0
-        section = self._section
-        group_size = self._group_size
-        generating = self._groups.generating
-        window = self._window(generating)
+        window = self._groups.concurrency.window
         free = window - generating - self._admission.reserved
         room = min(free, section.max_unsettled_completions - self._groups.unsettled)
         portion = max(group_size, window // _PORTIONS)
@@ -106,12 +101,6 @@ class PromptLoop:
         if expected:
             room = max(room - expected, portion)
         return min(room // group_size, _MAX_PROMPTS)
-
-    def _window(self, generating: int) -> int:
-        """Return how many completions the engine may have now; while it stands still that says nothing new."""
-        if self._state.engine is None or self._state.paused:
-            return self._groups.concurrency.window
-        return self._groups.concurrency.observe(self._state.engine.stats(), generating, self._group_size)
 
     def _ask(self, prompts: int) -> None:
         version = self._state.policy_version
@@ -149,9 +138,6 @@ class PromptLoop:
             releases = [broker_pb2.LeaseRelease(lease_id=lease.lease_id) for lease in response.leases]
             await self._groups.give_back_unstarted(releases, request.run_id)
             return
-        if self._state.exhausted != (len(response.leases) < prompts):
-            self._state.exhausted = not self._state.exhausted
-            self._state.changes.notify()
         if response.leases:
             await self._groups.start(list(response.leases))
         elif time.monotonic() - began < _IDLE_SECONDS:

@@ -15,6 +15,7 @@ know such messages, and comes back in few.
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ from quartet_common.outage import Outage
 from quartet_common.values import LARGEST_FLOAT32
 from quartet_rollout.config import ScoringSection
 from quartet_rollout.metrics import SCORING_RETRIES, SCORING_SECONDS
-from quartet_rollout.state import RolloutState
+from quartet_rollout.state import Changes, RolloutState
 
 log = get_logger(__name__)
 
@@ -90,11 +91,11 @@ class Scorer:
         self._peer = peer
         self._thing = f"reward service at {peer.address}"
         self._outage = Outage()
-        self._unsent: asyncio.PriorityQueue[tuple[int, int, _Item]] = asyncio.PriorityQueue()
-        """By the streams that broke under them, then in order of arrival."""
+        self._unsent = deque[_Item]()
+        self._suspects = deque[_Item]()
+        """Unsent too; their turn comes when nothing else is."""
         self._sent: dict[str, _Item] = {}
-        self._all_answered = asyncio.Event()
-        self._all_answered.set()
+        self._moved = Changes()
         self._numbers = itertools.count(1)
 
     def submit(self, item: reward_pb2.ScoreItem) -> "asyncio.Future[reward_pb2.Score]":
@@ -128,12 +129,12 @@ class Scorer:
             self._state.changes.notify()
 
     def _line_up(self, entry: _Item) -> None:
-        self._unsent.put_nowait((entry.breaks, next(self._numbers), entry))
+        (self._suspects if entry.suspect else self._unsent).append(entry)
+        self._moved.notify()
 
     def _broken(self, error: grpc.RpcError) -> None:
         """Line up again what was sent and not answered; a break that may be an item's doing is noted."""
         sent, self._sent = list(self._sent.values()), {}
-        self._all_answered.set()
         if _is_refusal(error):
             noted = 0
         elif len(sent) == 1 and sent[0].suspect:
@@ -164,53 +165,50 @@ class Scorer:
     async def _write(self, call: grpc.aio.StreamStreamCall, batches: bool) -> None:
         """Send what is lined up; return when the stream has ended."""
         while True:
-            _, _, entry = await self._unsent.get()
-            if entry.score.done():
-                continue
-            if suspect := entry.suspect:
-                try:
-                    await self._all_answered.wait()
-                except asyncio.CancelledError:
-                    self._line_up(entry)
-                    raise
-            items = [self._send(entry)]  # at once: what is neither unsent nor sent would be lost with the stream
-            if batches:
-                if not suspect:
+            while not self._unsent and not self._suspects:
+                await self._moved.wait()
+            if self._unsent:
+                if batches:
                     await asyncio.sleep(_GATHER_SECONDS)
-                self._add_others(items, entry.breaks if suspect else 0)
+                items = self._take(self._unsent, _MOST_ITEMS if batches else 1)
+            else:
+                await self._all_answered()
+                few = batches and self._suspects[0].breaks == _SUSPICIOUS
+                items = self._take(self._suspects, _MOST_SUSPECTS if few else 1)
+            if not items:
+                continue
             try:
                 await call.write(reward_pb2.ScoreStreamRequest(**({"items": items} if batches else {"item": items[0]})))
             except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 return
-            if suspect:
-                await self._all_answered.wait()
+            if any(entry.suspect for entry in self._sent.values()):
+                await self._all_answered()
 
-    def _add_others(self, items: list[reward_pb2.ScoreItem], breaks: int) -> None:
-        """Add to a message what may go with it. `breaks`: of the suspect in it; 0 if there is none."""
-        most = _MOST_ITEMS if not breaks else _MOST_SUSPECTS if breaks == _SUSPICIOUS else 1
-        size = items[0].ByteSize()
-        while len(items) < most and not self._unsent.empty():
-            _, _, entry = self._unsent.get_nowait()
-            if entry.score.done():
-                continue
+    async def _all_answered(self) -> None:
+        while self._sent:
+            await self._moved.wait()
+
+    def _take(self, queue: deque[_Item], most: int) -> list[reward_pb2.ScoreItem]:
+        """Take the next message's items out of a queue; from now on they are under way."""
+        items: list[reward_pb2.ScoreItem] = []
+        size, breaks = 0, queue[0].breaks
+        while queue and len(items) < most:
+            entry = queue[0]
             size += entry.item.ByteSize()
-            if size > _MOST_BYTES or (entry.suspect and entry.breaks != breaks):
-                self._line_up(entry)
-                return
-            items.append(self._send(entry))
-
-    def _send(self, entry: _Item) -> reward_pb2.ScoreItem:
-        entry.item.item_id = item_id = str(next(self._numbers))
-        entry.sent_at = time.monotonic()
-        self._sent[item_id] = entry
-        self._all_answered.clear()
-        return entry.item
+            if items and (size > _MOST_BYTES or (entry.suspect and entry.breaks != breaks)):
+                break
+            queue.popleft()
+            if not entry.score.done():
+                entry.item.item_id = item_id = str(next(self._numbers))
+                entry.sent_at = time.monotonic()
+                self._sent[item_id] = entry
+                items.append(entry.item)
+        return items
 
     def _take_back(self, item_id: str) -> _Item | None:
         """Return what was sent by this name; it is not under way any more."""
         entry = self._sent.pop(item_id, None)
-        if not self._sent:
-            self._all_answered.set()
+        self._moved.notify()
         return entry
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:

@@ -4,13 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from quartet_common.errors import (
-    ContractError,
-    failed_precondition,
-    invalid_argument,
-    unavailable,
-    unimplemented,
-)
+from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.log import get_logger
 from quartet_rollout.engines.base import EngineError, SleepLevel
 from quartet_rollout.state import RolloutState
@@ -31,7 +25,7 @@ class Sleep:
         """`spawn(coroutine, name)` runs a task whose failure stops the service."""
         self._state, self._spawn = state, spawn
         self._lock = asyncio.Lock()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.Task | None = None
 
     async def set(self, level: int, seconds: float = 0.0) -> int:
         """Sleep at a level, or wake (0); return the policy version of the weights then. Raises ContractError.
@@ -58,7 +52,7 @@ class Sleep:
             except EngineError as error:
                 raise unavailable("engine", str(error)) from error
             if level != AWAKE and seconds:
-                self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire, level, seconds)
+                self._alarm = self._spawn(self._wake_forgotten(seconds), "wake")
         return engine.policy_version
 
     async def end(self) -> None:
@@ -67,28 +61,24 @@ class Sleep:
             if self._state.sleep_level != AWAKE:
                 await self._change(AWAKE)
 
-    def _expire(self, level: int, seconds: float) -> None:
-        self._spawn(self._wake_forgotten(level, seconds), "wake")
-
-    async def _wake_forgotten(self, level: int, seconds: float) -> None:
-        state = self._state
-        if state.sleep_level == AWAKE or state.updating:  # the update's end wakes it
-            return
-        log.warning("nobody asked for the sleep again within %g s: the engine wakes", seconds)
-        try:
-            await self.set(AWAKE)
-        except ContractError as error:
-            log.error("the engine does not wake, trying again: %s", error.message)
-            if state.sleep_level != AWAKE:
-                self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire, level, seconds)
+    async def _wake_forgotten(self, seconds: float) -> None:
+        """Wake the engine after so many seconds; a call that asks for its sleep again, or wakes it, cancels this."""
+        while True:
+            await asyncio.sleep(seconds)
+            if self._state.updating:  # the update's end wakes it
+                continue
+            log.warning("nobody asked for the sleep again within %g s: the engine wakes", seconds)
+            try:
+                await self.end()
+                return
+            except EngineError as error:
+                log.error("the engine does not wake, trying again: %s", error)
 
     async def _change(self, level: int) -> None:
         """Called with the lock held. Raises EngineError; the level is what it was then."""
         state = self._state
         assert state.engine is not None
         before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)
-        if self._alarm is not None:
-            self._alarm.cancel()
         try:
             if level != AWAKE:
                 await state.engine.sleep(cast(SleepLevel, level))
@@ -98,6 +88,8 @@ class Sleep:
             state.sleep_level = before
             raise
         state.sleep_level = level
+        if self._alarm is not None and self._alarm is not asyncio.current_task():
+            self._alarm.cancel()
         state.changes.notify()
         if level != before:
             log.info("the engine sleeps" if level else "the engine is awake", extra={"level": level})

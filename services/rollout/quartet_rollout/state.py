@@ -59,8 +59,6 @@ class RolloutState:
         """True from the moment it goes over to another run until nothing of the last one is left."""
         self.draining = False
         """True from the first moment of the end."""
-        self.exhausted = False
-        """True while the broker has fewer prompts than were last asked for."""
         self.groups_total = 0
         """Groups the broker accepted since the start."""
         self.tokens_per_second = 0.0
@@ -87,8 +85,3 @@ class RolloutState:
         """True if a prompt leased now could be generated and scored."""
         works = self.active and self.reward_ready and not self.draining and not self.sleep_level
         return works and self.policy_version != UNKNOWN_VERSION
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether the run has, as far as is known, more prompts than there has been room for."""
-        return self.may_lease and not self.exhausted

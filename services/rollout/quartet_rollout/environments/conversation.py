@@ -130,14 +130,8 @@ class Conversation:
     def __init__(self, prompt_token_ids: np.ndarray):
         """`prompt_token_ids`: int32 [P]."""
         self._prompt = np.asarray(prompt_token_ids, dtype=np.int32)
-        self._tokens: list[np.ndarray] = []
-        self._log_probs: list[np.ndarray] = []
-        self._loss_mask: list[np.ndarray] = []
-        self._counts: list[np.ndarray] = []
-        self._candidates: list[np.ndarray] = []
-        self._masked = False
-        self._experts: np.ndarray | None = None
-        self._versions: list[tuple[int, int]] = []
+        self._pieces: list[EngineCompletion] = []
+        """Turns, and between them answers; an answer has no version."""
         self._last_turn = (0, 0)
         self.size = 0
         """Tokens of the completion."""
@@ -147,47 +141,48 @@ class Conversation:
     @property
     def completion_token_ids(self) -> np.ndarray:
         """int32 [T]."""
-        return np.concatenate(self._tokens) if self._tokens else np.zeros(0, np.int32)
+        return self.token_ids[self._prompt.size :]
 
     @property
     def token_ids(self) -> np.ndarray:
         """int32 [P + T]: what the policy reads next."""
-        return np.concatenate([self._prompt, *self._tokens])
+        return np.concatenate([self._prompt, *(piece.token_ids for piece in self._pieces)])
 
     def add_turn(self, turn: EngineCompletion) -> None:
         """Take in what the policy generated."""
-        begin = self.size
-        self._versions += [(version, begin + first) for version, first, _ in turn.version_spans]
-        self._append(turn.token_ids, turn.log_probs, 1, turn.mask)
-        self._experts = turn.routed_experts
-        self._last_turn = (begin, self.size)
+        self._last_turn = (self.size, self.size + turn.token_ids.size)
         self.turns += 1
+        self._append(turn)
 
     def insert(self, token_ids: np.ndarray) -> None:
         """Append what the policy did not generate; after at least one token that it did."""
-        self._append(token_ids, np.zeros(token_ids.size, np.float32), 0, None)
+        self._append(EngineCompletion(0, token_ids, np.zeros(token_ids.size, np.float32), "stop", version_spans=()))
+
+    def _append(self, piece: EngineCompletion) -> None:
+        self._pieces.append(piece)
+        self.size += piece.token_ids.size
 
     def completed(self, index: int, reason: FinishReason) -> PlayedCompletion:
-        """Return the completion."""
-        mask = SamplingMask(np.concatenate(self._counts), np.concatenate(self._candidates)) if self._masked else None
+        """Return the completion, after its last turn."""
+        sizes = [piece.token_ids.size for piece in self._pieces]
+        versions = [
+            (version, begin + first)
+            for piece, begin in zip(self._pieces, np.cumsum([0, *sizes]).tolist(), strict=False)
+            for version, first, _ in piece.version_spans
+        ]
+        marks = [1 if piece.version_spans else 0 for piece in self._pieces]
+        masks = [piece.mask or SamplingMask.nothing_cut(piece.token_ids.size) for piece in self._pieces]
+        counts, candidates = [mask.counts for mask in masks], [mask.token_ids for mask in masks]
+        masked = any(piece.mask is not None for piece in self._pieces)
         return PlayedCompletion(
             index=index,
-            token_ids=np.concatenate(self._tokens),
-            log_probs=np.concatenate(self._log_probs),
+            token_ids=self.completion_token_ids,
+            log_probs=np.concatenate([piece.log_probs for piece in self._pieces]),
             finish_reason=reason,
-            version_spans=version_spans(self._versions, self.size),
-            mask=mask,
-            routed_experts=self._experts,
-            loss_mask=np.concatenate(self._loss_mask),
+            version_spans=version_spans(versions, self.size),
+            mask=SamplingMask(np.concatenate(counts), np.concatenate(candidates)) if masked else None,
+            routed_experts=self._pieces[-1].routed_experts,
+            loss_mask=np.repeat(np.asarray(marks, np.uint8), sizes),
             turns=self.turns,
             last_turn=self._last_turn,
         )
-
-    def _append(self, token_ids: np.ndarray, log_probs: np.ndarray, mark: int, mask: SamplingMask | None) -> None:
-        self._tokens.append(token_ids)
-        self._log_probs.append(log_probs)
-        self._loss_mask.append(np.full(token_ids.size, mark, np.uint8))
-        self._counts.append(np.zeros(token_ids.size, np.int32) if mask is None else mask.counts)
-        self._candidates.append(np.zeros(0, np.int32) if mask is None else mask.token_ids)
-        self._masked = self._masked or mask is not None
-        self.size += token_ids.size

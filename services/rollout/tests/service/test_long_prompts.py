@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from doubles import CharTokenizer
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment
 from quartet.v1 import broker_pb2, experience_pb2
 from world import instance
 
@@ -16,7 +16,6 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ALTERNATING = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the user begins') }}{% endif %}" + CHATML
 
 
 class TemplateTokenizer(CharTokenizer):
@@ -24,21 +23,17 @@ class TemplateTokenizer(CharTokenizer):
 
     bos_token_id = ord("^")
 
-    def __init__(self, template: str):
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
+    chat_template = CHATML
 
-        self.chat_template = template
-        environment = Environment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
-        self._template = environment.from_string(template)
+    def __init__(self) -> None:
+        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHATML)
 
     def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize
         return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
-def read(room: int, system_prompt: str = "", template: str = CHATML, context: int = 10_000, **form) -> str:
+def read(room: int, system_prompt: str = "", context: int = 10_000, **form) -> str:
     """What is left of a prompt for which there are `room` tokens, as text."""
     spec = broker_pb2.RunSpec(
         max_prompt_tokens=room,
@@ -46,7 +41,7 @@ def read(room: int, system_prompt: str = "", template: str = CHATML, context: in
         sampling=experience_pb2.SamplingParams(max_new_tokens=8),
         long_prompts=broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT,
     )
-    reader = PromptReader(TemplateTokenizer(template), context)
+    reader = PromptReader(TemplateTokenizer(), context)
     token_ids, _ = reader.read(experience_pb2.Prompt(**form), spec, experience_pb2.PURPOSE_TRAIN)
     return reader.text(token_ids)
 
@@ -69,13 +64,10 @@ def test_text_loses_its_first_tokens_but_not_the_beginning_of_sequence() -> None
 
 def test_a_chat_loses_its_oldest_turns_whole_and_keeps_its_system_message() -> None:
     head, tail = "<|im_start|>system\nCount.<|im_end|>\n", "<|im_start|>assistant\n"
-    turns = ["one" * 5, "two" * 5, "three" * 5]
-    whole = read(1000, "Count.", chat=chat(*turns))
+    whole = read(1000, "Count.", chat=chat("one" * 5, "two" * 5, "three" * 5))
     assert whole.startswith(head) and whole.endswith(tail)
-    left = read(len(whole) - 1, "Count.", chat=chat(*turns))
-    assert left == whole.replace(f"<|im_start|>user\n{'one' * 5}<|im_end|>\n", "")
-    last = read(len(left) - 1, "Count.", chat=chat(*turns))
-    assert last == f"{head}<|im_start|>user\n{'three' * 5}<|im_end|>\n{tail}"
+    left = read(len(whole) - 1, "Count.", chat=chat("one" * 5, "two" * 5, "three" * 5))
+    assert left == f"{head}<|im_start|>user\n{'three' * 5}<|im_end|>\n{tail}", "never an answer without its question"
 
 
 def test_the_last_turn_is_cut_behind_its_header_and_before_the_generation_prompt() -> None:
@@ -85,13 +77,6 @@ def test_the_last_turn_is_cut_behind_its_header_and_before_the_generation_prompt
     whole = read(1000, chat=chat(" apples and pears"))
     assert "Be brief." in whole
     assert read(len(whole) - 7, chat=chat(" apples and pears")) == whole.replace("apples ", "")
-
-
-def test_a_template_that_wants_the_user_to_begin_never_sees_an_answer_first() -> None:
-    turns = chat("q1" * 9, "a1" * 9, "q2" * 9)
-    whole = read(1000, template=ALTERNATING, chat=turns)
-    alone = read(1000, template=ALTERNATING, chat=chat("q2" * 9))
-    assert read(len(whole) - 1, template=ALTERNATING, chat=turns) == alone
 
 
 def test_without_room_for_what_must_stay_a_prompt_is_refused() -> None:
@@ -113,11 +98,10 @@ def test_a_chat_of_many_turns_is_rendered_a_few_times(monkeypatch: pytest.Monkey
         TemplateTokenizer, "apply_chat_template", lambda *given, **more: rendered.append(1) or render(*given, **more)
     )
     turns = chat(*["turn"] * 2000)
-    for template in (CHATML, ALTERNATING):
-        whole = read(10**6, template=template, chat=turns, context=10**7)
-        for room in (len(whole) // 2, 120):
-            rendered.clear()
-            left = read(room, template=template, chat=turns, context=10**7)
-            assert whole.endswith(left[left.index("turn") :]) and len(left) <= room
-            assert left.count("turn") == 1 or room - len(left) < 2 * (len(whole) // 2000 + 1), "no more than need be"
-            assert len(rendered) < 40
+    whole = read(10**6, chat=turns, context=10**7)
+    for room in (len(whole) // 2, 150):
+        rendered.clear()
+        left = read(room, chat=turns, context=10**7)
+        assert whole.endswith(left[left.index("turn") :]) and len(left) <= room
+        assert room - len(left) < 2 * (len(whole) // 2000 + 1), "no more than need be"
+        assert len(rendered) < 40

@@ -1,49 +1,35 @@
-"""Texts to tokens and back are what transformers says, at less cost."""
+"""Texts to tokens: what one user of the tokenizer sets is nobody else's, and long texts hold nothing up."""
 
 import asyncio
-from typing import Any
+import copy
 
 import pytest
 from quartet.v1 import broker_pb2, experience_pb2
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from quartet_rollout.environments import Answer
+from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.generation import PromptRefused
-from quartet_rollout.prompts import PromptReader, Texts
-
-WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "hello", "world", "##s", "!", ".", "<", ">"]
-TEXTS = ["hello worlds!", "", "hello [SEP] world", "nothing known", "hello world . " * 20]
+from quartet_rollout.prompts import PromptReader
 
 
-def word_piece(kind: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast, **values: Any) -> PreTrainedTokenizerFast:
-    """One that adds tokens, pads and truncates, if it is let."""
-    beneath = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+def word_piece() -> PreTrainedTokenizerFast:
+    words = ["[UNK]", "[SEP]", "hello", "world", "##s", "!", ".", "[", "]", "SEP"]
+    beneath = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     beneath.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    beneath.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    beneath.enable_truncation(4)
-    beneath.enable_padding(length=12, pad_id=3, pad_token="[PAD]")
-    specials = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-    return kind(tokenizer_object=beneath, **specials, **values)
+    return PreTrainedTokenizerFast(tokenizer_object=beneath, unk_token="[UNK]", sep_token="[SEP]")
 
 
-class Shouting(PreTrainedTokenizerFast):
-    """A class that has a part in the work itself."""
-
-    def _decode(self, *arguments: Any, **values: Any) -> str:
-        return super()._decode(*arguments, **values).upper()
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, Shouting])
-def test_tokens_and_texts_are_those_of_transformers(kind: type, split: bool, text: str) -> None:
-    theirs = word_piece(kind, split_special_tokens=split, clean_up_tokenization_spaces=True)
-    expected = theirs.encode(text, add_special_tokens=False)
-    texts = Texts(word_piece(kind, split_special_tokens=split, clean_up_tokenization_spaces=True))
-    found = texts.encode(text)
-    assert found.dtype == "int32" and found.tolist() == expected
-    said = theirs.decode(expected, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert texts.decode(found.tolist()) == said
+def test_a_special_token_is_one_in_a_prompt_and_plain_text_in_an_answer_whichever_came_before() -> None:
+    tokenizer = word_piece()
+    reader, writer = PromptReader(tokenizer, max_model_len=100), AnswerWriter(copy.deepcopy(tokenizer))
+    prompt = experience_pb2.Prompt(text="hello [SEP] worlds!")
+    for _ in range(2):
+        token_ids, _ = reader.read(prompt, None, experience_pb2.PURPOSE_SERVE)
+        assert token_ids.dtype == "int32" and token_ids.tolist() == [2, 1, 3, 4, 5]
+        assert reader.text(token_ids) == "hello [SEP] worlds!"
+        assert writer.write(Answer("[SEP]"), chat=False, last_token=0, room=50, most=50).tolist() == [7, 9, 8]
 
 
 async def test_the_event_loop_goes_on_while_a_long_prompt_is_read() -> None:
