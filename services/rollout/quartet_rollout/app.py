@@ -124,7 +124,7 @@ class RolloutService:
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
         host.waiting.discard(_LOADING)
-        self._environments.writer = AnswerWriter(await asyncio.to_thread(copy.deepcopy, engine.tokenizer()))
+        self._environments.writer = AnswerWriter(copy.deepcopy(engine.tokenizer()))
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
         freeze_gc_heap()

@@ -6,8 +6,8 @@ fewer prompts are leased, so that it becomes free as completions end. Nothing th
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -98,6 +98,11 @@ class Admission:
             self.running -= completions
             self._changes.notify()
 
+    async def emptied(self) -> None:
+        """Wait until nothing is under way."""
+        while self.running:
+            await self._changes.wait()
+
     def _check_open(self) -> None:
         if self._closed:
             raise unavailable("rollout", self._closed)
@@ -118,9 +123,8 @@ class DirectGeneration:
     def __init__(self, state: RolloutState, admission: Admission):
         self._state, self._admission = state, admission
         self._ids = itertools.count()
-        self._ends_at: float | None = None
-        self._why = ""
-        self._limits: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Task, str] = {}
+        """Those whose completions are being generated, with why they were interrupted."""
 
     async def stop(self, seconds: float) -> None:
         """Refuse at once who comes and who waits; what is being generated has so many seconds to finish.
@@ -128,21 +132,17 @@ class DirectGeneration:
         Returns when nothing is being generated any more. What was not finished is refused with UNAVAILABLE.
         """
         self._admission.close(_STOPPING)
-        self._ends_at = asyncio.get_running_loop().time() + seconds
-        self._why = f"{_STOPPING}, and this was not finished in time"
-        self._limit(self._ends_at)
-        while self._admission.running:
-            await self._state.changes.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._admission.emptied()
+        self.interrupt(f"{_STOPPING}, and this was not finished in time")
+        await self._admission.emptied()
 
     def interrupt(self, reason: str) -> None:
-        """End what is being generated now, with UNAVAILABLE: the weights it began with are to be forgotten."""
-        self._why = reason
-        self._limit(asyncio.get_running_loop().time())
-
-    def _limit(self, when: float) -> None:
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(when)
+        """End what is being generated now, with UNAVAILABLE."""
+        for call in self._calls:
+            self._calls[call] = reason
+            call.cancel()
 
     async def completions(self, request: Request) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
         """Yield the completions as they finish. Raises ContractError."""
@@ -167,32 +167,32 @@ class DirectGeneration:
                 aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, wanted)) as stream,
             ):
                 self._check_serving(request)  # It may have waited long.
-                number = self._state.run_number
-                while (completion := await self._next(stream, number)) is not None:
-                    if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
-                        raise unavailable("policy", "the weights became unknown while this was generated")
-                    TOKENS.labels("direct").inc(completion.token_ids.size)
-                    COMPLETIONS.labels(completion.finish_reason).inc()
-                    yield _generated(completion, reader.text(completion.token_ids))
+                with self._interruptible():
+                    async for completion in stream:
+                        if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
+                            raise unavailable("policy", "the weights became unknown while this was generated")
+                        TOKENS.labels("direct").inc(completion.token_ids.size)
+                        COMPLETIONS.labels(completion.finish_reason).inc()
+                        yield _generated(completion, reader.text(completion.token_ids))
         except PromptError as error:
             raise _refusal(error) from error
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
 
-    async def _next(self, stream: AsyncGenerator[EngineCompletion, None], number: int) -> EngineCompletion | None:
-        """Return the next completion, None after the last. Raises UNAVAILABLE after `interrupt`, and at the end that
-        `stop` has set."""
-        if number != self._state.run_number:
-            raise unavailable("rollout", self._why)
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Raise UNAVAILABLE in what runs here at `interrupt`."""
+        call = asyncio.current_task()
+        assert call is not None
+        self._calls[call] = ""
         try:
-            async with asyncio.timeout_at(self._ends_at) as limit:
-                self._limits.add(limit)
-                try:
-                    return await anext(stream, None)
-                finally:
-                    self._limits.discard(limit)
-        except TimeoutError as error:
-            raise unavailable("rollout", self._why) from error
+            yield
+        except asyncio.CancelledError:
+            if not self._calls[call]:
+                raise  # its caller has gone
+            raise unavailable("rollout", self._calls[call]) from None
+        finally:
+            del self._calls[call]
 
     def _check_serving(self, request: Request) -> None:
         if self._state.draining:

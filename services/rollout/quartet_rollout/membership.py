@@ -11,7 +11,6 @@ the one that is last by name goes, so that they do not all go at once. All read 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -42,20 +41,6 @@ NO_MASKS = (
     "this engine cannot tell the candidates of its tokens; allowed: the transformers engine, the vllm engine "
     "with VLLM_USE_V2_MODEL_RUNNER=0"
 )
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """An active run, and the rollouts that work for it."""
-
-    run: broker_pb2.Run
-    rollouts: tuple[broker_pb2.Member, ...]
-
-    @property
-    def rank(self) -> tuple[int, int, int, str]:
-        """Fewest rollouts first, then the oldest run."""
-        made = self.run.created_at
-        return len(self.rollouts), made.seconds, made.nanos, self.run.spec.run_id
 
 
 class Membership:
@@ -119,9 +104,11 @@ class Membership:
             self._host.waiting.add(thing)
             await outage.wait()
         self._host.waiting.discard(thing)
-        return min(candidates, key=lambda one: one.rank).run
+        return min(candidates, key=_rank).run
 
-    async def _candidates(self, engine: Engine, call: Callable[[str, Any], Awaitable[Any]]) -> list[_Candidate]:
+    async def _candidates(
+        self, engine: Engine, call: Callable[[str, Any], Awaitable[Any]]
+    ) -> list[broker_pb2.GetRunResponse]:
         """Return the active runs that it may work for, of several those that its engine fits. Raises as `call`."""
         if self._only is not None:
             names = [self._only]
@@ -138,8 +125,7 @@ class Membership:
                     continue
                 raise
             if response.run.state == _ACTIVE:
-                rollouts = (one for one in response.members if one.kind == common_pb2.SERVICE_KIND_ROLLOUT)
-                found.append(_Candidate(response.run, tuple(rollouts)))
+                found.append(response)
         return found
 
     async def _go_over(self, run: broker_pb2.Run) -> None:
@@ -217,11 +203,11 @@ class Membership:
         mine = candidates.pop(self._state.run_id, None)
         if mine is None or not candidates:
             return None
-        poorest = min(candidates.values(), key=lambda one: one.rank)
+        poorest = min(candidates.values(), key=_rank)
         name = poorest.run.spec.run_id
-        if len(mine.rollouts) - len(poorest.rollouts) < 2:
+        if len(_rollouts(mine)) - len(_rollouts(poorest)) < 2:
             return None
-        may_go = [member.instance_id for member in mine.rollouts if _serves(member, name)]
+        may_go = [member.instance_id for member in _rollouts(mine) if _serves(member, name)]
         return name if may_go and max(may_go) == self._state.instance_id else None
 
     async def _stop(self, reason: str) -> None:
@@ -272,6 +258,16 @@ class Membership:
             },
             waiting_for="; ".join(self._host.waiting),
         )
+
+
+def _rollouts(found: broker_pb2.GetRunResponse) -> list[broker_pb2.Member]:
+    return [member for member in found.members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT]
+
+
+def _rank(found: broker_pb2.GetRunResponse) -> tuple[int, int, int, str]:
+    """Fewest rollouts first, then the oldest run."""
+    made = found.run.created_at
+    return len(_rollouts(found)), made.seconds, made.nanos, found.run.spec.run_id
 
 
 def _serves(member: broker_pb2.Member, run_id: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from quartet.v1 import experience_pb2
 
+from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
 from quartet_rollout.engines.base import Engine, EngineCompletion, FinishReason, SamplingSettings
@@ -53,7 +54,7 @@ class EpisodeContext:
         if seed is not None and number:
             seed = (seed + index + number * _TURN_SEEDS) % 2**63
         changes = {
-            "max_new_tokens": min(room, chosen.max_turn_tokens or room),
+            "max_new_tokens": min(room, chosen.spec.max_turn_tokens or room),
             "stop": tuple(dict.fromkeys([*settings.stop, *chosen.environment.stop(chosen.parameters)])),
             "seed": seed,
         }
@@ -70,9 +71,6 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
     finished: asyncio.Queue[PlayedCompletion | None] = asyncio.Queue()
     settings = context.turn_settings(context.request.settings.max_new_tokens, 0, 0)
 
-    async def one(first: EngineCompletion) -> None:
-        finished.put_nowait(await _run_one(context, first))
-
     async def every() -> None:
         try:
             async with (
@@ -87,7 +85,7 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
                 ) as stream,
             ):
                 async for first in stream:
-                    group.create_task(one(first))
+                    group.create_task(_run_one(context, first, finished))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
@@ -105,7 +103,7 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
             players.exception()
 
 
-async def _run_one(context: EpisodeContext, first: EngineCompletion) -> PlayedCompletion:
+async def _run_one(context: EpisodeContext, first: EngineCompletion, finished: asyncio.Queue) -> None:
     conversation = Conversation(context.prompt_token_ids)
     episode = _begin(context, first.index)
     try:
@@ -113,7 +111,7 @@ async def _run_one(context: EpisodeContext, first: EngineCompletion) -> PlayedCo
     finally:
         await _close(episode)
     TURNS.inc(conversation.turns)
-    return conversation.completed(first.index, reason)
+    finished.put_nowait(conversation.completed(first.index, reason))
 
 
 async def _converse(
@@ -124,13 +122,13 @@ async def _converse(
     chat = context.prompt.WhichOneof("input") == "chat"
     while True:
         conversation.add_turn(turn)
-        if turn.finish_reason != "stop" or conversation.turns >= chosen.max_turns or not turn.token_ids.size:
+        if turn.finish_reason != "stop" or conversation.turns >= chosen.spec.max_turns or not turn.token_ids.size:
             return turn.finish_reason
         answer = await _ask(context, conversation, episode, turn)
         if answer is None:
             return "stop"
         room = context.request.settings.max_new_tokens - conversation.size
-        tokens = context.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.max_answer_tokens)
+        tokens = context.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.spec.max_answer_tokens)
         if tokens is None:
             return "length"
         conversation.insert(tokens)
@@ -165,7 +163,7 @@ def _begin(context: EpisodeContext, index: int) -> Episode:
 async def _ask(
     context: EpisodeContext, conversation: Conversation, episode: Episode, turn: EngineCompletion
 ) -> Answer | None:
-    chosen = context.chosen
+    deadline = to_seconds(context.chosen.spec.answer_deadline)
     completion = conversation.completion_token_ids
     text = context.reader.text(context.writer.spoken(turn.token_ids))
     asked = Turn(
@@ -177,13 +175,13 @@ async def _ask(
         completion_token_ids=completion,
     )
     try:
-        with ENVIRONMENT_SECONDS.labels(chosen.environment.name).time():
-            async with asyncio.timeout(chosen.deadline_seconds):
+        with ENVIRONMENT_SECONDS.labels(context.chosen.environment.name).time():
+            async with asyncio.timeout(deadline):
                 answer = await episode.answer(asked)
     except EnvironmentFailed:
         raise
     except TimeoutError as error:
-        message = f"no answer to turn {asked.number} within {chosen.deadline_seconds:g} s"
+        message = f"no answer to turn {asked.number} within {deadline:g} s"
         raise EnvironmentFailed(message, counted=not context.tools.away) from error
     except Exception as error:
         raise _raised(context, error) from error

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_common.durations import to_seconds
+from quartet_common.durations import to_duration, to_seconds
 from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
 from quartet_rollout.environments.base import Answer, Environment, Parameters, Start, Tools, Turn
@@ -64,10 +64,14 @@ def load_environments(points: Iterable[EntryPoint] | None = None) -> dict[str, E
 
 
 SINGLE_TURN = "single_turn"
-DEFAULT_TURNS, MOST_TURNS = 8, 1024
-DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS = 1024, 16
 DEFAULT_DEADLINE_SECONDS = 60.0
 _LONGEST_DEADLINE_SECONDS = 86400.0
+# Fields of an EnvironmentSpec: default, least, most.
+_BOUNDS = (
+    ("max_turns", 8, 1, 1024),
+    ("max_turn_tokens", 0, 0, 2**31 - 1),
+    ("max_answer_tokens", 1024, 16, 2**31 - 1),
+)
 
 
 class UnknownEnvironment(Exception):
@@ -80,16 +84,13 @@ class Chosen:
 
     environment: Environment
     parameters: Any
-    max_turns: int
-    """Turns of the policy."""
-    max_turn_tokens: int
-    """Of one turn; 0: what is left."""
-    max_answer_tokens: int
-    """Of one answer, what the chat template adds not counted."""
-    deadline_seconds: float
-    """Of one answer."""
-    scores_last_turn: bool
-    """Verifiers read the last turn only."""
+    spec: experience_pb2.EnvironmentSpec
+    """As it was asked for, with the defaults filled in."""
+
+    @property
+    def scores_last_turn(self) -> bool:
+        """Whether verifiers read the last turn only."""
+        return self.spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN
 
     @property
     def single_turn(self) -> bool:
@@ -136,29 +137,22 @@ def read_environment(
         raise UnknownEnvironment(
             f"{field}.name: this rollout has no environment '{name}'; it has: {', '.join(sorted(environments))}"
         )
-    deadline = to_seconds(spec.answer_deadline) if spec.HasField("answer_deadline") else DEFAULT_DEADLINE_SECONDS
+    given, spec = spec, experience_pb2.EnvironmentSpec()
+    spec.CopyFrom(given)
+    if not given.HasField("answer_deadline"):
+        spec.answer_deadline.CopyFrom(to_duration(DEFAULT_DEADLINE_SECONDS))
+    deadline = to_seconds(spec.answer_deadline)
     if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
         raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
     if spec.scored_text not in experience_pb2.ScoredText.values():
         allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
         raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)
-    return Chosen(
-        environment=environment,
-        parameters=_parameters(environment, spec, field),
-        max_turns=_within(f"{field}.max_turns", spec.max_turns or DEFAULT_TURNS, 1, MOST_TURNS),
-        max_turn_tokens=_within(f"{field}.max_turn_tokens", spec.max_turn_tokens, 0),
-        max_answer_tokens=_within(
-            f"{field}.max_answer_tokens", spec.max_answer_tokens or DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS
-        ),
-        deadline_seconds=deadline,
-        scores_last_turn=spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN,
-    )
-
-
-def _within(field: str, value: int, least: int, most: int = 2**31 - 1) -> int:
-    if not least <= value <= most:
-        raise PromptRefused(field, value, f"{least} to {most}")
-    return value
+    for name, default, least, most in _BOUNDS:
+        value = getattr(given, name) or default
+        if not least <= value <= most:
+            raise PromptRefused(f"{field}.{name}", value, f"{least} to {most}")
+        setattr(spec, name, value)
+    return Chosen(environment, _parameters(environment, spec, field), spec)
 
 
 def _parameters(environment: Environment, spec: experience_pb2.EnvironmentSpec, field: str) -> Any:
