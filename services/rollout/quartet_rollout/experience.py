@@ -12,19 +12,13 @@ from quartet_common.tensors import encode, encode_ragged
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
-FINISH_REASONS = {
-    "stop": experience_pb2.FINISH_REASON_STOP,
-    "length": experience_pb2.FINISH_REASON_LENGTH,
-    "abort": experience_pb2.FINISH_REASON_ABORT,
-}
-
 
 def completion_info(completion: EngineCompletion, text: str) -> experience_pb2.CompletionInfo:
     """Return what there is to say about a completion besides its tensors."""
     info = experience_pb2.CompletionInfo(
         index=completion.index,
         text=text,
-        finish_reason=FINISH_REASONS[completion.finish_reason],
+        finish_reason=f"FINISH_REASON_{completion.finish_reason.upper()}",
         tokens=completion.token_ids.size,
         turns=completion.turns if isinstance(completion, PlayedCompletion) else 1,
         inserted_tokens=inserted_tokens(completion),

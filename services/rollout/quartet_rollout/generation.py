@@ -8,10 +8,10 @@ divides the logits by it.
 """
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,41 +72,35 @@ def scheduled(
         return request
     if instance.prompt.sampling.HasField("temperature"):
         return request
-    schedule = spec.temperature_schedule
-    points = tuple((point.policy_version, point.temperature) for point in schedule.points)
-    value = temperature(points, schedule.curve, policy_version)
+    value = temperature(spec.temperature_schedule, policy_version)
     return replace(request, settings=request.settings.model_copy(update={"temperature": value}))
 
 
-@lru_cache(maxsize=64)
-def temperature(points: Sequence[tuple[int, float]], curve: int, version: int) -> float:
+def temperature(schedule: experience_pb2.TemperatureSchedule, version: int) -> float:
     """Return the temperature at a version: the first point's before it, the last one's after it.
 
     Between the points (v0, t0) and (v1, t1), with x = (v - v0) / (v1 - v0): step t0; linear t0 + (t1 - t0) x; cosine
     t0 + (t1 - t0) (1 - cos(pi x)) / 2, the half wave of Loshchilov and Hutter 2017 (SGDR) without restarts.
 
-    The broker has checked them.
-
-    Raises:
-        PromptRefused: a curve of a later release.
+    The broker has checked the points. Raises PromptRefused for a curve of a later release.
     """
-    if version <= points[0][0]:
-        return points[0][1]
-    for (v0, t0), (v1, t1) in zip(points, points[1:], strict=False):
-        if version < v1:
-            return t0 + (t1 - t0) * _share(curve, (version - v0) / (v1 - v0))
-    return points[-1][1]
-
-
-def _share(curve: int, x: float) -> float:
-    if curve == experience_pb2.TEMPERATURE_CURVE_LINEAR:
-        return x
-    if curve == experience_pb2.TEMPERATURE_CURVE_COSINE:
-        return (1.0 - math.cos(math.pi * x)) / 2
-    if curve != experience_pb2.TEMPERATURE_CURVE_STEP:
-        allowed = ", ".join(experience_pb2.TemperatureCurve.keys()[1:])
-        raise PromptRefused("run.temperature_schedule.curve", curve, allowed)
-    return 0.0
+    points = schedule.points
+    after = bisect_right(points, version, key=lambda point: point.policy_version)
+    if after in (0, len(points)):
+        return points[max(after - 1, 0)].temperature
+    first, second = points[after - 1], points[after]
+    x = (version - first.policy_version) / (second.policy_version - first.policy_version)
+    match schedule.curve:
+        case experience_pb2.TEMPERATURE_CURVE_UNSPECIFIED | experience_pb2.TEMPERATURE_CURVE_STEP:
+            share = 0.0
+        case experience_pb2.TEMPERATURE_CURVE_LINEAR:
+            share = x
+        case experience_pb2.TEMPERATURE_CURVE_COSINE:
+            share = (1.0 - math.cos(math.pi * x)) / 2
+        case curve:
+            allowed = ", ".join(experience_pb2.TemperatureCurve.keys()[1:])
+            raise PromptRefused("run.temperature_schedule.curve", curve, allowed)
+    return first.temperature + (second.temperature - first.temperature) * share
 
 
 async def generate_completions(

@@ -56,13 +56,11 @@ class Stage(Enum):
     """Where a group is in its life."""
 
     GENERATING = "generating"
-    """Completions are group."""
+    """Completions are being generated."""
     SCORING = "scoring"
     """All tokens are there; scores are missing."""
     UPLOADING = "uploading"
     """Finished; the broker has not answered yet."""
-    SETTLED = "settled"
-    """Nothing is left to do with its lease but to give it back, maybe."""
 
 
 class LeaseReleased(Exception):

@@ -90,6 +90,7 @@ class Groups:
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
         self._environments, self._on_engine_failed = environments, on_engine_failed
         self._groups: dict[str, Group] = {}
+        """Those whose leases are held: until a group is put, given back or lost."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.concurrency = concurrency
 
@@ -137,7 +138,8 @@ class Groups:
         self._state.changes.notify()  # The engine has room: it must not wait for the verifiers.
 
     def _gone(self, lease_id: str) -> None:
-        del self._groups[lease_id], self._tasks[lease_id]
+        self._groups.pop(lease_id, None)
+        del self._tasks[lease_id]
         LEASES.set(len(self._groups))
         self._state.changes.notify()
 
@@ -149,16 +151,13 @@ class Groups:
                 continue
             ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
             await asyncio.sleep(ttl / 3)
-            held = [lease_id for lease_id, group in self._groups.items() if group.stage is not Stage.SETTLED]
-            for lease_id in await self._leases.renew(held, timeout=max(1.0, ttl / 3)):
+            for lease_id in await self._leases.renew(list(self._groups), timeout=max(1.0, ttl / 3)):
                 self._lost(lease_id)
 
     def _lost(self, lease_id: str) -> None:
         """The broker gave the prompt to someone else."""
-        group = self._groups.get(lease_id)
-        if group is None or group.stage is Stage.SETTLED:
+        if (group := self._groups.pop(lease_id, None)) is None:
             return
-        group.stage = Stage.SETTLED
         log.info("lease lost", extra={"group": group.lease.instance.instance_id, "lease": lease_id})
         GROUPS.labels("lease_lost").inc()
         self._tasks[lease_id].cancel()
@@ -191,7 +190,7 @@ class Groups:
             return await self._uploads.put(group.lease.lease_id, made)
 
     def _settled(self, group: Group, outcome: int) -> None:
-        group.stage = Stage.SETTLED
+        self._groups.pop(group.lease.lease_id, None)
         name = broker_pb2.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_").lower()
         GROUPS.labels(name).inc()
         if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
@@ -216,7 +215,7 @@ class Groups:
             release.unscored = error.unscored
             await self._leases.release([release], timeout=None)  # its lease is renewed meanwhile
             return
-        group.stage = Stage.SETTLED
+        self._groups.pop(lease.lease_id, None)
         await self._leases.release([release])
 
     async def flush(self, timeout: float) -> None:

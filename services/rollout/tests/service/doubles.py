@@ -416,7 +416,6 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.unjudged = ""  # a text in completions whose answers are not judged
         self.raises_on = ""  # a text in completions on which the verifier raises
         self.breaks_on = ""  # a text in prompts under which the stream breaks
-        self.break_once = False  # the stream, whatever comes
         self.refusals = 0  # streams that are refused, as for their rate
         self.silent = False
         self.reward: float | None = None  # of every completion, instead of its number of tokens
@@ -433,9 +432,6 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
                 raise resource_exhausted("rate", "too many calls", 0.01)
             if self.breaks_on and any(self.breaks_on in item.prompt for item in request.items):
                 raise KeyError(self.breaks_on)
-            if self.break_once:
-                self.break_once = False
-                return
             if not self.silent:
                 yield reward_pb2.ScoreStreamResponse(results=map(self._result, request.items))
 

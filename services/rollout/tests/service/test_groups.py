@@ -165,11 +165,6 @@ async def test_a_passing_verifier_failure_is_tried_again(world):
     assert len({item.item_id for item in world.reward.items}) == len(world.reward.items) == 4
 
 
-async def test_a_broken_score_stream_loses_nothing(world):
-    world.reward.break_once = True
-    await world.put(instance("a"), instance("b"))
-
-
 async def test_completions_that_finish_together_are_scored_by_one_message(world):
     names = {f"i{number}" for number in range(20)}
     await world.start(max_running_completions=100)

@@ -15,6 +15,13 @@ STEP, LINEAR, COSINE = (
 POINTS = ((10, 1.2), (20, 0.8), (40, 1.0))
 
 
+def schedule(curve: int, points=POINTS) -> experience_pb2.TemperatureSchedule:
+    made = experience_pb2.TemperatureSchedule(curve=curve)
+    for version, value in points:
+        made.points.add(policy_version=version, temperature=value)
+    return made
+
+
 @pytest.mark.parametrize(
     ("curve", "by_version"),
     [
@@ -26,21 +33,18 @@ POINTS = ((10, 1.2), (20, 0.8), (40, 1.0))
 )
 def test_golden_numbers(curve, by_version):
     for version, expected in by_version.items():
-        assert temperature(POINTS, curve, version) == pytest.approx(expected, abs=1e-9), version
-        assert temperature(((5, 0.7),), curve, version) == 0.7
+        assert temperature(schedule(curve), version) == pytest.approx(expected, rel=1e-6), version
+        assert temperature(schedule(curve, [(5, 0.7)]), version) == pytest.approx(0.7)
 
 
 def test_a_curve_of_a_later_release_is_refused():
     with pytest.raises(PromptRefused, match="run.temperature_schedule.curve: got 17; allowed: "):
-        temperature(POINTS, 17, 15)
+        temperature(schedule(17), 15)
 
 
 async def test_each_sample_carries_the_temperature_it_was_drawn_at(world):
     world.engine.policy_version = 15
-    spec = world.broker.run.spec
-    spec.temperature_schedule.curve = LINEAR
-    for version, value in POINTS:
-        spec.temperature_schedule.points.add(policy_version=version, temperature=value)
+    world.broker.run.spec.temperature_schedule.CopyFrom(schedule(LINEAR))
     own = instance("own")
     own.prompt.sampling.temperature = 0.3
     evaluated = instance("evaluated", purpose=experience_pb2.PURPOSE_EVALUATE)
