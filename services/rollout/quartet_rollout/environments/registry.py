@@ -3,9 +3,8 @@
 Which one a prompt's completions have: the prompt's, else the run's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,54 +13,10 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
-from quartet_rollout.environments.base import Answer, Environment, Parameters, Start, Tools, Turn
+from quartet_rollout.environments.base import Environment, Parameters, Tools
 from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.python_tool import PythonTool
 from quartet_rollout.generation import PromptRefused
-
-
-class SingleTurn:
-    """Ends every completion after its first turn. The rollout does not even ask it (`Chosen.single_turn`)."""
-
-    name = "single_turn"
-    description = "Nothing answers: a completion is one turn."
-    parameters = Parameters
-
-    def stop(self, parameters: Parameters) -> Sequence[str]:
-        """No stop string of its own."""
-        return ()
-
-    def begin(self, start: Start, parameters: Parameters, tools: Tools) -> "SingleTurn":
-        """Nothing to begin: it has no state."""
-        return self
-
-    async def answer(self, turn: Turn) -> Answer | None:
-        """The completion is complete."""
-        return None
-
-    async def close(self) -> None:
-        """Nothing to free."""
-
-
-ENTRY_POINT_GROUP = "quartet.environments"
-
-# Any: to a type checker each has parameters of another class than the Protocol's.
-_BUILT_IN: tuple[Any, ...] = (PythonTool, SingleTurn)
-_PARTS = ("name", "description", "parameters", "stop", "begin")
-
-
-def load_environments(points: Iterable[EntryPoint] | None = None) -> dict[str, Environment]:
-    """Return all environments by name, in alphabetical order.
-
-    Args:
-        points: the entry points to load; by default those of the installed packages.
-
-    Raises:
-        ConfigError: an entry point cannot be loaded, is no environment, or takes a name that is taken.
-    """
-    own = [one() for one in _BUILT_IN]
-    return load_plugins("environment", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)
-
 
 SINGLE_TURN = "single_turn"
 DEFAULT_DEADLINE_SECONDS = 60.0
@@ -72,6 +27,29 @@ _BOUNDS = (
     ("max_turn_tokens", 0, 0, 2**31 - 1),
     ("max_answer_tokens", 1024, 16, 2**31 - 1),
 )
+
+
+class SingleTurn:
+    """Nothing answers: the rollout never begins it (`Environments.choose`)."""
+
+    name = SINGLE_TURN
+    description = "Nothing answers: a completion is one turn."
+    parameters = Parameters
+
+
+ENTRY_POINT_GROUP = "quartet.environments"
+
+# Any: to a type checker each has parameters of another class than the Protocol's.
+_BUILT_IN: tuple[Any, ...] = (PythonTool, SingleTurn)
+_PARTS = ("name", "description", "parameters", "stop", "begin")
+
+
+def load_environments() -> dict[str, Environment]:
+    """Return all environments by name, in alphabetical order.
+
+    Raises ConfigError where an entry point cannot be loaded, is no environment, or takes a name that is taken.
+    """
+    return load_plugins("environment", ENTRY_POINT_GROUP, [one() for one in _BUILT_IN], _PARTS, Parameters)
 
 
 class UnknownEnvironment(Exception):
@@ -91,11 +69,6 @@ class Chosen:
     def scores_last_turn(self) -> bool:
         """Whether verifiers read the last turn only."""
         return self.spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN
-
-    @property
-    def single_turn(self) -> bool:
-        """Whether nothing answers."""
-        return self.environment.name == SINGLE_TURN
 
 
 class Environments:
@@ -124,7 +97,7 @@ class Environments:
             chosen = read_environment(self._environments, spec.environment, "run.environment")
         else:
             return None
-        return None if chosen.single_turn else chosen
+        return None if chosen.environment.name == SINGLE_TURN else chosen
 
 
 def read_environment(
