@@ -22,7 +22,6 @@ from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots
 from quartet_rollout.errors import EngineError
-from quartet_weights.onednn_linear import use_onednn
 from quartet_weights.routed_experts import Routing
 
 _ADMIT_SHARE = 8
@@ -56,17 +55,13 @@ class Decoder:
             local_files_only=True,
         )
         self.model = model.to(self._device).eval()
-        use_onednn(self.model, self._device)
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens
         self.vocab_size = int(self.model.config.vocab_size)
         wanted = context_length(model_path, "rollout.transformers.max_model_len", options.max_model_len)
         self.max_model_len = _context(int(self.model.config.max_position_embeddings), wanted)
-        self._is_end = np.zeros(self.vocab_size, dtype=bool)
-        self._is_end[[token for token in _end_of_sequence(self.model, self._tokenizer) if token < self.vocab_size]] = (
-            True
-        )
+        self._ends = _end_of_sequence(self.model, self._tokenizer)
         self._waiting: deque[Row] = deque()
         self._table = Table(self._max_rows)
         self._slots = Slots()
@@ -88,6 +83,7 @@ class Decoder:
 
     def add(self, row: Row) -> None:
         """Take in one completion."""
+        row.limit = min(row.sampling.max_new_tokens, self.max_model_len - len(row.prompt))
         if row.sampling.seed is not None:
             row.generator = torch.Generator(self._device).manual_seed(row.sampling.seed + row.index)
         self._waiting.append(row)
@@ -121,7 +117,7 @@ class Decoder:
     @property
     def tokens(self) -> int:
         """Tokens generated so far, of all unfinished completions together."""
-        return int(self._table.column("made").sum()) + sum(len(row.output) for row in self._waiting)
+        return sum(len(row.output) for row in self.rows)
 
     # ----------------------------------------------------- memory and weights
 
@@ -209,7 +205,7 @@ class Decoder:
             for row, i in zip(rows, which, strict=True):
                 row.experts = [experts[i, width - len(row.prompt) - len(row.output) :]]
         first = len(self._table.rows)
-        self._table.add(rows, self.max_model_len)
+        self._table.add(rows)
         self._slots.add(first, cache, which, self._table.column("length", first).tolist())
         return logits[torch.tensor(which, device=self._device)]
 
@@ -250,26 +246,25 @@ class Decoder:
         self, first: int, tokens: np.ndarray, log_probs: np.ndarray, candidates: dict[int, np.ndarray]
     ) -> list[tuple[Row, FinishReason]]:
         """Give the rows from `first` on their tokens. Returns those that end with them."""
-        table = self._table
-        rows = table.rows[first:]
-        for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
-            row.output.append(token)
-            row.log_probs.append(log_prob)
+        rows = self._table.rows[first:]
+        self._table.column("newest", first)[:] = tokens
         for i, ids in candidates.items():
             rows[i].candidates.append(ids)
-        table.column("newest", first)[:] = tokens
-        made = table.column("made", first)
-        made += 1
-        stopped = self._is_end[tokens]
-        for i in (table.column("watched", first) & ~stopped).nonzero()[0].tolist():
-            stopped[i] = self._stops(rows[i])
-        ended = (stopped | (made >= table.column("limit", first))).nonzero()[0].tolist()
-        self._leave([first + i for i in ended])
-        return [(rows[i], "stop" if stopped[i] else "length") for i in ended]
+        leaving: list[int] = []
+        ended: list[tuple[Row, FinishReason]] = []
+        for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), log_probs.tolist(), strict=True), first):
+            row.output.append(token)
+            row.log_probs.append(log_prob)
+            if (stops := self._stops(row)) or len(row.output) >= row.limit:
+                leaving.append(i)
+                ended.append((row, "stop" if stops else "length"))
+        self._leave(leaving)
+        return ended
 
     def _stops(self, row: Row) -> bool:
-        """Whether the row's newest token is one of its stop tokens, or ends one of its stop strings."""
-        if row.output[-1] in row.sampling.stop_token_ids:
+        """Whether the row's newest token ends its sequence, is a stop token, or ends a stop string."""
+        token = row.output[-1]
+        if token in self._ends or token in row.sampling.stop_token_ids:
             return True
         if not row.sampling.stop:
             return False

@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quartet_common.log import get_logger
@@ -30,18 +29,14 @@ from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.process_engine import ProcessEngine
 from quartet_rollout.engines.transformers_engine.messages import (
-    HEAD,
     Call,
     Failed,
-    Generate,
     Log,
-    Order,
     Output,
     Ready,
     Report,
-    Request,
-    decode_report,
-    encode,
+    frame,
+    read_report,
 )
 from quartet_rollout.errors import EngineError, unpack_error
 
@@ -68,10 +63,10 @@ class TransformersEngine(ProcessEngine):
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready]
         self._stats = EngineStats(0, 0, -1.0, 0)
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
-        self._unsent: list[Request] = []
+        self._unsent: list[Call] = []
 
     # ------------------------------------------------------------------ life
 
@@ -97,7 +92,7 @@ class TransformersEngine(ProcessEngine):
         self._closed = True
         if self._reading is None:
             return
-        self._send(Call(0, "close", []))
+        self._send("close")
         if not (await asyncio.wait({self._reading}, timeout=CLOSE_SECONDS))[0]:
             log.warning("the engine did not end in time", extra={"seconds": CLOSE_SECONDS})
             self._process.kill()
@@ -123,11 +118,7 @@ class TransformersEngine(ProcessEngine):
         self._requests.add(request_id)
         number = next(self._numbers)
         outbox = self._outboxes[number] = asyncio.Queue()
-        # Together with those that come before the event loop turns to other things: the groups of a lease begin as one
-        # batch, and cost one message.
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._send_requests)
-        self._unsent.append(Request(number, prompt, n, sampling))
+        self._send("generate", number, prompt, n, sampling.model_dump())
         left = n
         try:
             while left:
@@ -139,14 +130,9 @@ class TransformersEngine(ProcessEngine):
         finally:
             self._requests.discard(request_id)
             del self._outboxes[number]
-            # Whoever stops reading, for whatever reason, wants no more. The request has been sent by then:
-            # `_send_requests` was in line before whatever woke this up.
+            # Whoever stops reading, for whatever reason, wants no more.
             if left:
-                self._send(Call(0, "abort", [number]))
-
-    def _send_requests(self) -> None:
-        requests, self._unsent = self._unsent, []
-        self._send(Generate(requests))
+                self._send("abort", number)
 
     # ------------------------------------------------------- pause and sleep
 
@@ -154,7 +140,7 @@ class TransformersEngine(ProcessEngine):
         try:
             return await self._ask("pause", mode, keep_kv_cache)
         except asyncio.CancelledError:
-            self._send(Call(0, "resume", []))
+            self._send("resume")
             raise
 
     async def resume(self) -> None:
@@ -180,29 +166,33 @@ class TransformersEngine(ProcessEngine):
     async def _ask(self, method: str, *args: Any) -> Any:
         """Have a method of `EngineLoop` called. Raises EngineError when there is nobody to call it."""
         self._check_usable()
-        number = next(self._numbers)
+        number = self._send(method, *args)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(Call(number, method, list(args)))
         try:
             return await answer
         finally:
             del self._answers[number]
 
-    def _send(self, order: Order) -> None:
-        """Send, unless the process is gone: `_read` finds out why, and tells everybody who waits."""
-        if not self._writer.is_closing():
-            self._writer.write(encode(order))
+    def _send(self, method: str, *args: Any) -> int:
+        """Have a method of `EngineLoop` called, together with what else is sent before the event loop turns to other
+        things: the groups of a lease begin as one batch. Returns the number that the answer will have."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        number = next(self._numbers)
+        self._unsent.append(Call(number, method, args))
+        return number
+
+    def _flush(self) -> None:
+        calls, self._unsent = self._unsent, []
+        if not self._writer.is_closing():  # Else `_read` finds out why, and tells everybody who waits.
+            self._writer.write(frame(calls))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                size = int.from_bytes(await reader.readexactly(HEAD), "little")
-                self._take(decode_report(await reader.readexactly(size)))
+                self._take(await read_report(reader))
         except (asyncio.IncompleteReadError, OSError):
             log.debug("the engine's process says no more")
-        except msgspec.MsgspecError:
-            log.exception("what the engine's process says cannot be understood")
-            self._process.kill()
         finally:
             self._writer.close()
         await self._end()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -23,20 +22,11 @@ from quartet_rollout.engines.base import (
     EngineStats,
     FinishReason,
     PauseMode,
+    SamplingSettings,
 )
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
-from quartet_rollout.engines.transformers_engine.messages import (
-    Answer,
-    Channel,
-    Failed,
-    Generate,
-    Log,
-    Order,
-    Output,
-    Ready,
-    RolloutGone,
-)
+from quartet_rollout.engines.transformers_engine.messages import Answer, Call, Channel, Failed, Log, Output, Ready
 from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.errors import EngineError, WeightInstallError, pack_error
 from quartet_rollout.weight_sync.receiver import WeightReceiver
@@ -55,14 +45,10 @@ class EngineLoop:
     def __init__(self, decoder: Decoder, receiver: WeightReceiver, channel: Channel) -> None:
         self.policy_version = UNKNOWN_VERSION
         self._decoder, self._receiver, self._channel = decoder, receiver, channel
-        self._draining = False
-        """A pause of mode "wait" is coming about: what runs is finished, nothing is added."""
-        self._paused = False
-        self._closed = False
-        self._asleep = False
+        self._draining: list[Answer] = []
+        """Of pauses of mode "wait" that are coming about: what runs is finished, nothing is added."""
+        self._paused = self._asleep = self._closed = False
         self._keep_kv_cache = False
-        self._pausing: list[Answer] = []
-        """Of pauses that have not come about."""
         self._completions: list[tuple[int, EngineCompletion]] = []
         self._answers: list[Answer] = []
         self._ended_tokens = 0
@@ -70,40 +56,34 @@ class EngineLoop:
         self._sent_at = 0.0
 
     def run(self) -> None:
-        """Until the rollout closes it. Raises RolloutGone."""
+        """Until the rollout closes it. Raises EOFError or ConnectionError when the rollout is gone."""
         while not self._closed:
             if self._draining and not self._decoder.running:
                 self._stand()
             if not self._can_step:
                 self._report(at_once=True)
                 self._obey(self._channel.receive())
-            while not self._closed and self._channel.poll():
+            while self._channel.poll():
                 self._obey(self._channel.receive())
             self._report(at_once=False)  # before a step: who resumed does not wait for it
-            if not self._closed and self._can_step:
+            if self._can_step:
                 self._end(self._decoder.step(admit=not self._draining))
         self._report(at_once=True)
 
     @property
     def _can_step(self) -> bool:
-        return not self._paused and not self._asleep and self._decoder.busy
+        return not self._paused and not self._asleep and not self._closed and self._decoder.busy
 
-    def _obey(self, order: Order) -> None:
-        if isinstance(order, Generate):
-            for request in order.requests:
-                for index in range(request.n):
-                    self._decoder.add(Row(request.number, index, request.prompt, request.sampling, self.policy_version))
-            return
-        answer = Answer(order.number)
-        try:
-            if order.method == "pause":
-                self.pause(answer, *order.args)
-                return
-            answer.result = getattr(self, order.method)(*order.args)
-        except EngineError as error:
-            answer.error = pack_error(error)
-        if order.number:
-            self._answers.append(answer)
+    def _obey(self, calls: list[Call]) -> None:
+        for call in calls:
+            answer = Answer(call.number)
+            try:
+                answer.result = getattr(self, call.method)(*call.args)
+            except EngineError as error:
+                answer.error = pack_error(error)
+            # A pause that is coming about is answered when it has.
+            comes = call.method == "pause" and not self._paused
+            (self._draining if comes else self._answers).append(answer)
 
     def _report(self, at_once: bool) -> None:
         """Send what is new; where that is but the statistics, `at_once` or not too often."""
@@ -119,23 +99,27 @@ class EngineLoop:
             self._completions, self._answers = [], []
             self._sent, self._sent_at = (stats, self.policy_version), now
 
-    # ---------------------------------------------------------------- orders
+    # ----------------------------------------------------------------- calls
 
-    def abort(self, number: int) -> None:
+    def generate(self, request: int, prompt: list[int], n: int, sampling: dict[str, Any]) -> None:
+        """Begin a request; its completions are reported as they end. `sampling`: fields of `SamplingSettings`."""
+        settings = SamplingSettings(**sampling)
+        for index in range(n):
+            self._decoder.add(Row(request, index, prompt, settings, self.policy_version))
+
+    def abort(self, request: int) -> None:
         """End a request."""
-        self._abort(row for row in self._decoder.rows if row.number == number)
+        self._abort(row for row in self._decoder.rows if row.number == request)
 
-    def pause(self, answer: Answer, mode: PauseMode, keep_kv_cache: bool) -> None:
-        """Begin a pause. When it has come about, the answer is how many completions were running."""
+    def pause(self, mode: PauseMode, keep_kv_cache: bool) -> int:
+        """Pause, or with "wait" begin to. Returns how many completions were running."""
         self._keep_kv_cache = keep_kv_cache
-        answer.result = self._decoder.running
-        self._pausing.append(answer)
+        running = self._decoder.running
         if mode == "abort":
             self._abort(row for row in self._decoder.rows if row.output)
-        if mode == "wait" and self._decoder.running and not self._paused:
-            self._draining = True
-        else:
+        if mode != "wait" or not running:
             self._stand()
+        return running
 
     def resume(self) -> None:
         """End any pause, and one that is coming about."""
@@ -185,9 +169,9 @@ class EngineLoop:
 
     def _stand(self) -> None:
         """Stand still; answer those who asked for that."""
-        self._paused, self._draining = True, False
-        self._answers += self._pausing
-        self._pausing = []
+        self._paused = True
+        self._answers += self._draining
+        self._draining = []
 
     def _abort(self, rows: Iterable[Row]) -> None:
         chosen = list(rows)
@@ -208,30 +192,29 @@ class _ToTheRollout(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(RolloutGone):
+        with suppress(ConnectionError):
             self._channel.send(Log(record.name, record.levelno, self.format(record)))
 
 
 def main(model_path: str, options: str, log_level: str) -> None:
     """Do what the rollout at the other end of the socket asks for. Does not return."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The rollout drains, then closes this process.
-    channel = Channel(socket.socket(fileno=os.dup(0)))
+    channel = Channel()
     root = logging.getLogger()
     root.addHandler(_ToTheRollout(channel))
     root.setLevel(int(log_level))
     what, status = "did not start", 1
-    with suppress(RolloutGone):  # Nobody wants anything any more.
+    with suppress(EOFError, ConnectionError):  # The rollout is gone.
         try:
             decoder = Decoder(model_path, TransformersOptions.model_validate_json(options))
-            spec = ModelSpec.of_model(decoder.model)
-            routed = decoder.routing is not None
+            spec, routed = ModelSpec.of_model(decoder.model), decoder.routing is not None
             channel.send(Ready(decoder.max_model_len, decoder.vocab_size, spec, transports(), routed))
             what = "failed"
             EngineLoop(decoder, WeightReceiver(model_path), channel).run()
             status = 0
         except EngineError as error:
             channel.send(Failed(str(error)))
-        except RolloutGone:
+        except (EOFError, ConnectionError):
             raise
         except Exception as error:
             log.exception("the engine %s", what)

@@ -30,6 +30,9 @@ class Row:
     sampling: SamplingSettings
     policy_version: InitVar[int] = UNKNOWN_VERSION
     generator: torch.Generator | None = None
+    """Its own, where it has a seed."""
+    limit: int = 0
+    """Tokens it may have."""
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
@@ -38,9 +41,12 @@ class Row:
     """Of the tokens computed so far, where they are wanted, [tokens, hidden layers, experts of a token] each."""
     versions: list[tuple[int, int]] = field(init=False)
     """(policy version, first token), oldest first."""
+    masked: bool = field(init=False)
+    """Whether the candidates are wanted."""
 
     def __post_init__(self, policy_version: int) -> None:
         self.versions = [(policy_version, 0)]
+        self.masked = masked(self.sampling)
 
     def tokens(self) -> list[int]:
         """Prompt and output so far."""
@@ -54,49 +60,29 @@ class Row:
             log_probs=np.array(self.log_probs, dtype=np.float32),
             finish_reason=reason,
             version_spans=version_spans(self.versions, len(self.output)),
-            mask=join(self.candidates) if masked(self.sampling) else None,
+            mask=join(self.candidates) if self.masked else None,
             routed_experts=np.concatenate(self.experts) if self.experts else None,
         )
 
 
-_NO_FILTERS = SamplingSettings()
+_GREEDY = SamplingSettings(temperature=0.0)
 _COLUMNS = np.dtype(
     [
         ("length", np.int64),  # Tokens whose keys and values are there.
         ("newest", np.int64),  # The token after them.
         ("top_k", np.int64),
-        ("limit", np.int64),  # Tokens it may have.
-        ("made", np.int64),  # Tokens it has.
-        ("temperature", np.float32),  # 1 where it is greedy.
+        ("temperature", np.float32),  # 0 where it is greedy, and has no filters.
         ("min_p", np.float32),
         ("top_p", np.float32),
-        ("greedy", np.bool_),
-        ("masked", np.bool_),  # Wants to know the candidates.
-        ("seeded", np.bool_),  # Has a generator of its own.
-        ("watched", np.bool_),  # Has stop strings or stop tokens of its own.
     ],
     align=True,
 )
 
 
-def _line(row: Row, max_model_len: int) -> tuple[float, ...]:
+def _line(row: Row) -> tuple[float, ...]:
     """What stands in a table, in the order of its columns, when the row is new in it."""
-    sampling, tokens = row.sampling, len(row.prompt) + len(row.output)
-    drawn = sampling if sampling.temperature > 0 else _NO_FILTERS
-    return (
-        tokens,
-        0,
-        drawn.top_k,
-        min(sampling.max_new_tokens, max_model_len - len(row.prompt)),
-        len(row.output),
-        drawn.temperature,
-        drawn.min_p,
-        drawn.top_p,
-        sampling.temperature == 0,
-        masked(sampling),
-        row.generator is not None,
-        bool(sampling.stop or sampling.stop_token_ids),
-    )
+    drawn = row.sampling if row.sampling.temperature > 0 else _GREEDY
+    return len(row.prompt) + len(row.output), 0, drawn.top_k, drawn.temperature, drawn.min_p, drawn.top_p
 
 
 class Table:
@@ -110,12 +96,12 @@ class Table:
         """[rows from `first` on]: the column itself, to read and to write."""
         return self._lines[name][first : len(self.rows)]
 
-    def add(self, rows: Sequence[Row], max_model_len: int) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Put rows behind the others. Their keys and values are those of all tokens they have."""
         first = len(self.rows)
         self.rows += rows
         # A row of fields at a time: one number at a time into an array takes as long as a layer of a small model.
-        self._lines[first : len(self.rows)] = [_line(row, max_model_len) for row in rows]
+        self._lines[first : len(self.rows)] = [_line(row) for row in rows]
 
     def remove(self, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
         """Take rows out, and move the last ones into their places. Returns (to, from): where which rows moved."""

@@ -16,6 +16,7 @@ class Sampler:
 
     def __init__(self, table: Table, first: int, device: torch.device) -> None:
         self._table, self._first, self._device = table, first, device
+        self._rows = table.rows[first:]
         self.candidates: dict[int, np.ndarray] = {}
         """Of the rows that want masks, by their number from `first` on, for the tokens drawn."""
 
@@ -25,18 +26,20 @@ class Sampler:
         Greedy rows are drawn by argmax; their log-probs are the model's own, without temperature and filters.
         """
         logits = logits.float()
-        if (self._column("temperature") != 1).any():
-            logits = logits / self._tensor("temperature")
+        temperatures = self._column("temperature")
+        greedy = temperatures == 0
+        divisors = np.where(greedy, np.float32(1), temperatures)
+        if (divisors != 1).any():
+            logits = logits / self._tensor(divisors)
         log_probs = torch.log_softmax(self._filter(logits), dim=-1)
-        if len(rows := self._column("masked").nonzero()[0]):
-            self.candidates = dict(zip(rows.tolist(), candidates(log_probs[rows]), strict=True))
-        greedy = self._column("greedy")
+        if masked := [i for i, row in enumerate(self._rows) if row.masked]:
+            self.candidates = dict(zip(masked, candidates(log_probs[masked]), strict=True))
         if greedy.all():
             tokens = log_probs.argmax(dim=-1)
         else:
             tokens = self._draw(log_probs)
             if greedy.any():
-                tokens = torch.where(self._tensor("greedy")[:, 0], log_probs.argmax(dim=-1), tokens)
+                tokens = torch.where(self._tensor(greedy)[:, 0], log_probs.argmax(dim=-1), tokens)
         return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]
 
     def _draw(self, log_probs: torch.Tensor) -> torch.Tensor:
@@ -44,8 +47,9 @@ class Sampler:
         its own generator where it has one, else of torch's. In float64: the sum over a large vocabulary is long."""
         sums = log_probs.double().exp_().cumsum(dim=-1)
         uniform = torch.rand(len(sums), 1, dtype=sums.dtype, device=self._device)
-        for row in self._column("seeded").nonzero()[0].tolist():
-            uniform[row].uniform_(generator=self._table.rows[self._first + row].generator)
+        for i, row in enumerate(self._rows):
+            if row.generator is not None:
+                uniform[i].uniform_(generator=row.generator)
         total = sums[:, -1:]
         # Below the sum, whatever is rounded: a candidate of probability 0 is never passed at.
         reached = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -53,21 +57,22 @@ class Sampler:
 
     def _filter(self, logits: torch.Tensor) -> torch.Tensor:
         """Set logits of refused candidates to minus infinity: min_p, then top_k, then top_p of what is left."""
-        if self._column("min_p").any():
+        min_ps, top_ks, top_ps = (self._column(name) for name in ("min_p", "top_k", "top_p"))
+        if min_ps.any():
             probs = torch.softmax(logits, dim=-1)
-            least = self._tensor("min_p") * probs.amax(dim=-1, keepdim=True)
+            least = self._tensor(min_ps) * probs.amax(dim=-1, keepdim=True)
             logits = logits.masked_fill(probs < least, NEGATIVE_INFINITY)
-        any_top_k, any_top_p = self._column("top_k").any(), (self._column("top_p") < 1).any()
+        any_top_k, any_top_p = top_ks.any(), (top_ps < 1).any()
         if not any_top_k and not any_top_p:
             return logits
         ordered, order = logits.sort(dim=-1, descending=True)
         if any_top_k:
-            top_k, size = self._tensor("top_k"), logits.shape[-1]
-            last = torch.where(top_k > 0, top_k, size).clamp(max=size) - 1
+            size = logits.shape[-1]
+            last = self._tensor(np.where(top_ks > 0, top_ks, size)).clamp(max=size) - 1
             # Candidates that tie with the last one stay.
             ordered = ordered.masked_fill(ordered < ordered.gather(-1, last), NEGATIVE_INFINITY)
         if any_top_p:
-            top_p = self._tensor("top_p")
+            top_p = self._tensor(top_ps)
             probs = torch.softmax(ordered, dim=-1)
             before = probs.cumsum(dim=-1) - probs
             # The smallest set whose mass reaches top_p: a candidate stays while the mass before it is below.
@@ -77,6 +82,6 @@ class Sampler:
     def _column(self, name: str) -> np.ndarray:
         return self._table.column(name, self._first)
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def _tensor(self, column: np.ndarray) -> torch.Tensor:
         """[B, 1]."""
-        return torch.from_numpy(self._column(name).copy()).to(self._device)[:, None]
+        return torch.from_numpy(column.copy()).to(self._device)[:, None]
