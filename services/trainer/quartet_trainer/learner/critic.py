@@ -27,7 +27,6 @@ from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.plugins.base import Phases
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_weights.onednn_linear import use_onednn
 
 log = get_logger(__name__)
 
@@ -94,8 +93,6 @@ class Critic:
                 f"trainer.critic.model: {path} has a vocabulary of {causal_lm.config.vocab_size}, "
                 f"the policy one of {vocabulary}; they must read the same tokens"
             )
-        if settings.precision == "fp32":
-            use_onednn(causal_lm, plugin.ranks.device)
         causal_lm.train()
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -35,7 +35,6 @@ from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.router import routing_of
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_weights.onednn_linear import use_onednn
 from quartet_weights.routed_experts import ReplayExperts
 
 log = get_logger(__name__)
@@ -130,8 +129,6 @@ class BoosterLearner:
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"
         causal_lm = load_causal_lm(self._model_path, dtype, share_prompts=share)
-        if self._settings.precision == "fp32":
-            use_onednn(causal_lm, self._ranks.device)
         causal_lm.train()
         if self._settings.gradient_checkpointing and not frozen:
             again = {"use_reentrant": False, "context_fn": ReplayExperts.checkpoint_contexts}
