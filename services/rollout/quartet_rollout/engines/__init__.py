@@ -5,7 +5,6 @@
     options.py            their options, torch-free
     process_engine.py     what the next two have in common
     vllm_engine/          vLLM: its `AsyncLLM`, and what is added to its workers
-    vllm_names.py         what is used of vLLM's public API
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
     weight_group.py       the workers as members of a weight group, each call with a deadline
     model_folder.py       tokenizer, context and element type of a Hugging Face folder

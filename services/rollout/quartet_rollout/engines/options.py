@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quartet_common.log import get_logger
-from quartet_rollout.engines.vllm_names import engine_arguments, installed, version_of
 
 log = get_logger(__name__)
 
@@ -53,6 +57,24 @@ RESERVED = {
 """Engine arguments of vLLM that the run file may not set, and what sets them."""
 
 
+@cache
+def vllm_arguments() -> frozenset[str]:
+    """Fields of the installed vLLM's `AsyncEngineArgs`, read from its source: an import takes seconds. Empty without
+    vLLM."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        return frozenset()
+    source = Path(found.submodule_search_locations[0], "engine", "arg_utils.py").read_text(encoding="utf-8")
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    return frozenset(
+        each.target.id
+        for node in classes
+        if node.name in ("EngineArgs", "AsyncEngineArgs")
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    )
+
+
 class VllmOptions(EngineOptions):
     """Options of the vllm engine. Further keys are passed on to vLLM's `AsyncEngineArgs`."""
 
@@ -79,12 +101,13 @@ class VllmOptions(EngineOptions):
         given = self.model_extra or {}
         for key in given.keys() & RESERVED.keys():
             raise ValueError(f"{key}: it is set by {RESERVED[key]}; leave the key out")
-        if given and (folder := installed("vllm")) is not None:
-            known = {*engine_arguments(folder), *type(self).model_fields} - RESERVED.keys()
+        if given and (arguments := vllm_arguments()):
+            known = {*arguments, *type(self).model_fields} - RESERVED.keys()
             for key in sorted(given.keys() - known):
                 close = get_close_matches(key, known, 1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise ValueError(f"{key}: vLLM {version_of(folder)} has no such engine argument{hint}")
+                release = version(packages_distributions()["vllm"][0])
+                raise ValueError(f"{key}: vLLM {release} has no such engine argument{hint}")
         return self
 
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
+import vllm_names
+
 import quartet_rollout
-from quartet_rollout.engines import vllm_names
 
 ENGINE = Path(quartet_rollout.__file__).parent / "engines" / "vllm_engine"
 
 
 def folder() -> Path:
-    found = Path(os.environ["QUARTET_VLLM"]) if "QUARTET_VLLM" in os.environ else vllm_names.installed("vllm")
-    assert found is not None
-    return found
+    found = find_spec("vllm")
+    assert found is not None and found.submodule_search_locations
+    return Path(os.environ.get("QUARTET_VLLM", found.submodule_search_locations[0]))
 
 
 def test_every_name_is_there_with_its_parameters() -> None:

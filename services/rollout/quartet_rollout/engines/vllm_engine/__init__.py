@@ -1,11 +1,9 @@
 """vLLM as an engine, by its public API: `AsyncLLM`, whose engine core and workers have processes of their own.
 
-    arguments.py        options as vLLM's engine arguments, sampling settings as its own
-    engine.py           `VllmEngine`
-    worker.py           what is added to vLLM's workers: calls of their weight receiver, sampling masks
-    weight_transfer.py  the workers' weight transfer engine: receives on a thread, installs between two steps
-
-`engines/vllm_names.py` lists every name of vLLM that these modules use.
+arguments.py        options as vLLM's engine arguments, sampling settings as its own
+engine.py           `VllmEngine`
+worker.py           what is added to vLLM's workers: calls of their weight receiver, sampling masks
+weight_transfer.py  the workers' weight transfer engine: receives on a thread, installs between two steps
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every public name of vLLM that this package uses, with its parameters, read from vLLM's sources without an import.
+"""Every public name of vLLM that the rollout uses, with its parameters, read from vLLM's sources without an import.
 
 An upgrade is compared with this list in a second: `differences(folder)` of an installed or unpacked wheel.
 """
@@ -6,7 +6,6 @@ An upgrade is compared with this list in a second: `differences(folder)` of an i
 from __future__ import annotations
 
 import ast
-import importlib.util
 from functools import cache
 from pathlib import Path
 
@@ -92,27 +91,6 @@ def differences(folder: Path) -> list[str]:
         missing = set(fields) - set(_fields(node)) if isinstance(node, ast.ClassDef) else set(fields)
         found += [f"{name}.{field} is gone" for field in sorted(missing)]
     return found
-
-
-def engine_arguments(folder: Path) -> list[str]:
-    """Return the fields of `AsyncEngineArgs`."""
-    classes = (_find(folder, f"engine.arg_utils:{name}") for name in ("EngineArgs", "AsyncEngineArgs"))
-    return [field for node in classes if isinstance(node, ast.ClassDef) for field in _fields(node)]
-
-
-def installed(package: str) -> Path | None:
-    """Return the folder of an installed package, which is not imported; None if there is none."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(places))) if places else None
-
-
-def version_of(folder: Path) -> str:
-    """Return the version that a `vllm` folder names."""
-    for line in (folder / "_version.py").read_text(encoding="utf-8").splitlines():
-        if line.startswith(("__version__ = version = ", "__version__ = ")):
-            return line.rpartition("=")[2].strip(" '\"")
-    return "of unknown version"
 
 
 @cache
