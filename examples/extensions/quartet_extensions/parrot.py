@@ -156,15 +156,10 @@ class ParrotEngine(WeightGroupMixin):
         """Count what was received."""
         self.installed = sum(1 for _ in self.received_tensors())
         self.policy_version = policy_version
-        await self.discard_weights()
 
     async def set_version(self, policy_version: int) -> None:
         """What it says from now on is of this version."""
         self.policy_version = policy_version
-
-    async def invalidate(self) -> None:
-        """Its weights are no longer to be relied on."""
-        self.policy_version = UNKNOWN_VERSION
 
 
 def spans(versions: list[int]) -> tuple[tuple[int, int, int], ...]:

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quartet.v1 import rollout_pb2
 
@@ -36,7 +36,14 @@ from quartet_common.errors import (
 )
 from quartet_common.log import get_logger
 from quartet_common.transports import OWN_TRANSPORTS, how_to_install
-from quartet_rollout.engines.base import Engine, EngineError, ManifestError, PauseMode, WeightGroupInfo
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    Engine,
+    EngineError,
+    ManifestError,
+    PauseMode,
+    WeightGroupInfo,
+)
 from quartet_rollout.groups import Groups
 from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 from quartet_rollout.sleep import Sleep
@@ -68,19 +75,27 @@ class UpdateRequest:
 @dataclass(eq=False)
 class _Update:
     request: UpdateRequest
-    deadline: float
     expected: asyncio.Future[int]
     """Checksum of what was sent; set by finish."""
-    outcome: asyncio.Future[float]
-    """Seconds that generation stood still, or the ContractError that ended the update."""
-    paused_at: float | None = None
-    """When generation was paused for the installation."""
-    settling: bool = False
-    """True once its end has begun: it can no longer be given up, only waited for."""
-    task: asyncio.Task | None = field(default=None, repr=False)
+    transfer: asyncio.Task[None]
+    """Until everything has arrived as it was sent. Cancelling it gives the update up; once it has ended, an update can
+    only be waited for."""
+    outcome: asyncio.Task["float | ContractError"]
+    """From begin to end: seconds that generation stood still, or why the old weights stand."""
+    given_up: str = ""
+    """Why, where the transfer was cancelled."""
 
     def is_for(self, epoch: int, policy_version: int) -> bool:
         return (self.request.epoch, self.request.policy_version) == (epoch, policy_version)
+
+
+class _Failed(Exception):
+    """An update ends without its weights."""
+
+    def __init__(self, outcome: str, error: ContractError):
+        """`outcome`: as the metric counts it."""
+        super().__init__(error.message)
+        self.outcome, self.error = outcome, error
 
 
 class WeightUpdates:
@@ -134,8 +149,7 @@ class WeightUpdates:
             self._require_run(number)
             if info == self._info:
                 return ranks
-            if self._update is not None:
-                await self._interrupt(self._update, f"group epoch {info.epoch} began")
+            await self._interrupt(f"group epoch {info.epoch} began")
             await self._leave(f"group epoch {info.epoch} began")
             self._info = info
             self._joining = self._spawn(self._meet(info), f"join weight group {info.epoch}")
@@ -158,13 +172,14 @@ class WeightUpdates:
 
     async def begin(self, request: UpdateRequest) -> None:
         """Enter the receive. Raises ContractError."""
-        deadline = time.monotonic() + request.timeout_seconds
+        began = time.monotonic()
         number = self._state.run_number
-        await self._wait_joined(request)
+        if self._joining is not None and self.epoch == request.epoch:
+            await asyncio.wait({self._joining}, timeout=request.timeout_seconds)
         async with self._lock:
             self._require_run(number)
-            if (update := self._update) is not None and update.settling and update.task is not None:
-                await asyncio.wait({update.task})
+            if (update := self._update) is not None and update.transfer.done():
+                await asyncio.wait({update.outcome})
             if (update := self._update) is not None:
                 if update.is_for(request.epoch, request.policy_version):
                     return
@@ -180,22 +195,16 @@ class WeightUpdates:
                 self._engine.check_manifest(request.manifest)
             except ManifestError as error:
                 raise invalid_argument("manifest", str(error), "tensors that fit this rollout's model") from error
-            loop = asyncio.get_running_loop()
-            update = _Update(request, deadline, loop.create_future(), loop.create_future())
-            # The trainer may never ask how it ended.
-            update.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
-            self._update = self._last = update
+            expected = asyncio.get_running_loop().create_future()
+            transfer = asyncio.create_task(self._transfer(request, began, expected))
+            outcome = self._spawn(self._live(request, began, transfer), f"weight update {request.policy_version}")
+            self._update = self._last = _Update(request, expected, transfer, outcome)
             self._state.updating = True
-            update.task = self._spawn(self._live(update), f"weight update {request.policy_version}")
 
     def _require_run(self, number: int) -> None:
         """Refuse a call that waited while the rollout went over to another run; epochs of two runs may be equal."""
         if number != self._state.run_number:
             raise failed_precondition("run_id", "this rollout works for another run now")
-
-    async def _wait_joined(self, request: UpdateRequest) -> None:
-        if self._joining is not None and self.epoch == request.epoch:
-            await asyncio.wait({self._joining}, timeout=request.timeout_seconds)
 
     def _require_epoch(self, epoch: int) -> None:
         if self._info is None:
@@ -208,30 +217,57 @@ class WeightUpdates:
             return
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
-    async def _live(self, update: _Update) -> None:
-        """An update's life, from the receive to the resume. Ends early only by `_interrupt`."""
-        request = update.request
+    async def _live(self, request: UpdateRequest, began: float, transfer: asyncio.Task[None]) -> float | ContractError:
+        """An update's life, from the receive to the resume."""
+        await asyncio.wait({transfer})
+        arrived = time.monotonic()
+        result: float | ContractError
         try:
-            left = update.deadline - time.monotonic()
+            await self._install(request, transfer)
+            outcome = "installed"
+        except _Failed as failed:
+            result, outcome = failed.error, failed.outcome
+            of = {"version": request.policy_version, "epoch": request.epoch}
+            log.warning("weight update failed: %s", result.message, extra=of)
+            await self._leave(result.message)
+            with contextlib.suppress(EngineError):  # else its alarm tries again
+                await self._sleep.end()
+        if self._state.paused:
+            await self._engine.resume()
+            paused = time.monotonic() - arrived
+            PAUSE_SECONDS.observe(paused)
+            self._state.paused = False
+            self._version_changed()
+            if outcome == "installed":
+                result = paused
+                times = {"received_ms": round((arrived - began) * 1000), "paused_ms": round(paused * 1000)}
+                log.info("weights installed", extra={"version": request.policy_version, **times})
+        self._update, self._state.updating = None, False
+        WEIGHT_UPDATES.labels(outcome).inc()
+        return result
+
+    async def _transfer(self, request: UpdateRequest, began: float, expected: asyncio.Future[int]) -> None:
+        """Receive what is to be installed. Raises _Failed."""
+        left = began + request.timeout_seconds - time.monotonic()
+        try:
             async with asyncio.timeout(left):
                 received = await self._engine.receive_weights(request.manifest, max(left, 0.001), request.path)
-                expected = await asyncio.shield(update.expected)  # the deadline must not cancel what finish sets
+                sent = await asyncio.shield(expected)  # the deadline must not cancel what finish sets
         except TimeoutError:
             reason = f"the update was not finished within {request.timeout_seconds:g} s"
-            await self._fail(update, aborted("weight update", reason), "given_up")
+            raise _Failed("given_up", aborted("weight update", reason)) from None
         except EngineError as error:
-            await self._fail(update, aborted("transfer", str(error)), "transfer_failed")
-        else:
-            if received != expected:
-                reason = f"received {received:016x}, sent {expected:016x}; the old weights stand, join again"
-                await self._fail(update, data_loss("checksum", reason), "checksum_differs")
-            else:
-                await self._install(update)
+            raise _Failed("transfer_failed", aborted("transfer", str(error))) from error
+        if received != sent:
+            reason = f"received {received:016x}, sent {sent:016x}; the old weights stand, join again"
+            raise _Failed("checksum_differs", data_loss("checksum", reason))
 
-    async def _install(self, update: _Update) -> None:
-        request = update.request
-        update.settling = True
-        began, update.paused_at = update.deadline - request.timeout_seconds, time.monotonic()
+    async def _install(self, request: UpdateRequest, transfer: asyncio.Task[None]) -> None:
+        """Pause, and install what was received. Raises _Failed, as the transfer did where it failed."""
+        if transfer.cancelled():
+            assert self._update is not None
+            raise _Failed("given_up", aborted("weight update", self._update.given_up))
+        transfer.result()
         self._state.paused = True
         try:
             async with asyncio.timeout(request.timeout_seconds):
@@ -239,52 +275,23 @@ class WeightUpdates:
                 await self._sleep.end()  # paused: nothing is generated with the old weights
         except (EngineError, TimeoutError) as error:
             why = str(error) or f"{request.timeout_seconds:g} s have passed"
-            await self._fail(update, aborted("pause", f"generation did not pause: {why}"), "given_up")
-            return
+            raise _Failed("given_up", aborted("pause", f"generation did not pause: {why}")) from error
         try:
             async with asyncio.timeout(request.timeout_seconds):
                 await self._engine.install_weights(request.policy_version)
         except (EngineError, TimeoutError) as error:
-            await self._engine.invalidate()
+            await self._engine.set_version(UNKNOWN_VERSION)
             await self._groups.give_back_all(_UNKNOWN)
             reason = str(error) or f"not installed within {request.timeout_seconds:g} s"
-            await self._fail(update, data_loss("installation", f"{reason}; the weights are unknown"), "install_failed")
-            return
-        paused = await self._resume(update.paused_at)
-        self._update, self._state.updating = None, False
-        WEIGHT_UPDATES.labels("installed").inc()
-        times = {"received_ms": round((update.paused_at - began) * 1000), "paused_ms": round(paused * 1000)}
-        log.info("weights installed", extra={"version": request.policy_version, **times})
-        if not update.outcome.done():
-            update.outcome.set_result(paused)
+            failure = data_loss("installation", f"{reason}; the weights are unknown")
+            raise _Failed("install_failed", failure) from error
 
-    async def _fail(self, update: _Update, error: ContractError, outcome: str) -> None:
-        """End an update without its weights: leave the group, forget what came, generate again."""
-        log.warning(
-            "weight update failed: %s",
-            error.message,
-            extra={"version": update.request.policy_version, "epoch": update.request.epoch},
-        )
-        update.settling = True
-        await self._leave(error.message)
-        await self._engine.discard_weights()
-        with contextlib.suppress(EngineError):  # else its alarm tries again
-            await self._sleep.end()
-        if update.paused_at is not None:
-            await self._resume(update.paused_at)
-        self._update, self._state.updating = None, False
-        WEIGHT_UPDATES.labels(outcome).inc()
-        if not update.outcome.done():
-            update.outcome.set_exception(error)
-
-    async def _interrupt(self, update: _Update, reason: str) -> None:
-        """Give an update up, unless its end has begun: then wait for that. Called with the lock held."""
-        assert update.task is not None
-        if not update.settling:
-            update.task.cancel()
-        await asyncio.wait({update.task})
-        if self._update is update:
-            await self._fail(update, aborted("weight update", reason), "given_up")
+    async def _interrupt(self, reason: str) -> None:
+        """Give the update under way up, if there is one; if its end has begun, wait for that."""
+        if (update := self._update) is not None:
+            update.given_up = reason
+            update.transfer.cancel()
+            await asyncio.wait({update.outcome})
 
     async def finish(self, epoch: int, policy_version: int, checksum: int) -> float:
         """Compare, install, resume; return the seconds that generation stood still. Raises ContractError."""
@@ -297,7 +304,10 @@ class WeightUpdates:
             update.expected.set_result(checksum)
         elif update.expected.result() != checksum:
             raise failed_precondition("checksum", "this update was finished before with another checksum")
-        return await asyncio.shield(update.outcome)
+        outcome = await asyncio.shield(update.outcome)
+        if isinstance(outcome, ContractError):
+            raise outcome
+        return outcome
 
     async def abort(self, epoch: int, policy_version: int, reason: str) -> int:
         """Give an update up if it is under way; return the version of the weights that stand, -1 if unknown."""
@@ -305,25 +315,23 @@ class WeightUpdates:
         async with self._lock:
             self._require_run(number)
             if (update := self._update) is not None and update.is_for(epoch, policy_version):
-                await self._interrupt(update, f"the trainer gave it up: {reason or 'no reason given'}")
+                await self._interrupt(f"the trainer gave it up: {reason or 'no reason given'}")
         return self._state.policy_version
 
     async def forget(self, reason: str) -> None:
         """Give up what is under way and forget epochs and weights: the run they belonged to is not this rollout's."""
         async with self._lock:
-            if self._update is not None:
-                await self._interrupt(self._update, reason)
+            await self._interrupt(reason)
             await self._leave(reason)
             self._newest_epoch, self._last = NO_EPOCH, None
-            await self._engine.invalidate()
+            await self._engine.set_version(UNKNOWN_VERSION)
             await self._groups.give_back_all(_UNKNOWN)
             self._version_changed()
 
     async def close(self) -> None:
         """Give up what is under way: the service ends."""
         async with self._lock:
-            if self._update is not None:
-                await self._interrupt(self._update, "the rollout stops")
+            await self._interrupt("the rollout stops")
             await self._leave("the rollout stops")
 
     async def _leave(self, reason: str) -> None:
@@ -337,14 +345,6 @@ class WeightUpdates:
 
     def _set_apart(self, reason: str) -> None:
         self._apart_because, self._info = reason, None
-
-    async def _resume(self, paused_at: float) -> float:
-        await self._engine.resume()
-        paused = time.monotonic() - paused_at
-        PAUSE_SECONDS.observe(paused)
-        self._state.paused = False
-        self._version_changed()
-        return paused
 
     def _version_changed(self) -> None:
         POLICY_VERSION.set(self._engine.policy_version)

@@ -8,7 +8,7 @@ A weight update, as the service drives it:
     join_weight_group -> pause -> receive_weights -> [service compares the checksum] -> install_weights -> resume
 
 `receive_weights` fills buffers of its own and touches no parameter, so a transfer that fails or does not match its
-checksum (`discard_weights`) leaves the model as it was. It may also run while the engine generates: then only the
+checksum (`leave_weight_group`) leaves the model as it was. It may also run while the engine generates: then only the
 installation needs a pause.
 """
 
@@ -259,7 +259,7 @@ class Engine(Protocol):
         EngineError for a transport that is not among `capabilities`."""
 
     async def leave_weight_group(self) -> None:
-        """Leave the group, giving up a transfer in progress. In none: nothing."""
+        """Leave the group, giving up a transfer in progress, and forget what was received. In none: nothing."""
 
     async def receive_weights(
         self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
@@ -276,12 +276,6 @@ class Engine(Protocol):
         """Install what `receive_weights` got, between two token steps; `policy_version` is then this version. Tokens
         sampled afterwards belong to it. Raises EngineError when nothing was received, WeightInstallError."""
 
-    async def discard_weights(self) -> None:
-        """Forget what was received. Model and `policy_version` stay as they were. With nothing received: nothing."""
-
     async def set_version(self, policy_version: int) -> None:
-        """Count the weights that are there, e.g. those of the model folder, as this policy version. Tokens sampled
-        afterwards belong to it."""
-
-    async def invalidate(self) -> None:
-        """Set `policy_version` to -1: the weights are no longer to be relied on."""
+        """Count the weights that are there, e.g. those of the model folder, as this policy version; -1: they are no
+        longer to be relied on. Tokens sampled afterwards belong to it."""

@@ -44,9 +44,6 @@ class ProcessEngine(WeightGroupMixin, Engine):
     def tokenizer(self) -> Any:
         return self._tokenizer
 
-    async def invalidate(self) -> None:
-        await self.set_version(UNKNOWN_VERSION)
-
     async def sleep(self, level: SleepLevel = 1) -> None:
         self._check_usable()
         if self._asleep == level:
@@ -63,7 +60,7 @@ class ProcessEngine(WeightGroupMixin, Engine):
         if self._asleep is None:
             return
         if self._asleep == 2:  # Before anything is generated with weights that were forgotten.
-            await self.invalidate()
+            await self.set_version(UNKNOWN_VERSION)
         await self._set_sleep(None)
         self._asleep = None
 

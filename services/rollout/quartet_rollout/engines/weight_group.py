@@ -80,10 +80,6 @@ class WeightGroupMixin:
         checksums = await self._transfer(timeout_seconds, "the transfer", "receive", *arguments)
         return next((each for each in checksums if each != checksums[0]), checksums[0])
 
-    async def discard_weights(self) -> None:
-        if self._spec is not None:
-            await self.call_members("discard")
-
     async def call_members(self, method: str, *args: Any) -> list[Any]:
         """Have every member call a method of its `WeightReceiver`, each of which returns at once."""
         return [getattr(self._receiver, method)(*args)]

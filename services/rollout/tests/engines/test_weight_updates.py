@@ -70,11 +70,12 @@ def test_prefixes_of_old_weights_are_not_reused_where_running_completions_keep_t
             np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
 
 
-def test_discarded_weights_leave_model_and_version_which_may_be_set_or_made_unknown(harness: Harness) -> None:
+def test_weights_that_are_given_up_leave_model_and_version_which_may_be_set_or_made_unknown(harness: Harness) -> None:
     async def body() -> None:
         await harness.engine.pause("keep")
         await harness.receive(harness.folders[1])
-        await harness.engine.discard_weights()
+        await harness.engine.leave_weight_group()
+        harness.left_group()
         with pytest.raises(EngineError, match="no weights were received"):
             await harness.engine.install_weights(1)
         await harness.engine.resume()
@@ -83,7 +84,7 @@ def test_discarded_weights_leave_model_and_version_which_may_be_set_or_made_unkn
     _are_the_first(harness)
     harness.run(harness.engine.set_version(40))
     _are_the_first(harness, 40)
-    harness.run(harness.engine.invalidate())
+    harness.run(harness.engine.set_version(-1))
     _are_the_first(harness, -1)
 
 

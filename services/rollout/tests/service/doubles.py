@@ -203,15 +203,8 @@ class ScriptedEngine:
         self._fail("install")
         self.policy_version = policy_version
 
-    async def discard_weights(self) -> None:
-        self.calls.append("discard")
-
     async def set_version(self, policy_version: int) -> None:
         self.policy_version = policy_version
-
-    async def invalidate(self) -> None:
-        self.calls.append("invalidate")
-        self.policy_version = UNKNOWN_VERSION
 
 
 class SpeakingEngine(ScriptedEngine):

@@ -25,6 +25,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from quartet_common.log import get_logger
 from quartet_common.sampling import FIRST_RELEASE, SamplingParameters, capability
 from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
     EngineCompletion,
     EngineError,
     EngineStats,
@@ -110,7 +111,7 @@ class VllmEngine(ProcessEngine):
         self._started = True
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._gives_masks = all(await self._workers("quartet_attach_masks"))
-        await self.invalidate()
+        await self.set_version(UNKNOWN_VERSION)
         await self.load_spec()
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
 
@@ -289,7 +290,7 @@ class VllmEngine(ProcessEngine):
             if not keep:
                 await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
         except Exception as error:
-            await self.invalidate()
+            await self.set_version(UNKNOWN_VERSION)
             raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
         finally:
             if pauses:
