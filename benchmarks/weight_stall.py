@@ -72,7 +72,7 @@ def send(folder: Path) -> None:
     snapshot = Snapshot(manifest)
     snapshot.take(1, iter(weights.items()))
     for _ in sys.stdin:
-        group = WeightGroup("bench", 1, {}, channel, lambda _: True)
+        group = WeightGroup("bench", 1, {}, channel, lambda _: True, "gloo")
         deadline = time.monotonic() + TIMEOUT_SECONDS
         Transfer(group, 1, deadline, packer, snapshot).run()
 

@@ -114,7 +114,7 @@ class Sides:
 
         self._tell("ours")
         # Without members nobody is called: what is left is the broadcast, the checksum, and maybe the packing.
-        group = WeightGroup("bench", 0, {}, self._groups[0], lambda _: True)
+        group = WeightGroup("bench", 0, {}, self._groups[0], lambda _: True, "gloo")
         deadline = time.monotonic() + TIMEOUT_SECONDS
         Transfer(group, 0, deadline, self._packer, weights).run()
         self._answer("ours" if weights is self._snapshot else "ours, no copy")

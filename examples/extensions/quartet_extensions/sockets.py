@@ -43,7 +43,7 @@ class Sockets:
 
 
 class SocketSender:
-    """The trainer's end: `quartet_trainer.weight_sync.transports.TrainerEnd`."""
+    """The trainer's end: `quartet_trainer.weight_sync.transports.Transport`."""
 
     def __init__(self, host: str, port: int = 0):
         """Listen at an address, which is to be had or not: OSError."""

@@ -40,7 +40,7 @@ class TransportPlugin(Protocol):
     """The model of its parameters."""
 
     def trainer_end(self, parameters: Any, host: str, folder: Path) -> Any:
-        """Make the sending end, a `quartet_trainer.weight_sync.transports.TrainerEnd`.
+        """Make the sending end, a `quartet_trainer.weight_sync.transports.Transport`.
 
         Args:
             parameters: an instance of `parameters`.

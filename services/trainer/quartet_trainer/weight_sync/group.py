@@ -26,7 +26,7 @@ from quartet_common.log import get_logger
 from quartet_trainer.config import WeightsSection, check_transport
 from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
 from quartet_trainer.weight_sync.process_group import JOIN_SECONDS, GroupTransport, WeightStore
-from quartet_trainer.weight_sync.transports import Channel, Files, PluginTransport, TransferFailed, Transport
+from quartet_trainer.weight_sync.transports import Channel, Files, TransferFailed, Transport, load_transport
 from quartet_weights.process_group import first_line
 
 log = get_logger(__name__)
@@ -36,6 +36,12 @@ LOOK_SECONDS = 0.2
 
 Answer = TypeVar("Answer")
 ABORT_SECONDS = 5.0
+
+_CODES = {
+    "gloo": rollout_pb2.WEIGHT_TRANSPORT_GLOO,
+    "nccl": rollout_pb2.WEIGHT_TRANSPORT_NCCL,
+    "file": rollout_pb2.WEIGHT_TRANSPORT_FILE,
+}
 
 PAUSE_MODES = {
     "keep": rollout_pb2.PAUSE_MODE_KEEP,
@@ -96,7 +102,7 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
         return GroupTransport(settings.transport, store, settings.interface)
     if settings.transport == "file":
         return Files(folder)
-    return PluginTransport(settings.transport, settings.transport_parameters, store.host, folder)
+    return load_transport(settings.transport, settings.transport_parameters, store.host, folder)
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ class WeightGroup:
     """Of its members, by instance id."""
     channel: Channel
     alive: Callable[[str], bool]
+    transport: str
+    """Its name."""
 
     def call(self, method: str, request: Message, deadline: float) -> Answers:
         """Call a method at every member, until `deadline` (time.monotonic)."""
@@ -118,6 +126,7 @@ class WeightGroup:
 
 
 def form_group(
+    name: str,
     transport: Transport,
     store: WeightStore,
     run_id: str,
@@ -130,6 +139,7 @@ def form_group(
     """Make the group of an epoch: rank 0 here, while every rollout joins at once.
 
     Args:
+        name: of the transport.
         stubs: of the rollouts that are to be in it, by instance id.
         ranks: ranks that each rollout takes (its tensor-parallel size), 1 where unknown; corrected by its answer.
         timeout: deadline of each operation in the group, in seconds.
@@ -137,43 +147,51 @@ def form_group(
     Raises:
         TransferFailed: a rollout did not join, or takes another number of ranks than thought.
     """
+    try:
+        invitation = transport.invite(epoch)
+    except Exception as raised:  # a package's code: anything may come
+        raise TransferFailed(_failed(name, raised)) from raised
     request = rollout_pb2.JoinWeightGroupRequest(
         run_id=run_id,
         group_epoch=epoch,
-        transport=transport.code,
+        transport=_CODES.get(name, rollout_pb2.WEIGHT_TRANSPORT_CUSTOM),
         store_host=store.host,
         store_port=store.port,
         world_size=1 + sum(ranks.get(name, 1) for name in stubs),
         timeout=to_duration(timeout),
         libraries=transport.libraries,
         secret=secrets.token_bytes(16),
-        transport_name=transport.name if isinstance(transport, PluginTransport) else "",
-        invitation=transport.invite(epoch) if isinstance(transport, PluginTransport) else {},
+        transport_name="" if name in _CODES else name,
+        invitation=invitation,
     )
     deadline = time.monotonic() + JOIN_SECONDS
-    meeting = _meet(transport, request, timeout)
+    meeting = _meet(name, transport, request, timeout)
     calls, request.rank = {}, 1
-    for name, stub in stubs.items():  # each call serializes the request as it is then
-        calls[name] = stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
-        request.rank += ranks.get(name, 1)
+    for rollout, stub in stubs.items():  # each call serializes the request as it is then
+        calls[rollout] = stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
+        request.rank += ranks.get(rollout, 1)
     answers = gather(calls, deadline, alive)
     answers.raise_if_bad(f"joining weight group {epoch}")
-    wrong = {name: answer.ranks for name, answer in answers.good.items() if max(1, answer.ranks) != ranks.get(name, 1)}
+    wrong = {one: answer.ranks for one, answer in answers.good.items() if max(1, answer.ranks) != ranks.get(one, 1)}
     if wrong:
         ranks.update(wrong)
         raise TransferFailed(f"weight group {epoch} has other ranks than thought: {wrong}")
     while not concurrent.futures.wait([meeting], LOOK_SECONDS).done:
-        gone = [name for name in stubs if not alive(name)]
+        gone = [rollout for rollout in stubs if not alive(rollout)]
         if gone or time.monotonic() > deadline:
             raise TransferFailed(f"weight group {epoch} did not come about", dict.fromkeys(gone, "is gone"))
     if (error := meeting.exception()) is not None:
         raise TransferFailed(f"weight group {epoch} did not come about: {first_line(error, request.secret)}")
-    log.info("weight group made", extra={"epoch": epoch, "ranks": request.world_size, "transport": transport.name})
-    return WeightGroup(run_id, epoch, dict(stubs), meeting.result(), alive)
+    log.info("weight group made", extra={"epoch": epoch, "ranks": request.world_size, "transport": name})
+    return WeightGroup(run_id, epoch, dict(stubs), meeting.result(), alive, name)
+
+
+def _failed(transport: str, error: Exception) -> str:
+    return f"transport '{transport}' failed: {type(error).__name__}: {error}"
 
 
 def _meet(
-    transport: Transport, request: rollout_pb2.JoinWeightGroupRequest, timeout: float
+    name: str, transport: Transport, request: rollout_pb2.JoinWeightGroupRequest, timeout: float
 ) -> "concurrent.futures.Future[Channel]":
     """Meet the ranks that `request` invites, on a thread that may be lost: the channel goes with it."""
     meeting: concurrent.futures.Future[Channel] = concurrent.futures.Future()
@@ -182,8 +200,10 @@ def _meet(
     def meet() -> None:
         try:
             meeting.set_result(transport.meet(epoch, secret, world_size, timeout))
-        except Exception as error:
+        except RuntimeError as error:
             meeting.set_exception(error)
+        except Exception as error:
+            meeting.set_exception(RuntimeError(_failed(name, error)))
 
     threading.Thread(target=meet, name=f"weight-group-{epoch}", daemon=True).start()
     return meeting
@@ -222,7 +242,10 @@ class Transfer:
         Raises:
             TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
         """
-        checksum = self.group.channel.transfer(self)
+        try:
+            checksum = self.group.channel.transfer(self)
+        except OSError as error:  # of a package's sockets and files
+            raise TransferFailed(_failed(self.group.transport, error)) from error
         finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=checksum)
         return self.group.call("FinishWeightUpdate", finish, self.deadline)
 

@@ -67,8 +67,7 @@ class Snapshot:
         self.buckets: list[torch.Tensor] = []
         """uint8 [bucket_bytes] each, in order; of `version`, if that is not -1."""
         self._device = device or torch.device("cpu")
-        self._under_way: BackgroundChecksum | None = None
-        self._checksum = 0
+        self._checksum = BackgroundChecksum()
 
     def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Copy the weights of `version`; the checksum is computed on a thread meanwhile, and maybe a little longer.
@@ -77,29 +76,18 @@ class Snapshot:
             ValueError: the weights are not those of the manifest; the text names the tensor.
         """
         self.version = -1
-        self._end_checksum()  # nobody may have asked for it, and it reads what is about to change
+        last, self._checksum = self._checksum, BackgroundChecksum()
+        last.value()  # nobody may have asked for it, and it reads what is about to change
         if not self.buckets:
             sizes = self.manifest.bucket_bytes
             self.buckets = [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in sizes]
-        checksum = BackgroundChecksum()
-        try:
-            for bucket in fill(self.manifest, weights, lambda index, _: self.buckets[index]):
-                checksum.add(partial(_bytes, bucket))
-        except BaseException:
-            checksum.close()
-            raise
-        self._under_way = checksum
+        for bucket in fill(self.manifest, weights, lambda index, _: self.buckets[index]):
+            self._checksum.add(partial(_bytes, bucket))
         self.version = version
 
     def checksum(self) -> int:
         """Return the checksum of all buckets, waiting for it if need be."""
-        self._end_checksum()
-        return self._checksum
-
-    def _end_checksum(self) -> None:
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            self._checksum = under_way.value()
+        return self._checksum.value()
 
 
 def _bytes(bucket: torch.Tensor) -> memoryview:

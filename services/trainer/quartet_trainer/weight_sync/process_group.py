@@ -8,22 +8,20 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 import psutil
 import torch
 import torch.distributed as dist
-from quartet.v1 import rollout_pb2
 
 from quartet_common.config import ConfigError
 from quartet_common.weights import BackgroundChecksum
 from quartet_trainer.weight_sync.packing import BUFFERS
-from quartet_trainer.weight_sync.transports import TransferFailed, WeightUpdate
+from quartet_trainer.weight_sync.transports import TransferFailed, Transport, WeightUpdate
 from quartet_weights.process_group import ProcessGroup, device_of, epoch_store, first_line, nccl_version
 
-_CODES = {"gloo": rollout_pb2.WEIGHT_TRANSPORT_GLOO, "nccl": rollout_pb2.WEIGHT_TRANSPORT_NCCL}
 # Making a group is a matter of a second; a rollout that takes longer is not well.
 JOIN_SECONDS = 20.0
 _TIMEOUT = timedelta(seconds=JOIN_SECONDS)
@@ -83,18 +81,18 @@ class WeightStore:
         self._server = None  # Its last reference: it closes its connections.
 
 
-class GroupTransport:
+class GroupTransport(Transport):
     """The `Transport` of a backend."""
 
     def __init__(self, backend: str, store: WeightStore, interface: str = ""):
         """`interface`: network interface of the group here; default: that of the store's address."""
-        self.name, self.code, self.device = backend, _CODES[backend], device_of(backend)
+        self.device = device_of(backend)
         self.libraries = {"nccl": nccl_version()} if backend == "nccl" else {}
-        self._store, self._interface = store, interface
+        self._backend, self._store, self._interface = backend, store, interface
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> GroupChannel:
         store = self._store.epoch(epoch, secret)
-        group = ProcessGroup(self.name, store, 0, world_size, timeout, self._store.host, self._interface)
+        group = ProcessGroup(self._backend, store, 0, world_size, timeout, self._store.host, self._interface)
         return GroupChannel(group, timeout)
 
 
@@ -105,65 +103,47 @@ class GroupChannel:
         self._group, self._timeout = group, timeout
 
     def transfer(self, update: WeightUpdate) -> int:
-        return send_all(update, self.send)
+        update.begin()
+        checksum = BackgroundChecksum()
+        under_way: deque[Callable[[], None]] = deque()
+        try:
+            for bucket in update.buckets():
+                under_way.append(self._send(bucket, update, checksum))
+                if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
+                    under_way.popleft()()
+            while under_way:
+                under_way.popleft()()
+            return (update.checksum or checksum.value)()
+        finally:
+            checksum.close()
+
+    def _send(self, bucket: torch.Tensor, update: WeightUpdate, checksum: BackgroundChecksum) -> Callable[[], None]:
+        """Begin to send a bucket, and to read it unless its checksum is there. Returns what waits until it may be
+        overwritten."""
+        sent = self.send(bucket)
+        read = checksum.add(lambda: memoryview(bucket.cpu().numpy())) if update.checksum is None else None
+
+        def wait() -> None:
+            sent(update.check)
+            if read is not None:
+                read.result()
+
+        return wait
 
     def send(self, bucket: torch.Tensor) -> Wait:
         """Begin to send a bucket, uint8, to all. Returns a function that waits for its end; raises TransferFailed."""
-        deadline = time.monotonic() + self._timeout
-        try:
-            ended = self._group.broadcast(bucket, deadline)
-        except RuntimeError as error:
-            raise TransferFailed(f"the broadcast failed: {first_line(error)}") from error
-
-        def wait(check) -> None:
-            try:
-                ended(check)
-            except RuntimeError as error:
-                raise TransferFailed(f"the broadcast failed: {first_line(error)}") from error
-
-        return wait
+        with _failing():
+            ended = self._group.broadcast(bucket, time.monotonic() + self._timeout)
+        return _failing()(ended)
 
     def drop(self, wait: float = 0.0) -> None:
         self._group.close(wait)
 
 
-def send_all(update: WeightUpdate, send: Callable[[torch.Tensor], Wait]) -> int:
-    """Begin the update, send every bucket and return their checksum.
-
-    Args:
-        send: begins to send one bucket, and returns what waits for the end of it.
-
-    Raises:
-        TransferFailed: see WeightUpdate.begin, WeightUpdate.check and `send`.
-    """
-    update.begin()
-    if update.checksum is not None:  # what is sent stands as it is
-        _send(update, lambda bucket: partial(send(bucket), update.check))
-        return update.checksum()
-    checksum = BackgroundChecksum()
-
-    def send_and_read(bucket: torch.Tensor) -> Callable[[], None]:
-        sent, read = send(bucket), checksum.add(lambda: memoryview(bucket.cpu().numpy()))
-
-        def wait() -> None:
-            sent(update.check)
-            read.result()
-
-        return wait
-
+@contextmanager
+def _failing() -> Iterator[None]:
+    """A broadcast that torch gives up is a transfer that failed."""
     try:
-        _send(update, send_and_read)
-        return checksum.value()
-    finally:
-        checksum.close()
-
-
-def _send(update: WeightUpdate, send: Callable[[torch.Tensor], Callable[[], None]]) -> None:
-    """Send every bucket; what `send` returns waits until one may be overwritten."""
-    under_way: deque[Callable[[], None]] = deque()
-    for bucket in update.buckets():
-        under_way.append(send(bucket))
-        if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
-            under_way.popleft()()
-    while under_way:
-        under_way.popleft()()
+        yield
+    except RuntimeError as error:
+        raise TransferFailed(f"the broadcast failed: {first_line(error)}") from error

@@ -18,14 +18,14 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
 from quartet_common.log import get_logger
-from quartet_common.transports import how_to_install
+from quartet_common.transports import OWN_TRANSPORTS, how_to_install
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.weight_sync.group import PAUSE_MODES, Transfer, WeightGroup, create_transport, form_group, gather
 from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
 from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.transports import PluginTransport, TransferFailed
+from quartet_trainer.weight_sync.transports import TransferFailed
 
 log = get_logger(__name__)
 
@@ -104,7 +104,7 @@ class Publisher:
         if lora is not None:
             self._manifest.lora.CopyFrom(lora)
         self._packer = Packer(self._manifest, self._transport.device)
-        self._capabilities = [f"weights.{self._transport.name}", "weights.full" if lora is None else "weights.lora"]
+        self._capabilities = [f"weights.{settings.transport}", "weights.full" if lora is None else "weights.lora"]
         self._peers: dict[str, _Peer] = {}
         self._ranks: dict[str, int] = {}
         self._group: WeightGroup | None = None
@@ -248,8 +248,9 @@ class Publisher:
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
                     lacks = refused[name].partition("; it has ")[0]
-                    if isinstance(self._transport, PluginTransport) and self._capabilities[0] in lacks:
-                        refused[name] += f"; {how_to_install(self._transport.name)}"
+                    transport = self._settings.transport
+                    if transport not in OWN_TRANSPORTS and self._capabilities[0] in lacks:
+                        refused[name] += f"; {how_to_install(transport)}"
         if refused:
             raise TransferFailed("handshake failed", refused)
 
@@ -261,6 +262,7 @@ class Publisher:
         stubs = self._stubs(targets)
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
         self._group = form_group(
+            self._settings.transport,
             self._transport,
             self._store,
             self._run_id,
@@ -325,5 +327,4 @@ class Publisher:
         for peer in self._peers.values():
             peer.channel.close()
         self._peers.clear()
-        if isinstance(self._transport, PluginTransport):
-            self._transport.close()
+        self._transport.close()

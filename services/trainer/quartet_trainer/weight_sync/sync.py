@@ -118,17 +118,15 @@ class WeightSync:
         awake = self._publisher.set_sleep(1)
         renewing.start()
         try:
-            yield awake
+            try:
+                yield awake
+            finally:
+                done.set()
+                renewing.join()
+                torch.cuda.empty_cache()  # what waking needs
         except BaseException:
-            self._end_sleep(done, renewing)
             self._publisher.set_sleep(0)
             raise
-        self._end_sleep(done, renewing)
-
-    def _end_sleep(self, done: threading.Event, renewing: threading.Thread) -> None:
-        done.set()
-        renewing.join()
-        torch.cuda.empty_cache()  # what waking needs
 
     def _renew_sleep(self, done: threading.Event) -> None:
         while not done.wait(SLEEP_SECONDS / 3):

@@ -1,4 +1,4 @@
-"""What a transport is on the trainer's side, the one by files, and the adapter of a plugin's.
+"""What a transport is on the trainer's side, the one by files, and those of packages.
 
 Files are safetensors in a folder that all rollouts see; `docs/weights.md` has the layout. A version is written once,
 whole, before any rollout is told, so generation does not wait for the disk, and a rollout that comes late costs the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,19 +76,21 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """A way for weights to travel."""
+    """A way for weights to travel; what a package's `trainer_end` gives."""
 
-    name: str
-    """As `trainer.weights.transport`; the capability that a rollout needs is weights.NAME."""
-    code: int
-    """A rollout_pb2.WeightTransport."""
     libraries: dict[str, str]
     """Versions that must be the same at the rollouts."""
     device: torch.device
     """Where its buckets are."""
 
+    def invite(self, epoch: int) -> dict[str, str]:
+        """Be ready to meet the members of an epoch, and return what each is told to find this end, e.g. host and port.
+        An earlier epoch that has not met has been given up: its `meet` may wait no longer."""
+        return {}
+
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Channel:
-        """Meet the members of an epoch as rank 0: blocks until all are here; run it on a thread that may be lost.
+        """Meet the members of an epoch as rank 0: blocks until all are here; run on a thread that may be lost. They
+        have the same secret: have them show it.
 
         Args:
             timeout: deadline of each operation in the group, in seconds.
@@ -96,19 +98,22 @@ class Transport(Protocol):
         Raises:
             RuntimeError: they did not meet.
         """
+        ...
+
+    def close(self) -> None:
+        """Listen no more: the publisher ends."""
+        return
 
 
-class Files:
+class Files(Transport):
     """The `Transport`, and the `Channel` of every epoch: there is nobody to meet."""
 
-    name = "file"
-    code = rollout_pb2.WEIGHT_TRANSPORT_FILE
     device = torch.device("cpu")
 
     def __init__(self, folder: Path):
         """`folder` is this run's alone, and must be the same path at every rollout."""
         self._folder = folder.absolute()
-        self.libraries: dict[str, str] = {}
+        self.libraries = {}
         # A restarted trainer may make another version of the same number: its folder has another name.
         self._process = secrets.token_hex(4)
         self._written: tuple[int, Path, int] | None = None
@@ -165,7 +170,7 @@ def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
             "task_type": "CAUSAL_LM",
             "r": lora.r,
             "lora_alpha": lora.alpha,
-            "target_modules": _plain(lora.target_modules),
+            "target_modules": list(lora.target_modules),
         }
         (folder / "adapter_config.json").write_text(json.dumps(content, indent=2))
     elif len(manifest.bucket_bytes) > 1:
@@ -176,84 +181,16 @@ def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
-def _plain(names: Sequence[str]) -> list[str]:
-    return [str(name) for name in names]
-
-
-class TrainerEnd(Protocol):
-    """What a package's `trainer_end` gives: a `Transport` without name and code, that invites."""
-
-    device: torch.device
-    """Where its buckets are."""
-    libraries: dict[str, str]
-    """Versions that must be the same at the rollouts."""
-
-    def invite(self, epoch: int) -> dict[str, str]:
-        """Be ready to meet the members of an epoch, and return what each is told to find this end, e.g. host and port.
-        An earlier epoch that has not met has been given up: its `meet` may wait no longer."""
-
-    def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Channel:
-        """See `Transport.meet`. The rollouts have the same secret: have them show it."""
-
-    def close(self) -> None:
-        """Listen no more: the publisher ends."""
-
-
-class PluginTransport:
-    """A package's end as a `Transport`. What goes wrong in its sockets and files is a transfer that failed."""
-
-    code = rollout_pb2.WEIGHT_TRANSPORT_CUSTOM
-
-    def __init__(self, name: str, parameters: dict[str, Any], host: str, folder: Path):
-        """Make it. Raises ConfigError, as `load_transports` does, and when it cannot work here."""
-        self.name = name
-        plugin = load_transports()[name]
-        checked = read_parameters(plugin, parameters)
-        try:
-            self._end: TrainerEnd = plugin.trainer_end(checked, host, folder)
-        except Exception as error:  # a package's code: anything may come
-            raise ConfigError(f"trainer.weights.transport: {name} is not possible here: {error}") from error
-        lacking = [part for part in _PARTS if not hasattr(self._end, part)]
-        if lacking:
-            raise ConfigError(
-                f"transport '{name}': trainer_end gave a {type(self._end).__name__}, which lacks {', '.join(lacking)}"
-            )
-        self.device, self.libraries = self._end.device, self._end.libraries
-
-    def invite(self, epoch: int) -> dict[str, str]:
-        """See `TrainerEnd.invite`. Raises TransferFailed."""
-        try:
-            return self._end.invite(epoch)
-        except Exception as error:
-            raise TransferFailed(f"transport '{self.name}' failed: {type(error).__name__}: {error}") from error
-
-    def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> PluginChannel:
-        try:
-            return PluginChannel(self.name, self._end.meet(epoch, secret, world_size, timeout))
-        except RuntimeError:
-            raise
-        except Exception as error:
-            raise RuntimeError(f"transport '{self.name}' failed: {type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._end.close()
-
-
-class PluginChannel:
-    """A package's channel."""
-
-    def __init__(self, name: str, channel: Channel):
-        self._name = name
-        self._drop = channel.drop
-        self._transfer = getattr(channel, "transfer", None) or getattr(channel, "carry")  # noqa: B009 - of earlier releases
-
-    def transfer(self, update: WeightUpdate) -> int:
-        """See `Channel.transfer`. What the learner raises while it packs is the learner's, and goes on."""
-        try:
-            return self._transfer(update)
-        except OSError as error:
-            raise TransferFailed(f"transport '{self._name}' failed: {type(error).__name__}: {error}") from error
-
-    def drop(self, wait: float = 0.0) -> None:
-        self._drop(wait)
+def load_transport(name: str, parameters: dict[str, Any], host: str, folder: Path) -> Transport:
+    """Make a package's end. Raises ConfigError, as `load_transports` does, and when it cannot work here."""
+    plugin = load_transports()[name]
+    checked = read_parameters(plugin, parameters)
+    try:
+        end: Transport = plugin.trainer_end(checked, host, folder)
+    except Exception as error:  # a package's code: anything may come
+        raise ConfigError(f"trainer.weights.transport: {name} is not possible here: {error}") from error
+    lacking = [part for part in _PARTS if not hasattr(end, part)]
+    if lacking:
+        gave = type(end).__name__
+        raise ConfigError(f"transport '{name}': trainer_end gave a {gave}, which lacks {', '.join(lacking)}")
+    return end

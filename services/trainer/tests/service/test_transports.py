@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
-from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -12,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from quartet_common.transports import TransportParameters
-from quartet_trainer.weight_sync import transports
+from quartet_trainer.weight_sync.group import Transfer, WeightGroup, form_group
 from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.transports import PluginTransport, TransferFailed
+from quartet_trainer.weight_sync.transports import TransferFailed, Transport
 from quartet_weights.process_group import ProcessGroup, first_line
 
 SECRET = bytes(range(16))
@@ -59,20 +57,28 @@ def test_who_has_another_secret_meets_nobody_and_the_error_names_none(store):
     assert SECRET.hex() not in first_line(caught.value, SECRET)
 
 
-@pytest.mark.parametrize("method", ["transfer", "carry"])  # its name in earlier releases
-def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_raises_is_not(
-    monkeypatch: pytest.MonkeyPatch, method: str
-):
-    end = Mock(spec=transports.TrainerEnd, device=torch.device("cpu"), libraries={})
-    end.meet.return_value = Mock(spec=[method, "drop"])
-    plugin = SimpleNamespace(name="pigeon", parameters=TransportParameters, trainer_end=lambda *_, **__: end)
-    monkeypatch.setattr(transports, "load_transports", lambda: {"pigeon": plugin})
-    channel = PluginTransport("pigeon", {}, "127.0.0.1", Path("unused")).meet(1, b"secret", 2, 1.0)
-    transfer = getattr(end.meet.return_value, method)
-    transfer.side_effect = BrokenPipeError("a hawk")
+def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_raises_is_not():
+    channel = Mock(spec=["transfer", "drop"])
+    group = WeightGroup("run", 1, {}, channel, lambda _: True, "pigeon")
+    update = Transfer(group, 1, time.monotonic() + 1, Mock(), Mock())
+    channel.transfer.side_effect = BrokenPipeError("a hawk")
     with pytest.raises(TransferFailed, match="transport 'pigeon' failed: BrokenPipeError: a hawk"):
-        channel.transfer(Mock())
+        update.run()
     for error in (TransferFailed("the time is over"), ValueError("of the learner")):
-        transfer.side_effect = error
+        channel.transfer.side_effect = error
         with pytest.raises(type(error), match=str(error)):
-            channel.transfer(Mock())
+            update.run()
+
+
+def test_a_package_whose_end_cannot_invite_or_meet_is_a_group_that_did_not_come_about(store):
+    end = Mock(spec=Transport, device=torch.device("cpu"), libraries={})
+
+    def form():
+        form_group("pigeon", end, store, "run", 1, {}, {}, 1.0, lambda _: True)
+
+    end.invite.return_value, end.meet.side_effect = {}, KeyError("a hawk")
+    with pytest.raises(TransferFailed, match="did not come about: transport 'pigeon' failed: KeyError: 'a hawk'"):
+        form()
+    end.invite.side_effect = OSError("no loft")
+    with pytest.raises(TransferFailed, match="transport 'pigeon' failed: OSError: no loft"):
+        form()
