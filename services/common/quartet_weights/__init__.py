@@ -1,1 +1,1 @@
-"""What trainer and rollout share that needs torch: process groups of weights, and routed experts."""
+"""What trainer and rollout share that needs torch: process groups and buckets of weights, and routed experts."""

@@ -21,7 +21,8 @@ from quartet_rollout.errors import EngineError, WeightTransferError, pack_error
 from quartet_rollout.weight_sync import transports
 from quartet_rollout.weight_sync.lora import Base
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
-from quartet_rollout.weight_sync.transports import Transport, views
+from quartet_rollout.weight_sync.transports import Transport
+from quartet_weights.buckets import views
 
 
 class WeightReceiver:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
-from math import prod
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from quartet.v1 import rollout_pb2, tensor_pb2
+from quartet.v1.rollout_pb2 import WeightManifest, WeightTensor
 from safetensors import SafetensorError, safe_open
 from torch.distributed import TCPStore
 
@@ -22,8 +21,11 @@ from quartet_common.transports import load_transports, plugin_names
 from quartet_common.weights import bucket_file
 from quartet_rollout.errors import EngineError, WeightTransferError
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
+from quartet_weights.buckets import torch_dtype, view
 from quartet_weights.process_group import ProcessGroup, address_towards, epoch_store, first_line, nccl_missing
 
+Buckets = Sequence[torch.Tensor]
+Arrived = Callable[[torch.Tensor], object]
 # Broadcasts under way at a time: one is checksummed, a thread of the backend fills the next, a third is announced.
 _AHEAD = 3
 
@@ -36,12 +38,7 @@ class Transport(Protocol):
     """Where the buckets are."""
 
     def fill(
-        self,
-        manifest: rollout_pb2.WeightManifest,
-        buckets: Sequence[torch.Tensor],
-        path: str,
-        timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], object],
+        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
     ) -> None:
         """Fill the manifest's buckets (uint8, one dimension), calling `arrived` with each, in order.
 
@@ -120,12 +117,7 @@ class GroupTransport:
         self._staging: list[torch.Tensor] = []
 
     def fill(
-        self,
-        manifest: rollout_pb2.WeightManifest,
-        buckets: Sequence[torch.Tensor],
-        path: str,
-        timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], object],
+        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
     ) -> None:
         """See `Transport.fill`."""
         deadline = time.monotonic() + timeout_seconds
@@ -171,12 +163,7 @@ class FileTransport:
     device = torch.device("cpu")
 
     def fill(
-        self,
-        manifest: rollout_pb2.WeightManifest,
-        buckets: Sequence[torch.Tensor],
-        path: str,
-        timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], object],
+        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
     ) -> None:
         """See `Transport.fill`."""
         if not path:
@@ -192,33 +179,17 @@ class FileTransport:
         """Nothing to leave."""
 
 
-def views(manifest: rollout_pb2.WeightManifest, buckets: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) in the manifest's order; the tensors share memory with the uint8 `buckets`."""
-    for tensor in manifest.tensors:
-        yield tensor.name, _view(tensor, buckets[tensor.bucket])
-
-
-def _view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
-    dtype = _dtype(tensor)
-    flat = bucket[tensor.offset : tensor.offset + prod(tensor.shape) * dtype.itemsize]
-    return flat.view(dtype).view(tuple(tensor.shape))
-
-
-def _dtype(tensor: rollout_pb2.WeightTensor) -> torch.dtype:
-    return getattr(torch, tensor_pb2.Dtype.Name(tensor.dtype).removeprefix("DTYPE_").lower())
-
-
-def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[rollout_pb2.WeightTensor]) -> None:
+def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[WeightTensor]) -> None:
     """Fill a bucket from its file. Raises WeightTransferError."""
     bucket.zero_()  # Padding is part of the checksum.
     try:
         with safe_open(path, framework="pt") as file:
             for tensor in tensors:
                 came = file.get_tensor(tensor.name)
-                if came.dtype != _dtype(tensor) or list(came.shape) != list(tensor.shape):
+                if came.dtype != torch_dtype(tensor) or list(came.shape) != list(tensor.shape):
                     raise WeightTransferError(
                         f"'{tensor.name}' in '{path}' is {came.dtype} {list(came.shape)}, not as announced"
                     )
-                _view(tensor, bucket).copy_(came)
+                view(tensor, bucket).copy_(came)
     except (OSError, SafetensorError) as error:
         raise WeightTransferError(f"the weights in '{path}' cannot be read: {error}") from error

@@ -5,21 +5,10 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
 import torch
-from quartet.v1 import rollout_pb2, tensor_pb2
+from quartet.v1 import rollout_pb2
 
 from quartet_common.weights import BackgroundChecksum
-
-_DTYPES = {
-    torch.uint8: tensor_pb2.DTYPE_UINT8,
-    torch.int8: tensor_pb2.DTYPE_INT8,
-    torch.int32: tensor_pb2.DTYPE_INT32,
-    torch.int64: tensor_pb2.DTYPE_INT64,
-    torch.float16: tensor_pb2.DTYPE_FLOAT16,
-    torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16,
-    torch.float32: tensor_pb2.DTYPE_FLOAT32,
-    torch.float64: tensor_pb2.DTYPE_FLOAT64,
-}
-
+from quartet_weights.buckets import torch_dtype
 
 BUFFERS = 4
 """One is filled while the others are sent and checksummed."""
@@ -112,7 +101,7 @@ def fill(
             name, tensor = next(weights, ("", None))
             if tensor is None or name != planned.name:
                 raise ValueError(f"weights: got '{name}' where '{planned.name}' was announced")
-            if _DTYPES.get(tensor.dtype) != planned.dtype or list(tensor.shape) != list(planned.shape):
+            if tensor.dtype != torch_dtype(planned) or list(tensor.shape) != list(planned.shape):
                 raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}, not as announced")
             data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
             bucket[end : planned.offset].zero_()  # padding is part of the checksum
@@ -121,10 +110,3 @@ def fill(
             planned = next(tensors, None)
         bucket[end:].zero_()
         yield bucket
-
-
-def view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
-    """One tensor, in the memory of its packed bucket."""
-    dtype = next(dtype for dtype, wire in _DTYPES.items() if wire == tensor.dtype)
-    flat = bucket[tensor.offset : tensor.offset + math.prod(tensor.shape) * dtype.itemsize]
-    return flat.view(dtype).view(tuple(tensor.shape))

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from quartet_common.config import ConfigError
 from quartet_common.transports import load_transports, read_parameters
 from quartet_common.weights import Checksum, bucket_file
-from quartet_trainer.weight_sync.packing import view
+from quartet_weights.buckets import view
 
 # Versions that stay: the newest, and the one that a rollout may just be reading.
 KEPT = 2
