@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quartet_common.log import get_logger
@@ -193,6 +194,9 @@ class TransformersEngine(ProcessEngine):
                 self._take(await read_report(reader))
         except (asyncio.IncompleteReadError, OSError):
             log.debug("the engine's process says no more")
+        except msgspec.MsgspecError:
+            log.exception("what the engine's process says cannot be understood")
+            self._process.kill()
         finally:
             self._writer.close()
         await self._end()
