@@ -150,7 +150,7 @@ def form_group(
     try:
         invitation = transport.invite(epoch)
     except Exception as raised:  # a package's code: anything may come
-        raise TransferFailed(_failed(name, raised)) from raised
+        raise TransferFailed(f"transport '{name}' failed: {type(raised).__name__}: {raised}") from raised
     request = rollout_pb2.JoinWeightGroupRequest(
         run_id=run_id,
         group_epoch=epoch,
@@ -186,10 +186,6 @@ def form_group(
     return WeightGroup(run_id, epoch, dict(stubs), meeting.result(), alive, name)
 
 
-def _failed(transport: str, error: Exception) -> str:
-    return f"transport '{transport}' failed: {type(error).__name__}: {error}"
-
-
 def _meet(
     name: str, transport: Transport, request: rollout_pb2.JoinWeightGroupRequest, timeout: float
 ) -> "concurrent.futures.Future[Channel]":
@@ -203,7 +199,7 @@ def _meet(
         except RuntimeError as error:
             meeting.set_exception(error)
         except Exception as error:
-            meeting.set_exception(RuntimeError(_failed(name, error)))
+            meeting.set_exception(RuntimeError(f"transport '{name}' failed: {type(error).__name__}: {error}"))
 
     threading.Thread(target=meet, name=f"weight-group-{epoch}", daemon=True).start()
     return meeting
@@ -245,7 +241,8 @@ class Transfer:
         try:
             checksum = self.group.channel.transfer(self)
         except OSError as error:  # of a package's sockets and files
-            raise TransferFailed(_failed(self.group.transport, error)) from error
+            name = self.group.transport
+            raise TransferFailed(f"transport '{name}' failed: {type(error).__name__}: {error}") from error
         finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=checksum)
         return self.group.call("FinishWeightUpdate", finish, self.deadline)
 
