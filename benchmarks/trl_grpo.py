@@ -21,6 +21,7 @@ Beside the figures it prints where a step's time goes, by the trainer's own metr
 process. The processor time of a step is a figure too: it bounds the rates.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -28,9 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+import psutil
 from measuring import ENVIRONMENTS, ROOT, Figure, report
 
 MODEL_DATA = ROOT / ".quartet" / "arithmetic"
@@ -38,7 +40,6 @@ RUN_FILE = ROOT / "examples" / "arithmetic" / "run.toml"
 COMPLETIONS = 8
 ROUNDS = 2
 LAST_STEPS = 20
-BIG = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
 LEARNING_RATE = 3e-4
 SIDE_SECONDS = 300.0  # twenty times what a quiet machine needs
 PHASES = {
@@ -241,35 +242,16 @@ def watch(process: subprocess.Popen, metrics: Path, size: Size) -> dict[str, flo
 
 def processor_seconds(parent: int) -> dict[str, float]:
     """Return the processor seconds so far of a process and its descendants, by what they work at."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    parents, used = {}, {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        pid = int(folder.name)
-        parents[pid] = int(fields[1])
-        # The program stands before its arguments, in which other services are named too.
-        program = " ".join(words[:4])
-        guards = "guard.py" in program  # it waits, and names what it guards
-        used[pid] = ("" if guards else next((name for name in WORK if name in program), ""), fields)
     total = dict.fromkeys(WORK.values(), 0.0)
-    for pid, (name, fields) in used.items():
-        if name and (pid == parent or parent in ancestors(pid, parents)):
-            total[WORK[name]] += (int(fields[11]) + int(fields[12])) / ticks
+    run = psutil.Process(parent)
+    for process in (run, *run.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            # The program stands before its arguments, in which other services are named too.
+            program = " ".join(process.cmdline()[:4])
+            if "guard.py" not in program and (name := next((name for name in WORK if name in program), "")):
+                times = process.cpu_times()
+                total[WORK[name]] += times.user + times.system
     return total
-
-
-def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
-    """Return a process's parent, its parent, and so on."""
-    found: set[int] = set()
-    while (pid := parents.get(pid, 0)) and pid not in found:
-        found.add(pid)
-    return found
 
 
 # --- The whole --------------------------------------------------------------------------------------------------------
@@ -287,17 +269,13 @@ def compare(size: Size, *, staler: bool = False) -> tuple[Round, ...]:
 
 
 def mean_of(rounds: list[Round]) -> Round:
-    def mean(values: list[float]) -> float:
-        return statistics.mean(values)
-
-    return Round(
-        rate=mean([each.rate for each in rounds]),
-        length=mean([each.length for each in rounds]),
-        zero_variance=mean([each.zero_variance for each in rounds]),
-        reward=mean([each.reward for each in rounds]),
-        account={name: mean([each.account[name] for each in rounds]) for name in rounds[0].account},
-        early_rate=mean([each.early_rate for each in rounds]),
-    )
+    figures = {
+        each.name: statistics.mean(getattr(done, each.name) for done in rounds)
+        for each in fields(Round)
+        if each.name != "account"
+    }
+    account = {name: statistics.mean(done.account[name] for done in rounds) for name in rounds[0].account}
+    return Round(**figures, account=account)
 
 
 def told(size: Size, side: str, done: Round) -> Round:
@@ -319,19 +297,6 @@ def print_account(size: Size, side: str, done: Round) -> None:
         f"\n{size.name}, {side}: milliseconds of a step (and shares, counts)\n" + "\n".join(lines) + "\n",
         file=sys.stderr,
     )
-
-
-def make_big_model(folder: Path) -> None:
-    """Write the untrained model of 30 M parameters and its tokenizer."""
-    code = (
-        "import json, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import model;"
-        "from transformers import Qwen2ForCausalLM; config = model.build_model(0).config;"
-        "config.update({**json.loads(sys.argv[3]), 'initializer_range': 0.02});"
-        "model.save(Qwen2ForCausalLM(config), model.build_tokenizer(), Path(sys.argv[2]))"
-    )
-    python = ENVIRONMENTS / "trainer" / "bin" / "python"
-    command = [python, "-W", "ignore", "-c", code, ROOT / "examples" / "arithmetic", folder, json.dumps(BIG)]
-    subprocess.run([str(word) for word in command], check=True, timeout=120, stdout=sys.stderr)
 
 
 def main() -> None:
@@ -362,7 +327,8 @@ def main() -> None:
     print_account(tiny, "ours, max_staleness 2", staler)
     print_account(tiny, name, best)
     with tempfile.TemporaryDirectory() as folder:
-        make_big_model(Path(folder))
+        write = [ENVIRONMENTS / "rollout" / "bin" / "python", ROOT / "benchmarks" / "sizes.py", "30 M", folder]
+        subprocess.run([*map(str, write)], check=True, timeout=120, stdout=sys.stderr)
         big = Size("30 M", Path(folder), 4, 64, 7, 2, skip_zero_advantage=False, trainer_threads=2)
         mine, theirs = compare(big)
         figures.append(compared(big, "transformers", mine, "TRL GRPOTrainer, 2 threads", theirs))
