@@ -11,10 +11,9 @@ First peer: redis-py in two processes of the same shape, with the same encoding 
 The limit: a relay, a gRPC server that only passes the same bytes on to Redis and from it (`broker_relay.py`). Its own
 rate beside redis-py's is the price of gRPC in Python; ours beside its is the price of all that the broker does.
 
-Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, and an actor call with torch
-tensors and with numpy arrays, at one group a message; and, since batching is open to Ray too, the queue at the 8
-prompts a message that ColossalChat has by default, and numpy at as many a call as ours. The queue knows padded groups
-alone.
+Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, at the 8 prompts a message
+that ColossalChat has by default and for padded groups, the only ones that it knows; and an actor call with numpy
+arrays, at as many a call as ours. They know nothing of our batches, and run beside the first of them.
 
 Redis appends to its log and syncs it every second, as the launcher starts it; before each round the log is rewritten
 and the disk left to finish. Both groups of `groups.py` are measured, and all variants must yield the same arrays: a
@@ -42,7 +41,7 @@ from measuring import ENVIRONMENTS, ROOT, START_SECONDS, Figure, Side, free_port
 
 from quartet_common.channel import connect_sync
 
-BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know none of them, run beside the first
+BATCHES = (32, 128)  # groups a step and a call
 COMMIT_EVERY = 4
 MAX_STALENESS = 4
 GROUPS = {"padded": 640, "ragged": 1280}  # a round
@@ -50,23 +49,14 @@ ROUNDS = 7
 REWRITE_SECONDS = 60
 CHECKED_GROUPS = 384  # of the round whose checksums are compared, and of the Ray peers' rounds
 
-# Name: way of broker_ray.py, groups a call.
-RAY = {
-    "ray-queue": ("queue", 1),
-    "ray-queue-8": ("queue", 8),
-    "ray-torch": ("torch", 1),
-    "ray-numpy": ("numpy", 1),
-    "ray-numpy-32": ("numpy", 32),
-}
+# Way of broker_ray.py: groups a call.
+RAY = {"ray-queue": 8, "ray-numpy": BATCHES[0]}
 RELAY = "a bare gRPC relay to the same Redis"
 PEERS = {
     "redis": "redis-py, the same Redis",
     "relay": RELAY,
-    "ray-queue": "ColossalChat's queue on Ray, 1 group a message",
-    "ray-queue-8": "ColossalChat's queue on Ray, 8 groups a message",
-    "ray-torch": "Ray actor call, torch, 1 group a call",
-    "ray-numpy": "Ray actor call, numpy, 1 group a call",
-    "ray-numpy-32": "Ray actor call, numpy, 32 groups a call",
+    "ray-queue": f"ColossalChat's queue on Ray, {RAY['ray-queue']} groups a message",
+    "ray-numpy": f"Ray actor call, numpy, {RAY['ray-numpy']} groups a call",
 }
 
 
@@ -112,12 +102,11 @@ class RaySide:
     def __init__(self, ray: Side, variant: str, shape: str):
         self.variant = variant
         self._ray, self._shape = ray, shape
-        self._way, self._per_call = RAY[variant]
 
     def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
         """As `Sides.round`."""
-        request = {"way": self._way, "shape": self._shape, "groups": count, "per_call": self._per_call, "check": check}
-        self._ray.tell(request)
+        request = {"way": self.variant, "shape": self._shape, "per_call": RAY[self.variant]}
+        self._ray.tell(request | {"groups": count, "check": check})
         answer = self._ray.hear()
         return answer["seconds"], {"ray": answer["cpu"]}, answer["checksum"]
 
@@ -139,6 +128,7 @@ class Setting:
             "relay": relay,
             "in_flight": options.in_flight,
             "commit_every": COMMIT_EVERY,
+            "arrays": True,
         }
 
     def _start_relay(self, redis_url: str, stack: contextlib.ExitStack) -> str:
@@ -178,7 +168,7 @@ class Setting:
         sides: list[Sides | RaySide] = []
         for variant in variants:
             if self.ray is not None and variant in RAY:
-                if shape == "padded" or RAY[variant][0] != "queue":  # ColossalChat's way knows padded groups alone
+                if shape == "padded" or variant != "ray-queue":
                     sides.append(RaySide(self.ray, variant, shape))
             else:
                 run_id = run if variant == "ours" else f"{variant}:{run}"
@@ -235,29 +225,19 @@ def tell_cpu(what: str, variant: str, rates: list[float], used: dict[str, float]
 
 
 def compare(rates: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
-    """Return our rates beside each peer's; beside Ray's, which know nothing of our batches, for each of these."""
+    """Return our rates beside each peer's."""
     figures = []
-    first = next(iter(rates))[1]
     for (shape, batch), measured in rates.items():
-        name = f"broker: {shape} groups, {batch} a call, arrays to arrays"
+        name = f"broker: {shape} groups, {batch} a call"
         if {"relay", "redis"} <= measured.keys():
-            limit = f"broker: {shape} groups, {batch} a call, {RELAY}"
+            limit = f"{name}, {RELAY}"
             figures.append(Figure(limit, "groups/s", measured["relay"], measured["redis"], PEERS["redis"], "higher"))
-        for variant, rate in (measured | ray_rates(rates, shape, first)).items():
-            if variant != "ours":
-                figures.append(Figure(name, "groups/s", measured["ours"], rate, PEERS[variant], "higher"))
-        if shape == "ragged":
-            # What is ragged with us is padded there.
-            for variant, rate in ray_rates(rates, "padded", first).items():
-                if RAY[variant][0] == "queue":
-                    peer_name = f"{PEERS[variant]}, padded as it must"
-                    figures.append(Figure(name, "groups/s", measured["ours"], rate, peer_name, "higher"))
+        peers = {PEERS[variant]: rate for variant, rate in measured.items() if variant != "ours"}
+        if shape == "ragged" and (queue := rates.get(("padded", batch), {}).get("ray-queue")):
+            peers[f"{PEERS['ray-queue']}, padded as it must"] = queue
+        for peer, rate in peers.items():
+            figures.append(Figure(f"{name}, arrays to arrays", "groups/s", measured["ours"], rate, peer, "higher"))
     return figures
-
-
-def ray_rates(rates: dict[tuple[str, int], dict[str, float]], shape: str, batch: int) -> dict[str, float]:
-    """Return the rates of the Ray peers measured beside this batch."""
-    return {variant: rate for variant, rate in rates.get((shape, batch), {}).items() if variant in RAY}
 
 
 def main() -> None:

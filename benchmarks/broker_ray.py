@@ -5,12 +5,12 @@ the first call to the last group taken, CPU seconds of all of Ray's processes, a
 
 Producer and consumer are actors, each a process; everything stays in memory, nothing is deduplicated or acknowledged.
 
-    queue  ColossalChat's way (its zero-bubble pipeline): a third actor holds a list. The producer asks it for leave to
-           generate, then appends a batch of prompts as a dict of torch tensors and waits for the answer; the consumer
-           asks for the batch by its number, gets a deep copy, and cuts it into groups. Where the original sleeps a
-           second because it found nothing, a millisecond is slept here.
-    torch  the producer calls the consumer with a group as a dict of torch tensors, 8 calls under way
-    numpy  the same with numpy arrays, which Ray hands over in shared memory without pickling their bytes
+    ray-queue  ColossalChat's way (its zero-bubble pipeline): a third actor holds a list. The producer asks it for leave
+               to generate, then appends a batch of prompts as a dict of torch tensors and waits for the answer; the
+               consumer asks for the batch by its number, gets a deep copy, and cuts it into groups. Where the original
+               sleeps a second because it found nothing, a millisecond is slept here.
+    ray-numpy  the producer calls the consumer with groups as dicts of numpy arrays, which Ray hands over in shared
+               memory without pickling their bytes, 8 calls under way
 """
 
 import copy
@@ -142,7 +142,7 @@ class Producer:
             for start in range(0, groups, per_call)
         ]
         began = time.monotonic()
-        if way == "queue":
+        if way == "ray-queue":
             for batch in batches:
                 while not ray.get(self._queue.may_generate.remote(len(batch))):
                     time.sleep(PAUSE_SECONDS)
@@ -150,8 +150,6 @@ class Producer:
             return began
         under_way: list[ray.ObjectRef] = []
         for batch in batches:
-            if way == "torch":
-                batch = [{name: torch.from_numpy(array) for name, array in group.items()} for group in batch]
             if len(under_way) == IN_FLIGHT:
                 _, under_way = ray.wait(under_way, num_returns=1)
             under_way.append(self._consumer.take.remote(batch))
@@ -194,7 +192,7 @@ def main() -> None:
             made.add(shape)
         ray.get(consumer.begin.remote(request["groups"], request["check"]))
         cpu = cpu_seconds()
-        pulling = consumer.pull.remote() if request["way"] == "queue" else None
+        pulling = consumer.pull.remote() if request["way"] == "ray-queue" else None
         began = ray.get(producer.push.remote(request["way"], shape, request["groups"], request["per_call"]))
         if pulling is not None:
             ray.get(pulling)

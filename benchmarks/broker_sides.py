@@ -1,4 +1,4 @@
-"""One process of the broker benchmark: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
+"""A process of the broker's benchmarks: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
 
 VARIANT is `ours`, `redis` or `relay`, ROLE `producer` or `consumer`. The first line of input holds the settings, each
 later one is a round: how many groups to publish or to take; the producer hears with one line more that all were taken.
@@ -6,6 +6,7 @@ It answers {"ready": true} to the settings, and at the end of each round
 
     at         when the first put began (producer), or when the last group was committed (consumer); time.monotonic()
     cpu        seconds of CPU that this process used in the round
+    leases     seconds of each LeasePrompts that was granted something (ours alone)
     checksum   of the decoded arrays, in the round that asks for it ("check": true)
 
 The peer, redis-py in the same Redis: the producer adds the same bytes to a stream, as many a pipeline as ours has in a
@@ -19,6 +20,7 @@ costs with messages of that size; where they are large (padded, 128 a call), our
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -56,30 +58,54 @@ class Take:
 
 
 async def produce_ours(settings: dict) -> None:
+    """Be one rollout, or those called `names`, each "generating" for `think` seconds in the mean.
+
+    `arrays`: encode each group as it is sent; else it is encoded beforehand, or is some `bytes`.
+    """
     groups = make_groups(settings["shape"], DISTINCT)
-    rollout = Rollout(settings["address"], settings["run_id"], "rollout", settings["per_call"], settings["in_flight"])
-    await rollout.join()
+    if size := settings.get("bytes"):
+        encoded = [random.Random(0).randbytes(size)] * DISTINCT
+    elif not settings["arrays"]:
+        encoded = [encode_group(group) for group in groups]
+    names, mean = settings.get("names", ["rollout"]), settings.get("think", 0.0)
+    chance = random.Random(names[0])
+    think = (lambda: chance.uniform(0.5, 1.5) * mean) if mean else None
+    place = (settings["address"], settings["run_id"])
+    rollouts = [Rollout(*place, name, settings["per_call"], settings["in_flight"], think) for name in names]
+    await asyncio.gather(*(rollout.join() for rollout in rollouts))
+
+    def payload(number: int) -> bytes:
+        return encode_group(groups[number % DISTINCT]) if settings["arrays"] else encoded[number % DISTINCT]
+
+    async def produce(rollout: Rollout, produced: Produced) -> None:
+        await asyncio.sleep(chance.random() * mean)  # rollouts do not march in step
+        await rollout.produce(payload, produced)
+
     answer({"ready": True})
     while await asyncio.to_thread(sys.stdin.readline):
-        produced, cpu = Produced(), time.process_time()
-        work = asyncio.create_task(rollout.produce(lambda n: encode_group(groups[n % DISTINCT]), produced))
+        all_produced, cpu = [Produced() for _ in rollouts], time.process_time()
+        work = [asyncio.create_task(produce(*pair)) for pair in zip(rollouts, all_produced, strict=True)]
         end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-        await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            await work  # it ends by an exception only
-        work.cancel()
-        await asyncio.wait({work})
-        answer({"at": produced.first_put, "cpu": time.process_time() - cpu})
-    await rollout.leave()
+        done, _ = await asyncio.wait({end, *work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # a rollout's work ends by an exception only
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+        at = min((each.first_put for each in all_produced if each.first_put), default=0.0)
+        leases = [second for each in all_produced for second in each.lease_seconds]
+        answer({"at": at, "cpu": time.process_time() - cpu, "leases": leases})
+    await asyncio.gather(*(rollout.leave() for rollout in rollouts))
 
 
 def consume_ours(settings: dict) -> None:
+    """Be the trainer; `arrays`: decode each group."""
     trainer = Trainer(settings["address"], settings["run_id"], settings["commit_every"], settings["per_call"])
     trainer.open()
     take = Take()
 
     def consume(count: int) -> float:
-        return trainer.consume(count // settings["groups_per_step"], take)
+        return trainer.consume(count // settings["groups_per_step"], take if settings["arrays"] else len)
 
     consume_rounds(take, consume)
     trainer.close()

@@ -16,10 +16,7 @@ The log has the latencies of all counts, the CPU that broker and Redis need for 
 20,000 groups.
 """
 
-import asyncio
 import contextlib
-import json
-import random
 import statistics
 import sys
 import tempfile
@@ -28,7 +25,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import redis
-from broker_load import Produced, Rollout, Trainer, create_run, encode_group, submit
+from broker_load import create_run, encode_group, submit
+from broker_sides import DISTINCT
 from broker_town import cpu_seconds, listener, redis_server
 from groups import make_groups
 from measuring import Figure, Side, report, service
@@ -51,66 +49,6 @@ REMEMBERED = 10_000
 
 KEPT_GROUPS = 2000
 KEPT_LIMIT = 1.5
-DISTINCT = 16
-
-
-# --- The sides, each a process ----------------------------------------------------------------------------------------
-
-
-async def be_rollouts(settings: dict) -> None:
-    """Be some rollouts, from the first line of input to the second."""
-    if settings["bytes"]:
-        payloads = [random.Random(0).randbytes(settings["bytes"])]
-    else:
-        payloads = [encode_group(group) for group in make_groups("ragged", DISTINCT)]
-    think, chance = None, random.Random(settings["names"][0])
-    if settings["think"]:
-
-        def think() -> float:
-            return chance.uniform(0.5, 1.5) * settings["think"]
-
-    rollouts = [
-        Rollout(settings["address"], settings["run_id"], name, settings["per_call"], settings["in_flight"], think)
-        for name in settings["names"]
-    ]
-    await asyncio.gather(*(rollout.join() for rollout in rollouts))
-    answer({"ready": True})
-    await asyncio.to_thread(sys.stdin.readline)
-    produced = [Produced() for _ in rollouts]
-
-    async def work_on(rollout: Rollout, each: Produced) -> None:
-        if think is not None:  # rollouts do not march in step
-            await asyncio.sleep(chance.random() * settings["think"])
-        await rollout.produce(lambda n: payloads[n % len(payloads)], each)
-
-    work = [asyncio.create_task(work_on(rollout, each)) for rollout, each in zip(rollouts, produced, strict=True)]
-    end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-    await asyncio.wait({end, *work}, return_when=asyncio.FIRST_COMPLETED)
-    for task in work:
-        if task.done():
-            await task  # it ends by an exception only
-        task.cancel()
-    await asyncio.wait(work)
-    began = [each.first_put for each in produced if each.first_put]
-    answer({"at": min(began, default=0.0), "leases": [second for each in produced for second in each.lease_seconds]})
-    await asyncio.gather(*(rollout.leave() for rollout in rollouts))
-
-
-def be_trainer(settings: dict) -> None:
-    """Be the trainer; each line of input says how many steps to train."""
-    trainer = Trainer(settings["address"], settings["run_id"], commit_every=4, per_message=32)
-    trainer.open()
-    answer({"ready": True})
-    for line in sys.stdin:
-        answer({"at": trainer.consume(json.loads(line)["steps"], len)})
-    trainer.close()
-
-
-def answer(line: dict) -> None:
-    print(json.dumps(line), flush=True)
-
-
-# --- The measurements -------------------------------------------------------------------------------------------------
 
 
 class Load:
@@ -119,17 +57,13 @@ class Load:
     def __init__(self, address: str, run_id: str, folder: Path, stack: contextlib.ExitStack, **settings):
         self._address, self._run_id = address, run_id
         create_run(address, run_id, GROUPS_PER_STEP, OPEN_GATE)
-        count = settings.pop("rollouts")
-        names = [f"rollout-{n}" for n in range(count)]
-        common = {"address": address, "run_id": run_id, "bytes": 0, "think": 0.0, **settings}
-        command, log = [sys.executable, __file__], folder / f"{run_id}.log"
-        self._trainer = Side([*command, "trainer"], log, stack)
-        self._trainer.tell(common)
-        self._rollouts = []
-        for share in filter(None, (names[n::PROCESSES] for n in range(PROCESSES))):
-            side = Side([*command, "rollouts"], log, stack)
-            side.tell(common | {"names": share})
-            self._rollouts.append(side)
+        names = [f"rollout-{n}" for n in range(settings.pop("rollouts"))]
+        common = {"address": address, "run_id": run_id, "shape": "ragged", "commit_every": 4, **settings}
+        common |= {"groups_per_step": GROUPS_PER_STEP, "arrays": False}
+        log = folder / f"{run_id}.log"
+        self._trainer = ours("consumer", common | {"per_call": 32}, log, stack)
+        shares = filter(None, (names[n::PROCESSES] for n in range(PROCESSES)))
+        self._rollouts = [ours("producer", common | {"names": share}, log, stack) for share in shares]
         for side in (self._trainer, *self._rollouts):
             side.hear()
         self._submitted = 0
@@ -146,7 +80,7 @@ class Load:
 
     def train(self, steps: int) -> float:
         """Train so many steps; return when the last was committed."""
-        self._trainer.tell({"steps": steps})
+        self._trainer.tell({"groups": steps * GROUPS_PER_STEP, "check": False})
         return self._trainer.hear()["at"]
 
     def end(self) -> tuple[float, np.ndarray]:
@@ -156,6 +90,13 @@ class Load:
         answers = [side.hear() for side in self._rollouts]
         began = min(each["at"] for each in answers if each["at"])
         return began, np.array([second for each in answers for second in each["leases"]]) * 1000
+
+
+def ours(role: str, settings: dict, log: Path, stack: contextlib.ExitStack) -> Side:
+    """Start a side of ours, see broker_sides."""
+    side = Side([sys.executable, str(Path(__file__).with_name("broker_sides.py")), "ours", role], log, stack)
+    side.tell(settings)
+    return side
 
 
 def measure(
@@ -272,10 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["rollouts"]:
-            asyncio.run(be_rollouts(json.loads(sys.stdin.readline())))
-        case ["trainer"]:
-            be_trainer(json.loads(sys.stdin.readline()))
-        case _:
-            main()
+    main()

@@ -251,7 +251,9 @@ class Simulation:
         stalled = sum(rollout.stalled for rollout in self.rollouts)
         self.ends.append((self.now, self.trainer_idle, idle, stalled, self.tokens))
         if not weights.staged:
-            self._stall(weights.transfer)
+            for rollout in self.rollouts:
+                if rollout.idle_since is None:  # who is idle waits for the update as it is
+                    self._stall(rollout, weights.transfer)
         self._at(self.now + weights.transfer, "_updated", self.trained)
         if weights.staged:
             self._train_again()
@@ -263,19 +265,16 @@ class Simulation:
     def _updated(self, version: int) -> None:
         weights, prefill = self.setup.weights, self.setup.engine.prefill
         self.live = version
-        self._stall(weights.install)
         for number, rollout in enumerate(self.rollouts):
-            if weights.recompute:
-                rollout.debt += rollout.context / prefill
-                rollout.stalled += rollout.context / prefill
+            self._stall(rollout, weights.install + (rollout.context / prefill if weights.recompute else 0.0))
             self._fill(number)
         if not weights.staged:
             self._train_again()
 
-    def _stall(self, seconds: float) -> None:
-        for rollout in self.rollouts:
-            rollout.debt += seconds
-            rollout.stalled += seconds
+    @staticmethod
+    def _stall(rollout: Rollout, seconds: float) -> None:
+        rollout.debt += seconds
+        rollout.stalled += seconds
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
