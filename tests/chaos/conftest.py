@@ -34,8 +34,8 @@ def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 async def _all(root: Path, pythons: Pythons) -> dict:
-    # It dies right after its first commit, before the checkpoint that would have held the step.
-    trapped = (Fault(5, "trap", "committed"),)
+    # It dies right after a commit, before the checkpoint that would have held the step.
+    trapped = (Fault(5, "trap", "committed-unsaved"),)
     tail = (Fault(10, "lose-tail", "redis"),)
     back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
     restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))

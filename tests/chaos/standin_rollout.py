@@ -5,8 +5,8 @@ and puts it all the same; and every so often it puts a group again that was answ
 the run is finished, or on SIGTERM, after it gave its prompts back.
 """
 
-import argparse
 import asyncio
+import json
 import signal
 import sys
 from collections import Counter
@@ -26,14 +26,13 @@ LEASE_WAIT_SECONDS = 2.0
 
 
 class Rollout:
-    """One life."""
+    """One life. `brokers`, `rewards`: host:port of each; `ttl`: of leases and members, in seconds."""
 
-    def __init__(self, arguments: argparse.Namespace):
-        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, arguments.broker, run_id=arguments.run)
-        self.reward = Peers(reward_pb2_grpc.RewardServiceStub, reward_pb2, arguments.reward)
-        self.run_id = arguments.run
-        self.ttl = arguments.ttl
-        self.member = Membership(self.broker, arguments.name, common_pb2.SERVICE_KIND_ROLLOUT, self.ttl)
+    def __init__(self, name: str, run: str, brokers: list[str], rewards: list[str], ttl: float):
+        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, brokers, run_id=run)
+        self.reward = Peers(reward_pb2_grpc.RewardServiceStub, reward_pb2, rewards)
+        self.run_id, self.ttl = run, ttl
+        self.member = Membership(self.broker, name, common_pb2.SERVICE_KIND_ROLLOUT, ttl)
         self.held: dict[str, asyncio.Task] = {}
         self.outcomes: Counter[str] = Counter()
 
@@ -155,13 +154,7 @@ class Rollout:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description="A rollout without a model.")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--broker", nargs="+", required=True, help="host:port of each broker")
-    parser.add_argument("--reward", nargs="+", required=True, help="host:port of each reward service")
-    parser.add_argument("--ttl", type=float, required=True, help="of leases and members, in seconds")
-    await Rollout(parser.parse_args()).live()  # on the loop that its channels belong to
+    await Rollout(**json.loads(sys.argv[1])).live()  # on the loop that its channels belong to
 
 
 if __name__ == "__main__":

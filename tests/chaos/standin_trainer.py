@@ -8,13 +8,14 @@ Its weights are a digest of all batches, so what is in them can be told afterwar
 is finished; any other status is a fault that the chaos run reports.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import content
 import grpc
@@ -27,9 +28,6 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_common.ledger import LEDGER_FILE, LedgerError, settlement
 
-CONTROLS = ("commit-without-checkpoint", "settle-without-instances")
-"""What may be left out, to see that the audit tells."""
-
 CHECKPOINT_EVERY = 2
 TRAIN_SECONDS = 0.01
 LEASE_WAIT_SECONDS = 2.0
@@ -41,17 +39,22 @@ class Fenced(Exception):
 
 
 class Trainer:
-    """One life."""
+    """One life.
 
-    def __init__(self, arguments: argparse.Namespace):
-        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, arguments.broker, run_id=arguments.run)
-        self.run_id = arguments.run
-        self.folder = arguments.folder
-        self.others = arguments.other
-        self.trap = arguments.trap
-        self.pace = arguments.pace
-        self.control = arguments.control
-        self.member = Membership(self.broker, arguments.name, common_pb2.SERVICE_KIND_TRAINER, arguments.ttl)
+    Args:
+        brokers: host:port of each.
+        folder, others: its own checkpoints, and those of other trainers.
+        trap, pace: files that say where to stop, and how many steps may be trained.
+        ttl: of members, in seconds.
+        control: what is left out, to see that the audit tells: "commit-without-checkpoint", "settle-without-instances".
+    """
+
+    def __init__(self, name: str, run: str, brokers: list[str], ttl: float, control: str, **files: Any):
+        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, brokers, run_id=run)
+        self.run_id, self.control = run, control
+        self.folder, self.trap, self.pace = (Path(files[name]) for name in ("folder", "trap", "pace"))
+        self.others = [Path(folder) for folder in files["others"]]
+        self.member = Membership(self.broker, name, common_pb2.SERVICE_KIND_TRAINER, ttl)
         self.session = 0
 
     async def live(self) -> None:
@@ -121,7 +124,7 @@ class Trainer:
             state.step += 1
             self.at("marked")
             if self.control == "commit-without-checkpoint":
-                await self.commit(state)
+                await self.commit(state, "committed-unsaved")
             if state.step % CHECKPOINT_EVERY == 0:
                 await self.save(disk, state)
         if state.step % CHECKPOINT_EVERY:
@@ -202,11 +205,11 @@ class Trainer:
         disk.save(state, self.at)
         await self.commit(state)
 
-    async def commit(self, state: State) -> None:
+    async def commit(self, state: State, point: str = "committed") -> None:
         answer = await self.say("Commit", session_epoch=self.session, step=state.step)
         state.first_remembered_pass = max(state.first_remembered_pass, answer.first_remembered_pass)
         tell("committed", step=state.step)
-        self.at("committed")
+        self.at(point)
 
     async def say(self, method: str, **fields: object):
         """Insist on a call of the session. Raises Fenced."""
@@ -236,17 +239,7 @@ class Trainer:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description="A trainer without a model.")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--broker", nargs="+", required=True, help="host:port of each broker")
-    parser.add_argument("--folder", type=Path, required=True, help="its own checkpoints")
-    parser.add_argument("--other", type=Path, nargs="*", default=[], help="the checkpoints of other trainers")
-    parser.add_argument("--trap", type=Path, required=True, help="file that says where to stop")
-    parser.add_argument("--pace", type=Path, required=True, help="file that says how many steps may be trained")
-    parser.add_argument("--ttl", type=float, required=True, help="of members, in seconds")
-    parser.add_argument("--control", choices=CONTROLS)
-    await Trainer(parser.parse_args()).live()  # on the loop that its channels belong to
+    await Trainer(**json.loads(sys.argv[1])).live()  # on the loop that its channels belong to
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from typing import Any
 import content
 from network import BROKERS, REWARDS, ROLLOUTS, TRAINERS, Hosts, Loopback
 from standin_trainer import CHECKPOINT_EVERY
-from victim import Victim
 
-from quartet_local.process import find_server
+from victim import Victim  # isort: skip
+from started import redis_command, write_run_file  # isort: skip (beside what `victim` imports)
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         folder: for data, logs, checkpoints; emptied by whoever gives it.
-        control: what the trainer leaves out (standin_trainer.CONTROLS).
+        control: what the trainer leaves out (standin_trainer.Trainer).
         each: processes of each service, 1 or 2.
         durability: Redis' appendfsync.
     """
@@ -93,20 +93,15 @@ class Town:
     def _redis(self) -> list[str]:
         host, _, port = self.place.address("redis").rpartition(":")
         options = {
-            "bind": host,
-            "port": port,
             "protected-mode": "no",
-            "dir": str(self.plan.folder / "redis"),
-            "appendonly": "yes",
             "appendfsync": self.plan.durability,
             # Rewritten while it is killed; never where the tail is to be cut off, which must stay the tail.
             "auto-aof-rewrite-min-size": "1mb",
             "auto-aof-rewrite-percentage": "10" if self.plan.durability == "always" else "0",
         }
-        return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", value)), "--save", ""]
+        return redis_command(int(port), self.plan.folder / "redis", True, host, **options)
 
     def _run_file(self, name: str) -> Path:
-        path = self.plan.folder / f"{name}.toml"
         host, _, port = self.place.address("redis").rpartition(":")
         sections: dict[str, dict[str, object]] = {
             "run": {
@@ -132,11 +127,7 @@ class Town:
         }
         if name in (*BROKERS, *REWARDS):
             sections["addresses"] = {name.partition("-")[0]: self.place.address(name)}
-        lines = []
-        for section, values in sections.items():
-            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        path.write_text("\n".join(lines) + "\n")
-        return path
+        return write_run_file(self.plan.folder / f"{name}.toml", sections)
 
     def _service(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
@@ -149,17 +140,19 @@ class Town:
 
     def _rollout(self, name: str) -> list[str]:
         rewards = [self.place.address(reward) for reward in self._some(REWARDS)]
-        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
-        return [str(self._pythons["dev"]), str(HERE / "standin_rollout.py"), *who, "--reward", *rewards]
+        return self._standin("rollout", name, rewards=rewards)
 
     def _trainer(self, name: str) -> list[str]:
-        others = [str(self.plan.checkpoints(other)) for other in self._some(TRAINERS) if other != name]
-        folder = self.plan.checkpoints(name)
-        folder.mkdir(parents=True)
-        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
-        where = ["--folder", str(folder), "--other", *others, "--trap", str(self.trap), "--pace", str(self.pace)]
-        control = ["--control", self.plan.control] if self.plan.control else []
-        return [str(self._pythons["dev"]), str(HERE / "standin_trainer.py"), *who, *where, *control]
+        folders = {each: str(self.plan.checkpoints(each)) for each in self._some(TRAINERS)}
+        own = folders.pop(name)
+        Path(own).mkdir(parents=True)
+        files = {"trap": str(self.trap), "pace": str(self.pace)}
+        others = list(folders.values())
+        return self._standin("trainer", name, folder=own, others=others, control=self.plan.control, **files)
+
+    def _standin(self, kind: str, name: str, **settings: object) -> list[str]:
+        settings |= {"name": name, "run": RUN, "brokers": self.brokers(), "ttl": TTL_SECONDS}
+        return [str(self._pythons["dev"]), str(HERE / f"standin_{kind}.py"), json.dumps(settings)]
 
     def brokers(self) -> list[str]:
         return [self.place.address(broker) for broker in self._some(BROKERS)]
