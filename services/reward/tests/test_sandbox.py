@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from reward_samples import until
 from sandbox_modes import MODES, below, interpreter, own_processes, settings
 
 from quartet_reward.config import Mode, SandboxSection
@@ -106,7 +107,7 @@ async def test_a_cancelled_run_is_killed_and_its_slots_are_free_again(sandbox):
     endless = Job("script", b"while True: pass", limits=Limits(wall_seconds=60))
     tasks = [asyncio.create_task(sandbox.run(endless)) for _ in range(6)]  # two of them wait for a slot
     tasks.append(asyncio.create_task(sandbox.run_judged(endless, endless)))
-    await asyncio.sleep(0.3)
+    await until(lambda: sandbox.waiting == 3)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
