@@ -26,7 +26,7 @@ CALL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 SUBMIT_MOST = 1024  # instances in one call
 PUT_BYTES = 6 << 20  # most of a put, as a rollout has it
-NEWEST = 1 << 40  # a policy version that no trainer reaches: these rollouts have every new weights at once
+NEWEST = (1 << 31) - 1  # the greatest policy version: these rollouts have every new weights at once
 
 _DTYPES = {
     np.dtype(np.int32): tensor_pb2.DTYPE_INT32,
