@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_common import tracing
-from quartet_common.certificates import RotatingChannel, channel_credentials, name_to_check
+from quartet_common.certificates import ChannelT, RotatingChannel, channel_credentials, name_to_check
 from quartet_common.config import SecuritySection
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -56,14 +56,6 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
     ]
 
 
-def _secure_options(
-    options: list[tuple[str, object]], address: str, security: SecuritySection, service: str | None
-) -> list[tuple[str, object]]:
-    assert service is not None, "with TLS, the caller names the service that must answer"
-    name = name_to_check(security, address, service)
-    return [*options, ("grpc.ssl_target_name_override", name)] if name else options
-
-
 def connect(
     address: str,
     security: SecuritySection | None = None,
@@ -77,21 +69,14 @@ def connect(
     Raises ConfigError for files that cannot be used.
     """
     security = security or SecuritySection()
-    headers = _headers(security)
-    interceptors = _aio_interceptors(headers) if headers else None
-    options = channel_options(max_message_bytes)
-    if not security.tls:
-        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    interceptors = _aio_interceptors(headers) if (headers := _headers(security)) else None
 
-    def make() -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(
-            address,
-            channel_credentials(security),
-            options=_secure_options(options, address, security, service),
-            interceptors=interceptors,
-        )
+    def make(credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+        return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
 
-    return cast(grpc.aio.Channel, RotatingChannel(security, make))
+    return cast(grpc.aio.Channel, _connect(make, address, security, max_message_bytes, service))
 
 
 def connect_sync(
@@ -104,17 +89,35 @@ def connect_sync(
     """As `connect`, a blocking channel."""
     security = security or SecuritySection()
     headers = _headers(security)
-    options = channel_options(max_message_bytes)
 
-    def make() -> grpc.Channel:
-        if security.tls:
-            secure = _secure_options(options, address, security, service)
-            channel = grpc.secure_channel(address, channel_credentials(security), options=secure)
-        else:
+    def make(credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
+        if credentials is None:
             channel = grpc.insecure_channel(address, options=options)
+        else:
+            channel = grpc.secure_channel(address, credentials, options=options)
         return grpc.intercept_channel(channel, _SyncHeaders(headers)) if headers else channel
 
-    return cast(grpc.Channel, RotatingChannel(security, make)) if security.tls else make()
+    return cast(grpc.Channel, _connect(make, address, security, max_message_bytes, service))
+
+
+Options = list[tuple[str, object]]
+
+
+def _connect(
+    make: Callable[[grpc.ChannelCredentials | None, Options], ChannelT],
+    address: str,
+    security: SecuritySection,
+    max_message_bytes: int,
+    service: str | None,
+) -> ChannelT | RotatingChannel[ChannelT]:
+    """Return what `make` makes of credentials and options, made anew when the certificates have changed."""
+    options = channel_options(max_message_bytes)
+    if not security.tls:
+        return make(None, options)
+    assert service is not None, "with TLS, the caller names the service that must answer"
+    if name := name_to_check(security, address, service):
+        options.append(("grpc.ssl_target_name_override", name))
+    return RotatingChannel(security, lambda: make(channel_credentials(security), options))
 
 
 Headers = Callable[[], list[tuple[str, str]]]
@@ -149,13 +152,6 @@ def _aio_interceptors(headers: Headers) -> list[grpc.aio.ClientInterceptor]:
     return [type(name, (kind,), {f"intercept_{name}": intercept})() for name, kind in kinds.items()]
 
 
-class _SyncCallDetails(grpc.ClientCallDetails):
-    def __init__(self, details, metadata):
-        self.method, self.timeout, self.credentials = details.method, details.timeout, details.credentials
-        self.wait_for_ready, self.compression = details.wait_for_ready, details.compression
-        self.metadata = metadata
-
-
 class _SyncHeaders(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -167,7 +163,7 @@ class _SyncHeaders(
 
     def _intercept(self, continuation, details, request):
         metadata = [*(details.metadata or ()), *self._headers()]
-        return continuation(_SyncCallDetails(details, metadata), request)
+        return continuation(details._replace(metadata=metadata), request)
 
     intercept_unary_unary = intercept_unary_stream = _intercept
     intercept_stream_unary = intercept_stream_stream = _intercept

@@ -264,14 +264,6 @@ class ServerSection(Section):
         1024, ge=16, description="Most calls and streams under way over one connection; more wait at the caller."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_rate_limits(cls, values: Any) -> Any:
-        for key in ("calls_per_second", "work_calls_per_second", "burst_seconds"):
-            if isinstance(values, dict) and key in values:
-                raise ValueError(f"{key} is gone; limit rates at a proxy before the service (docs/security.md)")
-        return values
-
 
 class TracingSection(Section):
     """[tracing]: OpenTelemetry traces (docs/tracing.md). Off unless `endpoint` or `file` is set."""

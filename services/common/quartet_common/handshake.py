@@ -1,6 +1,5 @@
 """The handshake: two releases that cannot work together say so at once, in words; and how idle a service is."""
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,42 +15,31 @@ from quartet_common.durations import now_timestamp
 from quartet_common.errors import failed_precondition
 from quartet_common.log import get_logger
 
-LOOK_SECONDS = 1.0
-WINDOW_LOOKS = 60
+WINDOW_SECONDS = 60.0
 
 
 class Idleness:
-    """Looks once a second at how long the service was at work since the last look."""
+    """How idle the service was in the last minute, or since it was asked last if that is longer ago."""
 
     def __init__(self, busy_seconds: Callable[[], float] = lambda: 0.0):
-        """Know when the service works.
+        """Begin to measure.
 
         Args:
             busy_seconds: of all time, how long it had work under way outside of its process (workers, a sandbox). The
                 processor time of its own process is known; the two may overlap, so the larger counts.
         """
         self._busy_seconds = busy_seconds
-        self._shares: deque[float] = deque(maxlen=WINDOW_LOOKS)
-        self._last = self._look()
+        self._looks = deque([self._look()])  # oldest first
 
-    @property
     def fraction(self) -> float | None:
-        """Share of the last minute without work, 0 to 1; None before the first second is over."""
-        return 1 - sum(self._shares) / len(self._shares) if self._shares else None
-
-    def look(self) -> None:
-        """Take down what share of the time since the last look was work."""
-        before, self._last = self._last, self._look()
-        (at, *was), (now, *work) = before, self._last
-        if now > at:
-            done = max(end - begin for begin, end in zip(was, work, strict=True))
-            self._shares.append(min(1.0, done / (now - at)))
-
-    async def watch(self) -> None:
-        """Look for as long as the service lives."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+        """Share of the time without work, 0 to 1; None before a second is over."""
+        now = self._look()
+        while len(self._looks) > 1 and now[0] - self._looks[1][0] >= WINDOW_SECONDS:
+            self._looks.popleft()
+        seconds, *work = (end - begin for begin, end in zip(self._looks[0], now, strict=True))
+        if now[0] - self._looks[-1][0] >= 1:
+            self._looks.append(now)
+        return max(0.0, 1 - max(work) / seconds) if seconds >= 1 else None
 
     def _look(self) -> tuple[float, float, float]:
         return time.monotonic(), time.process_time(), self._busy_seconds()
@@ -141,7 +129,7 @@ class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
             libraries=me.libraries,
             started_at=me.started_at,
             waiting_for=list(me.waiting),
-            idle_fraction=me.idleness.fraction if me.idleness else None,
+            idle_fraction=me.idleness.fraction() if me.idleness else None,
         )
 
 

@@ -99,7 +99,6 @@ class ServiceHost:
     def tell_idleness(self, idleness: Idleness) -> None:
         """Have the handshake tell how idle the service is."""
         self._identity.idleness = idleness
-        self.spawn(idleness.watch(), "idleness")
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Have `drain` awaited when the service stops, in order of registration, before the server does."""

@@ -30,15 +30,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_busier_of_process_and_workers_counts(clock: Clock) -> None:
+def test_the_busier_of_process_and_workers_counts_over_the_last_minute(clock: Clock) -> None:
     measured = Idleness(lambda: clock.elsewhere)
-    assert measured.fraction is None
+    assert measured.fraction() is None
     clock.go(wall=1.0, processor=0.25, elsewhere=0.0)
-    measured.look()
-    assert measured.fraction == pytest.approx(0.75)
-    clock.go(wall=2.0, processor=0.2, elsewhere=1.0)  # half of the time
-    measured.look()
-    assert measured.fraction == pytest.approx((0.75 + 0.5) / 2)
-    clock.go(wall=1.0, processor=4.0, elsewhere=0.0)  # four threads
-    measured.look()
-    assert measured.fraction == pytest.approx((0.75 + 0.5 + 0.0) / 3)
+    assert measured.fraction() == pytest.approx(0.75)
+    clock.go(wall=3.0, processor=0.2, elsewhere=2.0)
+    assert measured.fraction() == pytest.approx(0.5)
+    clock.go(wall=59.0, processor=236.0, elsewhere=0.0)  # four threads
+    assert measured.fraction() == 0.0
+    clock.go(wall=60.0, processor=6.0, elsewhere=0.0)
+    assert measured.fraction() == pytest.approx(0.9), "what is longer ago does not count"
