@@ -5,15 +5,13 @@ is counted anew from the instances: their keys are found by a scan, so that one 
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.runs import Runs, state_value
-from quartet_broker.store import Store
+from quartet_broker.store import Store, Value
 from quartet_common.errors import resource_exhausted
 
 _PAGE = 1000
@@ -36,48 +34,8 @@ _STATES = {name.removeprefix("GROUP_STATE_").encode(): value for name, value in 
 # STATE|digest|attempt|step|data pass; the last came later.
 _LINE = re.compile(rb"(COMMITTED|DROPPED|DELIVERED)\|[^|]*\|(\d+)\|(-?\d+)(?:\|(\d*))?")
 _MOST_BAD_LINES = 20
+_FIELDS = ("state", "purpose", "attempt", "step", "pass")
 _STATS = [count.name for count in broker_pb2.RunStats.DESCRIPTOR.fields]
-
-
-@dataclass
-class _Found:
-    """What a scan of the run's keys found."""
-
-    instances: set[bytes] = field(default_factory=set)
-    streams: set[bytes] = field(default_factory=set)
-    steps: set[bytes] = field(default_factory=set)
-    stored: set[bytes] = field(default_factory=set)
-    """Names under which groups' contents are stored."""
-
-    def take(self, found: Iterable[bytes], prefix: bytes) -> list[bytes]:
-        """Take keys in; returns the instances that are new."""
-        new: list[bytes] = []
-        for key in found:
-            kind, _, rest = key.removeprefix(prefix).partition(b":")
-            if kind == b"i" and rest not in self.instances:
-                self.instances.add(rest)
-                new.append(rest)
-            elif kind in (b"prompts", b"ready") and rest:
-                self.streams.add(kind + b":" + rest)
-            elif kind == b"batch":
-                self.steps.add(rest)
-            elif kind in (b"payload", b"transcript"):
-                self.stored.add(rest)
-        return new
-
-    def arguments(self) -> list[Any]:
-        """What `audit_books` takes."""
-        lists = (self.streams, self.steps, self.stored, self.instances)
-        return [part for names in lists for part in (len(names), *names)]
-
-
-@dataclass
-class _Settled:
-    """Settled training instances seen, by state, and lines that cannot be read."""
-
-    ids: set[bytes] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: {"committed": 0, "dropped": 0})
 
 
 class Audit:
@@ -95,36 +53,61 @@ class Audit:
             raise resource_exhausted("audits", f"{_AT_ONCE} are under way, the most at once", _RETRY_SECONDS)
         self._under_way += 1
         try:
-            async for answer in self._audit(run_id):
-                yield answer
+            before = (await self._runs.load(run_id)).stats
+            look = _Look(self._store, run_id)
+            # Those alive first: an instance that is settled meanwhile is then seen twice, not missed.
+            for records in look.live, look.settled:
+                async for found in records():
+                    for start in range(0, len(found), _PAGE):
+                        page = broker_pb2.AuditPage(instances=found[start : start + _PAGE])
+                        yield broker_pb2.AuditRunResponse(page=page)
+            summary = await look.summary(await self._runs.load(run_id), before)
+            yield broker_pb2.AuditRunResponse(summary=summary)
         finally:
             self._under_way -= 1
 
-    async def _audit(self, run_id: str) -> AsyncGenerator[broker_pb2.AuditRunResponse]:
-        before = (await self._runs.load(run_id)).stats
-        # Those alive first: an instance that is settled meanwhile is then seen twice, not missed.
-        found, settled = _Found(), _Settled()
-        async for new in self._live_ids(run_id, found):
-            for page in _pages(await self._live_records(run_id, new)):
-                yield page
-        async for lines in self._settled_lines(run_id):
-            for page in _pages(_settled_records(lines, found.instances, settled)):
-                yield page
-        yield broker_pb2.AuditRunResponse(summary=await self._summary(run_id, found, settled, before))
 
-    async def _live_ids(self, run_id: str, found: _Found) -> AsyncGenerator[list[bytes]]:
-        """Yield the ids of instances not settled, each once, by a scan of all keys."""
-        prefix = keys.prefix(run_id)
-        async for batch in self._store.scan(run_id):
-            yield found.take(batch, prefix.encode())
+class _Look:
+    """What one audit has seen of a run."""
 
-    async def _live_records(self, run_id: str, ids: list[bytes]) -> list[broker_pb2.InstanceRecord]:
-        prefix = keys.prefix(run_id).encode()
+    def __init__(self, store: Store, run_id: str):
+        self._store = store
+        self._run_id = run_id
+        self._prefix = keys.prefix(run_id).encode()
+        self._instances: set[bytes] = set()
+        self._streams: set[bytes] = set()
+        self._steps: set[bytes] = set()
+        self._stored: set[bytes] = set()  # names under which groups' contents are stored
+        self._settled: set[bytes] = set()
+        self._settled_counts = {"committed": 0, "dropped": 0}
+        self._faults: list[str] = []  # settled lines that cannot be read
+
+    async def live(self) -> AsyncIterator[list[broker_pb2.InstanceRecord]]:
+        """Yield the training instances that are not settled, each once, found by a scan of all keys."""
+        async for found in self._store.scan(self._run_id):
+            new: list[bytes] = []
+            for key in found:
+                kind, _, rest = key.removeprefix(self._prefix).partition(b":")
+                if kind == b"i" and rest not in self._instances:
+                    self._instances.add(rest)
+                    new.append(rest)
+                elif kind in (b"prompts", b"ready") and rest:
+                    self._streams.add(kind + b":" + rest)
+                elif kind == b"batch":
+                    self._steps.add(rest)
+                elif kind in (b"payload", b"transcript"):
+                    self._stored.add(rest)
+            yield await self._live_records(new)
+
+    async def _live_records(self, ids: list[bytes]) -> list[broker_pb2.InstanceRecord]:
         # A group in a batch is trained when its batch is. Read first, so that at worst an older state is told.
         batches, *hashes = await self._store.read(
             [
-                ("HGETALL", prefix + b"batches"),
-                *(("HMGET", prefix + b"i:" + name, "state", "purpose", "attempt", "step", "pass") for name in ids),
+                ("HGETALL", self._prefix + b"batches"),
+                *(
+                    ("HMGET", self._prefix + b"i:" + name, "state", "purpose", "attempt", "step", "pass")
+                    for name in ids
+                ),
             ]
         )
         records = []
@@ -136,23 +119,36 @@ class Audit:
             records.append(_record(name, state, attempt, step, data_pass))
         return records
 
-    async def _settled_lines(self, run_id: str) -> AsyncIterator[dict[bytes, bytes]]:
-        cursor = b"0"
-        while True:
-            ((cursor, lines),) = await self._store.read(
-                [("HSCAN", keys.prefix(run_id) + "settled", cursor, "COUNT", _SCANNED)]
-            )
-            yield dict(zip(lines[::2], lines[1::2], strict=True))
-            if cursor == b"0":
-                return
+    async def settled(self) -> AsyncIterator[list[broker_pb2.InstanceRecord]]:
+        """Yield the training instances that are settled and were not seen alive, each once."""
+        cursor = None
+        while cursor != b"0":
+            scan = ("HSCAN", self._prefix + b"settled", cursor or b"0", "COUNT", _SCANNED)
+            ((cursor, lines),) = await self._store.read([scan])
+            records = []
+            for name, line in zip(lines[::2], lines[1::2], strict=True):
+                read = _LINE.fullmatch(line)
+                if read is None:
+                    if len(self._faults) < _MOST_BAD_LINES:
+                        shown = line[:80].decode(errors="replace")
+                        self._faults.append(f"{name.decode()} is settled as '{shown}', which means nothing")
+                    continue
+                state, attempt, step, data_pass = read.groups()
+                if state == b"DELIVERED" or name in self._settled:
+                    continue
+                self._settled.add(name)
+                self._settled_counts[state.decode().lower()] += 1
+                if name not in self._instances:
+                    records.append(_record(name, state, attempt, step, data_pass))
+            yield records
 
-    async def _summary(
-        self, run_id: str, found: _Found, settled: _Settled, before: broker_pb2.RunStats
-    ) -> broker_pb2.AuditSummary:
-        run = await self._runs.load(run_id)
-        _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run(
-            "audit_books", run_id, *found.arguments()
-        )
+    async def summary(self, run: broker_pb2.Run, before: broker_pb2.RunStats) -> broker_pb2.AuditSummary:
+        """Check the books in one script; `before`: the run's counts before the first page."""
+        lists = (self._streams, self._steps, self._stored, self._instances)
+        arguments: list[Value] = []
+        for names in lists:
+            arguments += [len(names), *names]
+        _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run("audit_books", self._run_id, *arguments)
         kept, anew = _counts(kept_pairs), _counts(anew_pairs)
         state, version, committed, ended, first_pass, settle_to = fields
         run.state, run.prompts_ended = state_value(state), ended == b"1"
@@ -178,35 +174,9 @@ class Audit:
                 "and settles what its checkpoint contains; ask again when it trains"
             )
         summary.faults.extend(_differences(kept, anew))
-        summary.faults.extend(settled.faults)
-        summary.faults.extend(_settled_faults(settled.counts, forgotten, before, run.stats))
+        summary.faults.extend(self._faults)
+        summary.faults.extend(_settled_faults(self._settled_counts, forgotten, before, run.stats))
         return summary
-
-
-def _pages(records: list[broker_pb2.InstanceRecord]) -> Iterator[broker_pb2.AuditRunResponse]:
-    for start in range(0, len(records), _PAGE):
-        page = broker_pb2.AuditPage(instances=records[start : start + _PAGE])
-        yield broker_pb2.AuditRunResponse(page=page)
-
-
-def _settled_records(lines: dict[bytes, bytes], live: set[bytes], settled: _Settled) -> list[broker_pb2.InstanceRecord]:
-    """The training instances among settled lines, each once."""
-    records = []
-    for name, line in lines.items():
-        read = _LINE.fullmatch(line)
-        if read is None:
-            if len(settled.faults) < _MOST_BAD_LINES:
-                shown = line[:80].decode(errors="replace")
-                settled.faults.append(f"{name.decode()} is settled as '{shown}', which means nothing")
-            continue
-        state, attempt, step, data_pass = read.groups()
-        if state == b"DELIVERED" or name in settled.ids:
-            continue
-        settled.ids.add(name)
-        settled.counts[state.decode().lower()] += 1
-        if name not in live:
-            records.append(_record(name, state, attempt, step, data_pass))
-    return records
 
 
 def _record(
