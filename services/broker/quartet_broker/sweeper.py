@@ -28,34 +28,19 @@ _WAITING = {
 
 
 class RedisState:
-    """Takes what each sweep finds, and shows it."""
+    """Shows in what state Redis is: health, handshake, metric, log."""
 
-    def __init__(self, store: Store, host: ServiceHost):
-        self._store = store
+    def __init__(self, host: ServiceHost):
         self._host = host
         self._state = ""
         self._outage = Outage()
 
-    async def look(self, failure: ContractError | None) -> None:
-        """Find the state after a sweep that went well, or failed.
+    async def show(self, state: str, reason: str = "") -> None:
+        """Show a state that a sweep found.
 
         The service stays healthy while Redis is full: that refuses experience and prompts only, and whoever took the
         broker out of service for it would keep out the trainer's commit, which is what frees memory.
         """
-        full = ""
-        if failure is None:
-            try:
-                full = await self._store.full()
-            except ContractError as error:
-                failure = error
-        if failure is not None:
-            await self._take(self._store.trouble, failure.message)
-        elif full:
-            await self._take(FULL, f"experience and prompts are refused until a commit frees memory; {full}")
-        else:
-            await self._take(OK)
-
-    async def _take(self, state: str, reason: str = "") -> None:
         if self._host.stopping.is_set():
             return
         if state != self._state:
@@ -89,7 +74,7 @@ class Sweeper:
         self._store = store
         self._runs = runs
         self._host = host
-        self._redis = RedisState(store, host)
+        self._redis = RedisState(host)
         self._interval = section.sweep_interval
         self._finished_ttl = section.finished_run_ttl
         self._known: set[str] = set()
@@ -102,9 +87,12 @@ class Sweeper:
             while not self._host.stopping.is_set():
                 try:
                     await self._sweep()
-                    await self._redis.look(None)
+                    full = await self._store.full()
                 except ContractError as error:
-                    await self._redis.look(error)
+                    await self._redis.show(self._store.trouble, error.message)
+                else:
+                    refused = "experience and prompts are refused until a commit frees memory"
+                    await self._redis.show(FULL if full else OK, f"{refused}; {full}")
                 try:
                     async with asyncio.timeout(self._interval):
                         await self._host.stopping.wait()
