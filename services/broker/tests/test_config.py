@@ -6,8 +6,8 @@ import pytest
 from conftest import documented_user, on_both
 from redis_process import free_port
 
-from quartet_broker.__main__ import preflight
 from quartet_broker.config import BrokerSection, parse, without_password
+from quartet_broker.preflight import preflight
 from quartet_common.cli import service_main
 
 
