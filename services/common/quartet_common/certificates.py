@@ -120,16 +120,15 @@ def name_to_check(security: SecuritySection, address: str, role: str) -> str | N
 class Watch:
     """Tells when a set has changed on disk, looking at most once a second."""
 
-    def __init__(self, security: SecuritySection, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, security: SecuritySection):
         self._security = security
-        self._clock = clock
-        self._looked = clock()
+        self._looked = time.monotonic()
         self._stamp = self._look()
         self._warned: str | None = None
 
     def changed(self) -> Certificates | None:
         """Return the new set if there is one and it is whole."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return None
         self._looked = now

@@ -42,11 +42,11 @@ def _service_config() -> str:
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
 
 
-def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, object]]:
+def channel_options() -> list[tuple[str, object]]:
     """Return the options of every client channel."""
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.service_config", _service_config()),
@@ -59,7 +59,6 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 def connect(
     address: str,
     security: SecuritySection | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
     *,
     service: str | None = None,
 ) -> grpc.aio.Channel:
@@ -76,13 +75,12 @@ def connect(
             return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
         return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
 
-    return cast(grpc.aio.Channel, _connect(make, address, security, max_message_bytes, service))
+    return cast(grpc.aio.Channel, _connect(make, address, security, service))
 
 
 def connect_sync(
     address: str,
     security: SecuritySection | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
     *,
     service: str | None = None,
 ) -> grpc.Channel:
@@ -97,7 +95,7 @@ def connect_sync(
             channel = grpc.secure_channel(address, credentials, options=options)
         return grpc.intercept_channel(channel, _SyncHeaders(headers)) if headers else channel
 
-    return cast(grpc.Channel, _connect(make, address, security, max_message_bytes, service))
+    return cast(grpc.Channel, _connect(make, address, security, service))
 
 
 Options = list[tuple[str, object]]
@@ -107,11 +105,10 @@ def _connect(
     make: Callable[[grpc.ChannelCredentials | None, Options], ChannelT],
     address: str,
     security: SecuritySection,
-    max_message_bytes: int,
     service: str | None,
 ) -> ChannelT | RotatingChannel[ChannelT]:
     """Return what `make` makes of credentials and options, made anew when the certificates have changed."""
-    options = channel_options(max_message_bytes)
+    options = channel_options()
     if not security.tls:
         return make(None, options)
     assert service is not None, "with TLS, the caller names the service that must answer"

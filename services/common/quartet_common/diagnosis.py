@@ -50,17 +50,17 @@ class Peer:
         return await asyncio.to_thread(self.explain, error)
 
 
-def diagnose(kind: str, address: str, security: SecuritySection, seconds: float = _SECONDS) -> str | None:
+def diagnose(kind: str, address: str, security: SecuritySection) -> str | None:
     """Return why no channel to a service at `address` can be made, and the cure; None if one can, as it seems."""
     host, port = split_address(address)
     try:
-        connection = socket.create_connection((host, port), seconds)
+        connection = socket.create_connection((host, port), _SECONDS)
     except socket.gaierror as error:
         return f"the name '{host}' does not resolve ({error.strerror}); correct it in [addresses]"
     except ConnectionRefusedError:
         return "nothing listens there; is it running, and is its address right?"
     except TimeoutError:
-        return f"no answer within {seconds:g} s; is the host up, and does a firewall let the port through?"
+        return f"no answer within {_SECONDS:g} s; is the host up, and does a firewall let the port through?"
     except OSError as error:
         return f"it cannot be reached ({error.strerror or error}); is its address right?"
     try:

@@ -137,7 +137,6 @@ def handshake(
     channel: grpc.Channel | grpc.aio.Channel,
     caller: int,
     required: Sequence[str] = (),
-    libraries: dict[str, str] | None = None,
     timeout: float = 10.0,
 ) -> Any:
     """Shake hands over a channel; return the HandshakeResponse, of an asyncio channel to be awaited.
@@ -149,6 +148,5 @@ def handshake(
         build=__version__,
         contract=CONTRACT,
         required_capabilities=required,
-        libraries=libraries or {},
     )
     return common_pb2_grpc.HandshakeServiceStub(channel).Handshake(request, timeout=timeout)

@@ -142,12 +142,6 @@ def is_open(method: str) -> bool:
     return method.removeprefix("/").partition("/")[0] in _OPEN_SERVICES
 
 
-def is_named(method: str) -> bool:
-    """Return whether the table says whose the method is."""
-    service, _, name = method.removeprefix("/").partition("/")
-    return name in _ALLOWED.get(service, {})
-
-
 _LONGEST_NAME = 256
 _IDENTIFIERS = "x509_common_name", "x509_subject_alternative_name"
 

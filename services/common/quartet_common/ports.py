@@ -41,9 +41,9 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved
     return found
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """Return one of `free_ports`."""
-    return free_ports(1, host)[0]
+    return free_ports(1)[0]
 
 
 def _bind(host: str, port: int) -> None:

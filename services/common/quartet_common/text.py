@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from textwrap import indent
 
 # C0 but tab and line feed, DEL, C1, what changes the direction of text, Unicode's own line breaks, lone surrogates.
@@ -24,13 +24,13 @@ def encodable(text: str, most: int | None = None) -> str:
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
-def error_text(error: BaseException, most: int = 500) -> str:
-    """Return "KeyError: 'a'" of any exception, at most `most` characters; its own text may fail."""
+def error_text(error: BaseException) -> str:
+    """Return "KeyError: 'a'" of any exception, at most 500 characters; its own text may fail."""
     try:
         said = str(error)
     except Exception as failure:
         said = f"its text cannot be made ({type(failure).__name__})"
-    return encodable(f"{type(error).__name__}: {said}", most)
+    return encodable(f"{type(error).__name__}: {said}", 500)
 
 
 def visible(text: str) -> str:
@@ -50,6 +50,7 @@ def block(text: str) -> str:
 
 # Of more than so many, the one that was silent the longest begins anew.
 _MOST = 1000
+_REPEAT_SECONDS = 60.0
 _NUMBER = re.compile(r"\d+")
 
 
@@ -59,21 +60,16 @@ def without_numbers(text: str) -> str:
 
 
 class Repeats:
-    """When each was shown last, and how often it has come since.
+    """When each was shown last, and how often it has come since: one of a kind is shown in a minute."""
 
-    Args:
-        seconds: one of a kind is shown in so many seconds.
-    """
-
-    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
-        self._seconds, self._clock = seconds, clock
+    def __init__(self) -> None:
         self._known: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def count(self, what: Hashable) -> int | None:
         """Return how often `what` came since it was shown last, if it is to be shown now; else None."""
         shown, since = self._known.pop(what, (-math.inf, 0))
-        now = self._clock()
-        is_due = now - shown >= self._seconds
+        now = time.monotonic()
+        is_due = now - shown >= _REPEAT_SECONDS
         self._known[what] = (now, 0) if is_due else (shown, since + 1)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
