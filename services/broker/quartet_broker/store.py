@@ -37,7 +37,6 @@ _LIBRARY = ("base", "moments", "life", "settle", "membership", "session")
 class Script:
     """A script's text and the SHA-1 by which Redis calls it."""
 
-    name: str
     text: str
     sha: str
 
@@ -49,7 +48,7 @@ def script(name: str) -> Script:
     library = "".join((folder / "lib" / f"{part}.lua").read_text(encoding="utf-8") for part in _LIBRARY)
     body = (folder / f"{name}.lua").read_text(encoding="utf-8")
     text = f"{library}\nreturn finish((function()\n{body}\nend)())\n"
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 Value: TypeAlias = str | Bytes | int | float

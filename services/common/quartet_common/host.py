@@ -28,11 +28,6 @@ from quartet_common.process import Supervisor
 log = get_logger(__name__)
 
 
-def new_instance_id(kind: str) -> str:
-    """Return a unique name for a process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
-    return f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-
-
 def freeze_gc_heap() -> None:
     """Exempt all objects that there are now from garbage collection.
 
@@ -61,7 +56,8 @@ class ServiceHost:
             )
         self.kind = kind
         self.address = address
-        self.instance_id = new_instance_id(kind)
+        self.instance_id = f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        """Unique for this process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self._port = port

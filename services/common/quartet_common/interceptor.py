@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -126,24 +125,18 @@ def _parts(handler: grpc.RpcMethodHandler):
     return grpc.unary_unary_rpc_method_handler, handler.unary_unary
 
 
-@dataclass(frozen=True)
-class _Unreadable:
-    """Stands for a request that could not be parsed, until someone can refuse it: gRPC itself would say UNKNOWN."""
-
-    error: ContractError
-
-
 def _tolerant(parse: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
+    """Have what cannot be parsed be its refusal, until someone can raise it: gRPC itself would say UNKNOWN."""
     if parse is None:
         return None
 
     def parse_or_tell(data: bytes) -> Any:
         if most is not None and len(data) > most:  # parsing holds the event loop, and so every other call
-            return _Unreadable(invalid_argument("request", f"{len(data)} bytes", f"at most {most} bytes"))
+            return invalid_argument("request", f"{len(data)} bytes", f"at most {most} bytes")
         try:
             return parse(data)
         except DecodeError as error:
-            return _Unreadable(unreadable(str(error)))
+            return unreadable(str(error))
 
     return parse_or_tell
 
@@ -156,8 +149,8 @@ def _sparing(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]
 
 
 def _checked(request: Any) -> Any:
-    if isinstance(request, _Unreadable):
-        raise request.error
+    if isinstance(request, ContractError):
+        raise request
     return request
 
 
