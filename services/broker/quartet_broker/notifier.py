@@ -8,8 +8,7 @@ thing, and a change admits one or two, they wait in a queue: one is woken per ch
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from weakref import WeakSet
 
 from quartet.v1 import broker_pb2
@@ -157,23 +156,5 @@ class WaitQueue:
         self.waiter.notify()  # nobody has queried yet
         self.refusal: broker_pb2.LeasePromptsResponse | None = None
         """The last response that granted nothing."""
-        self._first = asyncio.Lock()  # FIFO
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no call is first."""
-        return not self._first.locked()
-
-    @asynccontextmanager
-    async def first(self, until: float) -> AsyncIterator[bool]:
-        """Become the first, waiting at most until `until` by the loop's clock; yield False if it is not."""
-        try:
-            async with asyncio.timeout_at(until):
-                await self._first.acquire()
-        except TimeoutError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            self._first.release()
+        self.turn = asyncio.Lock()
+        """Who has it is the first; FIFO."""

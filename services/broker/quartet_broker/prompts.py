@@ -175,11 +175,16 @@ class Prompts:
         validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
         queue = self._queue(run_id, request.policy_version)
-        waited = not queue.is_empty
-        async with queue.first(until) as first:
-            if first:
-                return await self._ask_first(queue, run_id, request, until, waited)
-        return queue.refusal or await self._ask(run_id, request, waited)
+        waited = queue.turn.locked()
+        try:
+            async with asyncio.timeout_at(until):
+                await queue.turn.acquire()
+        except TimeoutError:
+            return queue.refusal or await self._ask(run_id, request, waited)
+        try:
+            return await self._ask_first(queue, run_id, request, until, waited)
+        finally:
+            queue.turn.release()
 
     def _queue(self, run_id: str, policy_version: int) -> WaitQueue:
         """Return the queue of a run's rollouts with weights of this version."""
