@@ -159,9 +159,6 @@ class DirectGeneration:
             token_ids, wanted = await reader.read_in_turn(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
             if request.sampling_masks:
                 wanted = replace(wanted, settings=wanted.settings.model_copy(update={"masks": True}))
-        except (PromptRefused, PromptError) as error:
-            raise _refusal(error) from error
-        try:
             async with (
                 self._admission.entered(wanted.n),
                 aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, wanted)) as stream,
@@ -174,7 +171,7 @@ class DirectGeneration:
                         TOKENS.labels("direct").inc(completion.token_ids.size)
                         COMPLETIONS.labels(completion.finish_reason).inc()
                         yield _generated(completion, reader.text(completion.token_ids))
-        except PromptError as error:
+        except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
