@@ -27,7 +27,6 @@ from quartet_client.models import (
     Run,
     Score,
     ServiceStatus,
-    enum_name,
 )
 from quartet_client.prompts import Prompt, PromptLike
 from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
@@ -410,8 +409,7 @@ class AsyncClient:
     async def place(self, handle: Handle) -> GroupPlace:
         """Tell where a prompt instance is in its life."""
         request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
-        answer = await self._broker("GetGroup", request)
-        return GroupPlace(enum_name(broker_pb2.GroupState, answer.state), answer.attempt, answer.holder, answer.step)
+        return GroupPlace.from_proto(await self._broker("GetGroup", request))
 
     async def history(self, handle: Handle) -> GroupHistory:
         """Return what became of a prompt instance, from its submit to the weights that carry it."""

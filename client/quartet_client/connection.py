@@ -22,7 +22,7 @@ from quartet.v1 import (
 )
 
 from quartet_client.errors import QuartetError
-from quartet_client.models import ServiceStatus, enum_name, to_datetime
+from quartet_client.models import ServiceStatus, enum_name
 from quartet_common.channel import connect
 from quartet_common.config import AddressesSection, SecuritySection
 from quartet_common.diagnosis import Peer
@@ -223,23 +223,10 @@ async def service_status(connections: Connections, kind: str, address: str = "")
         async with connections.errors(kind, address):
             health = await _health(channel)
             hello = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
-        details, error = await _details(connections, kind, address), ""
+        details = await _details(connections, kind, address)
     except QuartetError as failure:
         return ServiceStatus(kind, address, "unreachable", error=str(failure))
-    return ServiceStatus(
-        kind=kind,
-        address=address,
-        health=health,
-        instance_id=hello.instance_id,
-        build=hello.build,
-        started_at=to_datetime(hello.started_at),
-        waiting_for=tuple(hello.waiting_for),
-        capabilities=tuple(hello.capabilities),
-        libraries=dict(hello.libraries),
-        details=details,
-        error=error,
-        idle_fraction=hello.idle_fraction if hello.HasField("idle_fraction") else None,
-    )
+    return ServiceStatus.from_proto(hello, kind=kind, address=address, health=health, details=details)
 
 
 async def _health(channel: grpc.aio.Channel) -> str:

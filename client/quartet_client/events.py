@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Any
 
 from quartet.v1 import broker_pb2
 
@@ -57,7 +57,7 @@ class CheckpointSaved(Read):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberChanged:
+class MemberChanged(Read):
     """A member came, changed its state, or is gone."""
 
     member: Member
@@ -107,25 +107,12 @@ class RunEvent:
     @classmethod
     def from_proto(cls, run_id: str, event: broker_pb2.RunEvent) -> "RunEvent":
         """Return the contract's RunEvent."""
-        return cls(event_id=event.event_id, at=to_datetime(event.at), what=_what(run_id, event))
-
-
-_KINDS: dict[str, type[Read]] = {
-    "run_state": RunStateChanged,
-    "step": StepFinished,
-    "evaluation": EvaluationFinished,
-    "checkpoint": CheckpointSaved,
-    "notice": Notice,
-}
-
-
-def _what(run_id: str, event: broker_pb2.RunEvent) -> What | None:
-    match kind := event.WhichOneof("event"):
-        case "weights":
-            return WeightsPublished.from_proto(event.weights, seconds=to_seconds(event.weights.elapsed))
-        case "member":
-            return MemberChanged(Member.from_proto(event.member.member), event.member.gone, event.member.reason)
-        case "sample":
-            return GroupSample(Group.from_transcript(run_id, event.sample.transcript))
-        case _:
-            return cast(What, _KINDS[kind].from_proto(getattr(event, kind))) if kind in _KINDS else None
+        what: Any = None
+        match kind := event.WhichOneof("event"):
+            case "weights":
+                what = WeightsPublished.from_proto(event.weights, seconds=to_seconds(event.weights.elapsed))
+            case "sample":
+                what = GroupSample(Group.from_transcript(run_id, event.sample.transcript))
+            case str():
+                what = Read.any_from_proto(getattr(event, kind))
+        return cls(event_id=event.event_id, at=to_datetime(event.at), what=what)

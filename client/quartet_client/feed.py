@@ -9,10 +9,12 @@ import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import grpc
+from quartet.v1 import broker_pb2
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.connection import Outage, wait_for
@@ -40,14 +42,16 @@ class FeedReport:
     Attributes:
         submitted: training prompt instances that were new.
         known: training prompt instances that had been submitted before.
-        evaluation: prompts of each evaluation set.
         ended_by: what ended the feeding: the prompts, the run's end, or the stop event.
     """
 
     submitted: int = 0
     known: int = 0
-    evaluation: dict[str, int] = field(default_factory=dict)
-    ended_by: Literal["prompts", "run", "stop"] = "prompts"
+    ended_by: Literal["prompts", "run", "stop"] = "stop"
+
+
+class _Stopped(Exception):
+    """The stop event was set."""
 
 
 async def feed(
@@ -66,7 +70,12 @@ async def feed(
     """
     data = data or RunData.load(config)
     tracing.configure("client", f"{socket.gethostname()}-{os.getpid()}", config.tracing)
-    return await _Feeder(config, client, stop_event, data).feed()
+    feeder = _Feeder(config, client, stop_event, data)
+    with suppress(_Stopped):
+        await feeder.feed()
+    report = feeder.report
+    log.info("feeding ended", extra={"by": report.ended_by, "new": report.submitted, "known": report.known})
+    return report
 
 
 async def keep_fed(
@@ -80,33 +89,32 @@ async def keep_fed(
 
     Args, Raises: as `feed`.
     """
-    while True:
-        report = await feed(config, client, stop_event, data)
-        while report.ended_by == "prompts":
-            if await wait_for(stop_event, look_seconds):
-                return report
-            what = f"state of run '{config.run.id}'"
-            run = await patiently(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
-            if run is None or not run.active:
-                return report
-            if not run.prompts_ended:
-                log.warning("the broker has lost that the prompts have ended; submitting again from the first prompt")
-                break
-        else:
-            return report
+    what = f"state of run '{config.run.id}'"
+    while (report := await feed(config, client, stop_event, data)).ended_by == "prompts":
+        with suppress(_Stopped):
+            while not await wait_for(stop_event, look_seconds):
+                run = await _patiently(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
+                if run.active and not run.prompts_ended:
+                    log.warning("the broker has lost the end of the prompts; submitting again from the first prompt")
+                    break
+                if not run.active:
+                    return report
+        if stop_event.is_set():
+            break
+    return report
 
 
-async def patiently(
+async def _patiently(
     call: Callable[[Outage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event
-) -> T | None:
-    """Return the call's result, made again while the broker is away; None if told to stop meanwhile."""
+) -> T:
+    """Return the call's result, made again while the broker is away. Raises _Stopped, QuartetError."""
     outage = Outage(patience, what, stop_event)
     while not stop_event.is_set():
         try:
             return await call(outage)
         except QuartetError as error:
             await outage.ride_out(error)
-    return None
+    raise _Stopped
 
 
 class _Feeder:
@@ -115,71 +123,55 @@ class _Feeder:
         self._client = client
         self._stop = stop
         self._data = data
-        self._report = FeedReport()
+        self.report = FeedReport()
         self._last = ""  # instance submitted
 
-    async def feed(self) -> FeedReport:
-        run = await self._patiently(lambda _: self._client.create_run(self._config.run), START_PATIENCE, "creation")
-        if run is None:
-            return self._ended("stop")
-        if not run.active or run.prompts_ended:
-            return self._ended("prompts" if run.active else "run")
-        # A call must fit an empty queue, and should not wait for all of it to drain.
-        most = max(1, min(MAX_INSTANCES, run.spec.max_queued_prompts // 4))
-        try:
-            while True:
-                try:
-                    return await self._submit_all(run, most)
-                except QuartetError as error:
-                    if error.code is not grpc.StatusCode.ABORTED:
-                        raise
+    async def feed(self) -> None:
+        """Feed until the prompts or the run end. Raises _Stopped, QuartetError."""
+        run = await self._patiently(lambda _: self._client.create_run(self._config.run), "creation", START_PATIENCE)
+        while run.active and not run.prompts_ended:
+            try:
+                await self._submit_all(run)
+                break
+            except QuartetError as error:
+                if error.code is grpc.StatusCode.ABORTED:
                     log.warning(f"submitting again from the first prompt: {error}")
                     self._last = ""
-        except QuartetError as error:
-            if error.code is not grpc.StatusCode.FAILED_PRECONDITION:
-                raise
-            now = await self._client.run(run.run_id)
-            if now.active and not now.prompts_ended:
-                raise
-            return self._ended("prompts" if now.active else "run")
+                    continue
+                if error.code is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                run = await self._client.run(run.run_id)
+                if run.active and not run.prompts_ended:
+                    raise
+        self.report.ended_by = "prompts" if run.active else "run"
 
-    async def _submit_all(self, run: Run, most: int) -> FeedReport:
+    async def _submit_all(self, run: Run) -> None:
+        # A call must fit an empty queue, and should not wait for all of it to drain.
+        most = max(1, min(MAX_INSTANCES, run.spec.max_queued_prompts // 4))
         for name in self._data.evaluation:
             for batch in batches(self._data.evaluation_instances(name), most):
-                if await self._submit(run, batch, name) is None:
-                    return self._ended("stop")
-            self._report.evaluation[name] = len(self._data.evaluation[name])
-            log.info("evaluation set stored", extra={"set": name, "prompts": len(self._data.evaluation[name])})
+                await self._submit(run, batch, name)
         for batch in batches(self._data.training_instances(), most):
             answer = await self._submit(run, batch)
-            if answer is None:
-                return self._ended("stop")
-            self._report.submitted += answer.accepted
-            self._report.known += answer.duplicates
-        await self._patiently(
-            lambda _: self._client.end_prompts(run.run_id, self._last), PATIENCE, "end of the prompts"
-        )
-        return self._ended("stop" if self._stop.is_set() else "prompts")
+            self.report.submitted += answer.accepted
+            self.report.known += answer.duplicates
+        await self._patiently(lambda _: self._client.end_prompts(run.run_id, self._last), "end of the prompts")
 
-    async def _submit(self, run: Run, batch: list, evaluation_set: str = ""):
+    async def _submit(self, run: Run, batch: list, evaluation_set: str = "") -> broker_pb2.SubmitPromptsResponse:
         connections = self._client.connections
         answer = await self._patiently(
             lambda outage: submit_batch(
                 connections, run.run_id, batch, evaluation_set, follows=self._last, stop=self._stop, outage=outage
             ),
-            PATIENCE,
             "prompts",
         )
+        if answer is None:
+            raise _Stopped
         self._last = batch[-1].instance_id
         return answer
 
-    async def _patiently(self, call: Callable[[Outage], Awaitable[T]], patience: float, what: str) -> T | None:
-        return await patiently(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
-
-    def _ended(self, by: Literal["prompts", "run", "stop"]) -> FeedReport:
-        self._report.ended_by = by
-        log.info("feeding ended", extra={"by": by, "new": self._report.submitted, "known": self._report.known})
-        return self._report
+    async def _patiently(self, call: Callable[[Outage], Awaitable[T]], what: str, patience: float = PATIENCE) -> T:
+        return await _patiently(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
 
 
 async def take_up(config: LoadedConfig, data: RunData, client: AsyncClient) -> Run:
@@ -201,15 +193,27 @@ async def take_up(config: LoadedConfig, data: RunData, client: AsyncClient) -> R
     return await client.create_run(config.run, extend=more_steps or (more_passes and stands.ending != "max_steps"))
 
 
-async def feed_and_watch(config: LoadedConfig, data: RunData, client: AsyncClient, view: RunView) -> None:
+async def feed_and_watch(
+    config: LoadedConfig, data: RunData, client: AsyncClient, view: RunView, patience: float = 0.0
+) -> None:
     """Create the run, feed it and show it until it ends; `view.progress` tells how.
 
     The run goes on without this process: cancelled, it can be attached to again.
 
+    Args:
+        patience: seconds to wait for a broker that may be started after this.
+
     Raises:
         QuartetError: the broker cannot be reached, or refuses the run or its prompts.
     """
-    await take_up(config, data, client)
+    outage, made = Outage(patience, f"run '{config.run.id}'"), None
+    while made is None:
+        try:
+            made = await take_up(config, data, client)
+        except QuartetError as error:
+            await outage.ride_out(error)
+            if outage.to_be_logged():
+                view.console.print(f"waiting for the broker at {config.addresses.broker}", soft_wrap=True)
     stop = asyncio.Event()
     feeding = asyncio.create_task(keep_fed(config, client, stop, data))
     watching = asyncio.create_task(watch_progress(client, view))

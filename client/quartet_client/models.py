@@ -2,10 +2,10 @@
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -35,31 +35,52 @@ def to_datetime(timestamp: Timestamp) -> datetime:
 
 
 class Read:
-    """A dataclass that a message of the contract is read into."""
+    """A dataclass that a message of the contract is read into; also where one of its name is a field of another's."""
 
     __slots__ = ()
+    _by_name: ClassVar[dict[str, type["Read"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Read._by_name[cls.__name__] = cls
 
     @classmethod
     def from_proto(cls, message: Message, **given: Any) -> Self:
         """Return the message's fields that have the same names here; `given`: the others.
 
-        Enum values are lower-case names, times datetimes, durations seconds, None where they are not set.
+        Enum values are lower-case names, times datetimes, durations seconds. A field that is not set has its default.
         """
         theirs = message.DESCRIPTOR.fields_by_name
-        names = [each.name for each in fields(cls) if each.name in theirs and each.name not in given]  # type: ignore[arg-type]
-        return cls(**{name: _plain(message, theirs[name]) for name in names}, **given)
+        read = {}
+        for own in fields(cls):  # type: ignore[arg-type]
+            described = theirs.get(own.name)
+            if described is None or own.name in given:
+                continue
+            may_lack = (own.default, own.default_factory) != (MISSING, MISSING)
+            if not (may_lack and described.has_presence and not message.HasField(own.name)):
+                read[own.name] = _plain(described, getattr(message, own.name))
+        return cls(**read, **given)
+
+    @staticmethod
+    def any_from_proto(message: Message) -> "Read | None":
+        """Return the dataclass of the message's name; None if there is none."""
+        kind = Read._by_name.get(message.DESCRIPTOR.name)
+        return kind.from_proto(message) if kind else None
 
 
-def _plain(message: Message, described: FieldDescriptor) -> Any:
-    value = getattr(message, described.name)
-    if described.enum_type is not None:
-        return _enum_name(described.enum_type, value)
-    if isinstance(value, Timestamp):
-        return to_datetime(value)
-    if isinstance(value, Duration):
-        return to_seconds(value) if message.HasField(described.name) else None
+def _plain(described: FieldDescriptor, value: Any) -> Any:
     if described.is_repeated:
-        return dict(value) if isinstance(value, Mapping) else tuple(value)
+        return dict(value) if isinstance(value, Mapping) else tuple(map(_plain_one, value))
+    return _enum_name(described.enum_type, value) if described.enum_type is not None else _plain_one(value)
+
+
+def _plain_one(value: Any) -> Any:
+    match value:
+        case Timestamp():
+            return to_datetime(value)
+        case Duration():
+            return to_seconds(value)
+        case Message():
+            return Read.any_from_proto(value) or value
     return value
 
 
@@ -108,7 +129,7 @@ class Score(Read):
     def from_proto(cls, score: reward_pb2.Score, **given: Any) -> "Score":  # type: ignore[override]
         """Return the contract's Score."""
         unjudged = {"ans_acc": None} if score.unjudged else {}
-        return super(Score, cls).from_proto(score, elapsed=to_seconds(score.elapsed), **unjudged, **given)
+        return super(Score, cls).from_proto(score, **unjudged, **given)
 
     @classmethod
     def from_result(cls, result: reward_pb2.ScoreResult) -> "Score":
@@ -175,13 +196,7 @@ class Completion(Read):
     @classmethod
     def from_proto(cls, info: experience_pb2.CompletionInfo, **given: Any) -> "Completion":  # type: ignore[override]
         """Return the contract's CompletionInfo."""
-        return super(Completion, cls).from_proto(
-            info,
-            version_spans=tuple(map(VersionSpan.from_proto, info.version_spans)),
-            score=Score.from_proto(info.score) if info.HasField("score") else None,
-            turns=info.turns or 1,
-            **given,
-        )
+        return super(Completion, cls).from_proto(info, turns=info.turns or 1, **given)
 
     @classmethod
     def from_generated(cls, generated: rollout_pb2.GeneratedCompletion) -> "Completion":
@@ -283,6 +298,36 @@ class Group:
         )
 
 
+def group_fields(group: Group) -> dict[str, Any]:
+    """Return a group as one line of JSONL tells it."""
+    if group.dead:
+        return {"instance_id": group.instance_id, "id": group.prompt_id, "dead": list(group.dead.reasons)}
+    return {
+        "instance_id": group.instance_id,
+        "id": group.prompt_id,
+        "prompt": group.prompt_text,
+        "gt_answer": group.answer,
+        "completions": [completion_fields(completion) for completion in group.completions],
+    }
+
+
+_FIELDS = ("text", "finish_reason", "tokens", "policy_version")
+_SCORE_FIELDS = ("reward", "ans_acc", "format_acc", "outcome", "parsed_answer", "reason")
+_TIMES = ("generated_after", "scored_after")
+
+
+def completion_fields(completion: Completion) -> dict[str, Any]:
+    """Return a completion's fields for JSON."""
+    fields: dict[str, Any] = {name: getattr(completion, name) for name in _FIELDS}
+    fields["version_spans"] = [[span.policy_version, span.begin, span.end] for span in completion.version_spans]
+    if completion.score:
+        fields |= {name: getattr(completion.score, name) for name in _SCORE_FIELDS}
+    fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
+    if completion.token_ids:
+        fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
+    return fields
+
+
 @dataclass(frozen=True, slots=True)
 class RunStats(Read):
     """Counts of a run's groups; the meaning of each is RunStats' in broker.proto."""
@@ -358,17 +403,12 @@ class Run(Read):
     @classmethod
     def from_proto(cls, run: broker_pb2.Run, members: Iterable[broker_pb2.Member] = (), **given: Any) -> "Run":  # type: ignore[override]
         """Return the contract's Run with its members."""
-        return super(Run, cls).from_proto(
-            run,
-            run_id=run.spec.run_id,
-            stats=RunStats.from_proto(run.stats),
-            members=tuple(map(Member.from_proto, members)),
-            **given,
-        )
+        members_read = tuple(map(Member.from_proto, members))
+        return super(Run, cls).from_proto(run, run_id=run.spec.run_id, members=members_read, **given)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlace:
+class GroupPlace(Read):
     """Where a prompt instance is in its life; `step` is -1 if none, `state` as GroupState in broker.proto."""
 
     state: str
@@ -433,7 +473,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceStatus:
+class ServiceStatus(Read):
     """One service as it answers now.
 
     Attributes:

@@ -1,14 +1,19 @@
-"""The state of a run: its events and the status of its services, folded into one plain object.
+"""The state of a run: its events, its metrics.jsonl and the status of its services, folded into one plain object.
 
-Metric names are those of docs/metrics.md. The launcher, `quartet watch` and `quartet run` draw it with `view`.
+Metric names are those of docs/metrics.md. `view` draws it in a terminal, `dashboard` in a browser.
 """
 
+import json
 import math
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeGuard
+
+from quartet.v1 import broker_pb2
 
 from quartet_client.events import (
     EvaluationFinished,
@@ -18,6 +23,7 @@ from quartet_client.events import (
     RunEvent,
     RunStateChanged,
     StepFinished,
+    WeightsPublished,
 )
 from quartet_client.models import Evaluation, Group, Member, Run, RunStats, ServiceStatus
 
@@ -52,8 +58,28 @@ LENGTH = "completions/mean_length"
 STALENESS = "staleness/mean"
 IDLE = "time/idle_fraction"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
+STEP_SECONDS = "time/step"
+FAILED_UPDATES = "weights/failures"
+KEPT = (
+    *(REWARD, ACCURACY, LENGTH, STALENESS, "staleness/max", TOKENS_PER_SECOND, "throughput/completions_per_second"),
+    *(STEP_SECONDS, "time/waiting_for_batch", "time/training", "time/publishing", "time/evaluating"),
+    *("time/checkpointing", IDLE, FAILED_UPDATES),
+)
+"""Metrics that are kept of each step: those that are drawn."""
 
-_NOTICES_KEPT = 20
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step: when (seconds since 1970), its metrics; `recorded`: known from metrics.jsonl alone."""
+
+    time: float
+    metrics: Mapping[str, float]
+    recorded: bool = False
+
+    @classmethod
+    def of(cls, at: float, metrics: Mapping[str, Any], recorded: bool = False) -> "Step":
+        """Return a step with those of its metrics that are kept and are finite numbers."""
+        return cls(at, {name: float(metrics[name]) for name in KEPT if is_number(metrics.get(name))}, recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +119,37 @@ def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
     return f"{of.accuracy:{form}} (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
 
 
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that a person should know; `level` is "info", "warning" or "error"."""
+
+    at: datetime
+    level: str
+    text: str
+    source: str
+
+
 @dataclass
 class RunProgress:
     """A run as it stands; `fold` takes its events, `fold_run` its counts, `fold_service` a service's state.
 
     Attributes:
         state: "waiting" before the run's first event, then as Run.state.
-        steps_done: optimizer steps done.
         max_steps: where the run ends; 0: when its prompts end.
         stepped: True from the first step on, and again after each resume.
-        groups_per_step: of a whole batch.
-        metrics: of the last step.
-        rewards: each finished step and its mean reward. A step that is replayed undoes those that came after it.
-        evaluations: by set, oldest first.
+        steps: by number. One that is replayed undoes those that came after it.
+        evaluations: by set and policy version.
         members: live members by instance id.
-        sample: the last finished group that was shown.
+        samples, samples_seen: the last finished groups that were shown, and how many there were.
         services: by kind; empty until asked.
         notices: the last ones, oldest first.
+        weights: the last weight updates and when they were, oldest first.
+        versions: of each rollout, (seconds since 1970, policy version) at each change.
+        busy: whether completions were running at the configured rollout, at each of the last questions.
+        spec: the run's; None until `fold_run`.
     """
 
-    run_id: str
+    run_id: str = ""
     model: str = ""
     max_steps: int = 0
     state: str = "waiting"
@@ -121,17 +158,20 @@ class RunProgress:
     ended_at: datetime | None = None
     last_event_id: str = ""
     policy_version: int = 0
-    steps_done: int = 0
     stepped: bool = False
-    groups_per_step: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    rewards: list[tuple[int, float | None]] = field(default_factory=list)
-    evaluations: dict[str, list[EvaluationPoint]] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
+    evaluations: dict[str, dict[int, EvaluationPoint]] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
-    sample: Group | None = None
-    notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=_NOTICES_KEPT))
+    samples: deque[Group] = field(default_factory=lambda: deque(maxlen=24))
+    samples_seen: int = 0
+    notices: deque[Happening] = field(default_factory=lambda: deque(maxlen=100))
+    weights: deque[tuple[datetime, WeightsPublished]] = field(default_factory=lambda: deque(maxlen=2000))
+    versions: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     stats: RunStats | None = None
+    spec: broker_pb2.RunSpec | None = None
     services: dict[str, ServiceStatus] = field(default_factory=dict)
+    busy: deque[bool] = field(default_factory=lambda: deque(maxlen=60))  # two minutes
+    _newest_event: int = -1  # step
 
     @property
     def ended(self) -> bool:
@@ -143,60 +183,173 @@ class RunProgress:
         """True if it ended as planned."""
         return self.state == "succeeded"
 
-    def metric(self, name: str) -> float | None:
-        """Return a metric of the last step, or None if it was not reported."""
-        return self.metrics.get(name)
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps done."""
+        return max(self.steps, default=-1) + 1
+
+    @property
+    def last_metrics(self) -> Mapping[str, float]:
+        """Metrics of the last step; empty before it."""
+        return self.steps[self.steps_done - 1].metrics if self.steps else {}
+
+    def rows(self) -> list[tuple[int, Step]]:
+        """Return all steps in order."""
+        return sorted(self.steps.items())
+
+    def points(self, evaluation_set: str) -> list[EvaluationPoint]:
+        """Return the evaluations of a set, oldest version first."""
+        return [point for _, point in sorted(self.evaluations.get(evaluation_set, {}).items())]
 
     def fold(self, event: RunEvent) -> None:
         """Take in an event. Events come in order; each once."""
         self.last_event_id = event.event_id
-        if self.started_at is None:
-            self.started_at = event.at
+        self.started_at = self.started_at or event.at
         match event.what:
             case RunStateChanged() as changed:
                 self.state, self.reason = changed.state, changed.reason
-                if changed.state == "active":
-                    self.ended_at, self.stepped = None, False
-                else:
-                    self.ended_at = event.at
+                self.ended_at = event.at if self.ended else None
+                self.stepped = self.stepped and self.ended
+                if self.state == "failed":
+                    self._note(event, "error", f"the run failed: {changed.reason or 'no reason was given'}", "run")
             case StepFinished() as step:
-                self._fold_step(step)
-            case EvaluationFinished() as evaluation:
-                self._fold_evaluation(evaluation)
-            case MemberChanged(member=member, gone=True):
-                self.members.pop(member.instance_id, None)
-            case MemberChanged(member=member):
-                self.members[member.instance_id] = member
+                self._fold_step(event, step)
+            case EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics):
+                self.evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, metrics)
+            case WeightsPublished() as weights:
+                while self.weights and self.weights[-1][1].policy_version >= weights.policy_version:
+                    self.weights.pop()  # steps that are trained again, from a checkpoint
+                self.weights.append((event.at, weights))
+            case MemberChanged() as changed:
+                self._fold_member(event, changed)
             case GroupSample(group=group):
-                self.sample = group
+                self.samples.append(group)
+                self.samples_seen += 1
             case Notice() as notice:
-                self.notices.append(notice)
+                self._note(event, notice.level, notice.text, notice.source)
 
     def fold_run(self, run: Run) -> None:
         """Take in the run's counts, versions and live members."""
-        self.stats, self.max_steps, self.groups_per_step = run.stats, run.spec.max_steps, run.spec.groups_per_step
+        self.stats, self.spec, self.max_steps = run.stats, run.spec, run.spec.max_steps
         self.policy_version = run.policy_version
+        self.started_at = self.started_at or run.created_at
         self.members = {member.instance_id: member for member in run.members}
+        for member in run.members:
+            self._note_version(time.time(), member)
         if self.state == "waiting":
-            self.state, self.started_at = run.state, self.started_at or run.created_at
             self.stepped = run.policy_version > 0
+        if self.state == "waiting" or (self.state == "active" and not run.active):
+            # The event of the end comes too, unless the broker keeps it no more.
+            self.state, self.reason = run.state, run.reason
 
     def fold_service(self, service: ServiceStatus) -> None:
         """Take in how a service is."""
         self.services[service.kind] = service
+        running, version = service.details.get("running"), service.details.get("policy_version")
+        known = isinstance(version, int | str) and int(version) >= 0  # without weights it starts
+        if service.kind == "rollout" and isinstance(running, int) and known:
+            # Its own answer at a moment of our choosing; the gauges of its heartbeats are those of its own moments.
+            self.busy.append(running > 0)
 
-    def _fold_step(self, step: StepFinished) -> None:
-        self.stepped = True
-        self.steps_done, self.policy_version, self.metrics = step.step + 1, step.policy_version, step.metrics
-        while self.rewards and self.rewards[-1][0] >= step.step:
-            self.rewards.pop()
-        self.rewards.append((step.step, step.metrics.get(REWARD)))
+    def fold_rows(self, anew: bool, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what metrics.jsonl has more, an event counts more; `anew`: it was written from its beginning."""
+        if anew:
+            self.steps = {number: step for number, step in self.steps.items() if not step.recorded}
+        for row in rows:
+            match row:
+                case {"kind": "step", "step": int(number), "time": at} if is_number(at):
+                    if number not in self.steps or self.steps[number].recorded:
+                        self.steps[number] = Step.of(at, row, recorded=True)
+                case {"kind": "evaluation", "set": str(name), "policy_version": int(version)}:
+                    self.evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, row)
 
-    def _fold_evaluation(self, evaluation: EvaluationFinished) -> None:
-        points = self.evaluations.setdefault(evaluation.evaluation_set, [])
-        while points and points[-1].policy_version >= evaluation.policy_version:
-            points.pop()
-        points.append(EvaluationPoint.of(evaluation.evaluation_set, evaluation.policy_version, evaluation.metrics))
+    def _fold_step(self, event: RunEvent, step: StepFinished) -> None:
+        if step.step <= self._newest_event:
+            self.steps = {number: done for number, done in self.steps.items() if number < step.step}
+            for points in self.evaluations.values():
+                for undone in [version for version in points if version > step.policy_version]:
+                    del points[undone]
+        self._newest_event, self.stepped, self.policy_version = step.step, True, step.policy_version
+        self.steps[step.step] = Step.of(event.at.timestamp(), step.metrics)
+        if failures := step.metrics.get(FAILED_UPDATES, 0):
+            told = f"{failures:g} failed attempt{'s' if failures != 1 else ''} at giving version "
+            self._note(event, "warning", f"{told}{step.policy_version} to the rollouts", "trainer")
+
+    def _fold_member(self, event: RunEvent, changed: MemberChanged) -> None:
+        member = changed.member
+        self._note_version(event.at.timestamp(), member)
+        self.members[member.instance_id] = member
+        if changed.gone:
+            del self.members[member.instance_id]
+            told = f"{member.kind} {member.instance_id} is gone: {changed.reason or 'it left'}"
+            self._note(event, "info", told, "broker")
+
+    def _note_version(self, at: float, member: Member) -> None:
+        if member.kind != "rollout":
+            return
+        history = self.versions.setdefault(member.instance_id, [])
+        if not history or history[-1][1] != member.policy_version:
+            history.append((max(at, history[-1][0]) if history else at, member.policy_version))
+
+    def _note(self, event: RunEvent, level: str, text: str, source: str) -> None:
+        self.notices.append(Happening(event.at, level, text, source))
+
+
+_MAX_READ = 16 << 20  # bytes at one go: the page must not stop for a long run's file
+
+
+class MetricsFile:
+    """Follows a metrics.jsonl (docs/metrics.md), which its trainer may cut and write again from a checkpoint on.
+
+    Attributes:
+        problem: why it cannot be read, in a sentence; empty while it can, or while there is none.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.problem = ""
+        self._position = 0
+        self._last_line = b""  # the bytes before `_position`: others there mean that the file was written again
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether the file began anew since the last call, and its new rows, at most 16 MiB of them."""
+        anew = False
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._position - len(self._last_line))
+                if anew := file.read(len(self._last_line)) != self._last_line:
+                    self._position, self._last_line = 0, b""
+                file.seek(self._position)
+                fresh = file.read(_MAX_READ)
+        except FileNotFoundError:
+            anew, fresh = self._position > 0, b""
+            self._position, self._last_line = 0, b""
+        except OSError as error:
+            self.problem = f"{self.path} cannot be read: {error.strerror}"
+            return False, []
+        self.problem = ""
+        whole = fresh[: fresh.rfind(b"\n") + 1]  # the last line may be half written
+        if whole:
+            self._position += len(whole)
+            self._last_line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        return anew, [row for line in whole.splitlines() if isinstance(row := self._row(line), dict)]
+
+    def _row(self, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            self.problem = f"{self.path} has a line that is no JSON: {error}"
+
+
+def read_run(folder: Path) -> RunProgress:
+    """Return what a run's folder tells of it: all that its metrics.jsonl has, if it has one.
+
+    A run that was resumed wrote some steps twice: the last writing counts.
+    """
+    progress, file = RunProgress(folder.name), MetricsFile(folder / "metrics.jsonl")
+    while (read := file.read())[1]:
+        progress.fold_rows(*read)
+    return progress
 
 
 # Of the trainer, by phase; a phase that is not here has nothing to say.
@@ -221,10 +374,29 @@ def starting(state: RunProgress) -> dict[str, str]:
         if service.waiting_for:
             told[kind] = f"waits for {', '.join(service.waiting_for)}"
         elif kind == "trainer" and (phase := _PHASES.get(_phase(service))):
-            ready = state.stats.ready + state.stats.leased_to_trainer if state.stats else 0
             values = {"model": state.model, "version": service.details.get("step", 0)}
-            told[kind] = phase.format(**values, ready=ready, needed=state.groups_per_step).strip()
+            ready, needed = first_batch(state)
+            told[kind] = phase.format(**values, ready=ready, needed=needed).strip()
     return told
+
+
+def first_batch(state: RunProgress) -> tuple[int, int]:
+    """Return how many groups of the first step's batch are there, and how many it has."""
+    ready = state.stats.ready + state.stats.leased_to_trainer if state.stats else 0
+    return ready, state.spec.groups_per_step if state.spec else 0
+
+
+def problem_of(service: ServiceStatus) -> str:
+    """Return what a service lacks, as a clause; empty if it serves and waits for nothing."""
+    if service.health == "unreachable":
+        return f"the {service.kind} cannot be reached at {service.address}"
+    waits = f"waits for {', '.join(service.waiting_for)}" if service.waiting_for else ""
+    if service.health != "serving":
+        return f"the {service.kind} is {service.health.replace('_', ' ')}{waits and f': it {waits}'}"
+    if waits:
+        return f"the {service.kind} {waits}"
+    problem = service.details.get("error")
+    return f"the {service.kind} cannot say how it is: {problem}" if problem else ""
 
 
 def work_of(service: ServiceStatus) -> list[str]:

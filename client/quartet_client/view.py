@@ -20,7 +20,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text, starting
+from quartet_client.progress import Happening, RunProgress, accuracy_text, starting, work_of
 from quartet_client.terminal import Terminal
 from quartet_common.text import Repeats, block, one_line, without_numbers
 
@@ -93,8 +93,8 @@ class RunView:
         """Return the whole picture."""
         state = self.progress
         parts = [_header(state), _curve(state), _services(state), _last_step(state)]
-        if state.sample and state.sample.completions:
-            parts.append(_sample(state.sample))
+        if state.samples and state.samples[-1].completions:
+            parts.append(_sample(state.samples[-1]))
         if state.notices:
             parts.append(_notice(state.notices[-1]))
         return Group(*parts)
@@ -108,7 +108,7 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
             figures = [f"{name} {value}" for name, value in _figures(state)]
             return one_line("  ".join([f"step {step.step + 1}{of}", *figures]))
         case EvaluationFinished() as evaluation:
-            point = state.evaluations[evaluation.evaluation_set][-1]
+            point = state.evaluations[evaluation.evaluation_set][evaluation.policy_version]
             accuracy = accuracy_text(point, ".3f")
             figures_of_it = f"accuracy {accuracy}  reward {_number(point.reward)}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
@@ -157,12 +157,10 @@ def _header(state: RunProgress) -> RenderableType:
 def _curve(state: RunProgress) -> RenderableType:
     """From where to where: held-out accuracy, before its first evaluation the training reward."""
     text = Text(overflow="ellipsis")
-    known = {
-        name: [point for point in points if point.accuracy is not None] for name, points in state.evaluations.items()
-    }
-    rewards = [reward for _, reward in state.rewards if reward is not None]
+    known = {name: [point for point in state.points(name) if point.accuracy is not None] for name in state.evaluations}
+    rewards = [step.metrics[metrics.REWARD] for _, step in state.rows() if metrics.REWARD in step.metrics]
     if name := next(filter(known.get, known), ""):
-        first, last, newest = known[name][0], known[name][-1], state.evaluations[name][-1]
+        first, last, newest = known[name][0], known[name][-1], state.points(name)[-1]
         text.append(f"accuracy on {one_line(name)}: {first.accuracy:.0%} at version {first.policy_version} → ")
         text.append(accuracy_text(last, ".0%"), "bold")
         text.append(f" at version {last.policy_version}")
@@ -184,7 +182,7 @@ def _services(state: RunProgress) -> RenderableType:
         members = [member for member in state.members.values() if member.kind == kind]
         service = state.services.get(kind)
         if not members:
-            table.add_row(kind, _health(service), "", _doing(service, state))
+            table.add_row(kind, *_state(service))
         for member in members:
             word = Text(member.state, "green" if member.state == "active" else "yellow")
             version = str(member.policy_version) if member.policy_version >= 0 else "none"
@@ -193,26 +191,16 @@ def _services(state: RunProgress) -> RenderableType:
     return Panel(table, border_style="dim")
 
 
-def _health(service: ServiceStatus | None) -> Text:
+def _state(service: ServiceStatus | None) -> tuple[Text, str, Text]:
+    """Return of a service without members its state, version and what it does."""
     if service is None:
-        return Text("…", "dim")
+        return Text("…", "dim"), "", Text("")
+    waits = f"waits for {', '.join(service.waiting_for)}" if service.waiting_for else ""
     if service.health != "serving":
-        return Text(service.health.replace("_", " "), "red")
-    return Text("waiting", "yellow") if service.waiting_for else Text("serving", "green")
-
-
-def _doing(service: ServiceStatus | None, state: RunProgress) -> Text:
-    if service is not None and service.waiting_for:
-        return _brief(f"waits for {', '.join(service.waiting_for)}", "yellow")
-    if service is not None and service.error:
-        return _brief(service.error, "red")
-    if service is not None and service.kind == "broker" and state.stats:
-        counts = state.stats
-        told = (
-            f"{counts.queued} queued, {counts.leased} at rollouts, {counts.ready} ready, {counts.committed} committed"
-        )
-        return Text(told + (f", {counts.dead} dead" if counts.dead else ""), "red" if counts.dead else "dim")
-    return Text("")
+        return Text(service.health.replace("_", " "), "red"), "", _brief(waits or service.error, "red")
+    if waits:
+        return Text("waiting", "yellow"), "", _brief(waits, "yellow")
+    return Text("serving", "green"), "", _brief("; ".join(work_of(service)), "dim")
 
 
 def _brief(text: str, style: str) -> Text:
@@ -245,7 +233,7 @@ def _figures(state: RunProgress) -> list[tuple[str, str]]:
         ("trained tokens/s", metrics.TOKENS_PER_SECOND, "{:,.0f}"),
         ("trainer idle", metrics.IDLE, "{:.0%}"),
     )
-    known = {key: form.format(value) for _, key, form in formats if (value := state.metric(key)) is not None}
+    known = {key: form.format(value) for _, key, form in formats if (value := state.last_metrics.get(key)) is not None}
     if known:
         known.setdefault(metrics.ACCURACY, "–")
     return [(name, known[key]) for name, key, _ in formats if key in known]
@@ -272,7 +260,7 @@ def _cut(text: str) -> str:
     return cut + (" …" if len(lines) > _SAMPLE_LINES else "")
 
 
-def _notice(notice: Notice) -> Text:
+def _notice(notice: Happening) -> Text:
     return Text(one_line(f"  {notice.text}"), _NOTICE_STYLES.get(notice.level, "dim"))
 
 

@@ -196,7 +196,7 @@ def test_bad_input_is_one_sentence_and_exit_status_2(services, capsys, run_file,
 
 def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     lines = [{"kind": "step", "step": step, "time": step, "reward/mean": 0.5} for step in range(3)]
-    lines.append({"kind": "evaluation", "policy_version": 0, "eval/held/ans_acc": 0.5})
+    lines.append({"kind": "evaluation", "set": "held", "policy_version": 0, "eval/held/ans_acc": 0.5})
     write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["plot", str(tmp_path)]) == 0
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")

@@ -19,11 +19,12 @@ from small_services import SmallServices, hostile_sample
 from quartet_client import AsyncClient, Client, dashboard
 from quartet_client.dashboard import Collector, PageServer, Picture
 from quartet_client.dashboard.picture import judge
-from quartet_client.dashboard.server import MetricsFile, is_loopback
+from quartet_client.dashboard.server import is_loopback
 from quartet_client.dashboard.snapshot import snapshot
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
 from quartet_client.models import RunStats, ServiceStatus
+from quartet_client.progress import MetricsFile
 
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e"
 
@@ -44,8 +45,7 @@ def _step(number: int, step: int, at: float, **metrics: float) -> RunEvent:
 
 
 def _picture(*events: RunEvent) -> Picture:
-    picture = Picture(opened_at=1000.0)
-    picture.found("demo", "runs/demo")
+    picture = Picture("demo", folder="runs/demo", opened_at=1000.0)
     for event in events:
         picture.fold(event)
     return picture
@@ -91,7 +91,7 @@ def test_the_verdict(happened, now, level, word, words):
             case ServiceStatus():
                 picture.fold_service(each)
             case RunStats():
-                picture.progress.stats = each
+                picture.stats = each
             case str():
                 picture.broker_failed(each)
                 picture.broker_away_since = 1011.0
@@ -113,10 +113,10 @@ def test_services_say_how_idle_they_are_and_that_they_were_stopped_after_the_run
 def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it():
     picture = _picture()
     rows = [{"kind": "step", "step": step, "time": 100.0 + step, "reward/mean": 0.1} for step in range(4)]
-    picture.curves.add_file_rows(False, rows)
+    picture.fold_rows(False, rows)
 
     def means() -> list[float]:
-        return [row.metrics["reward/mean"] for _, row in picture.curves.rows()]
+        return [row.metrics["reward/mean"] for _, row in picture.rows()]
 
     for event in (_step(1, 3, 1010, reward__mean=0.3), _step(2, 4, 1012, reward__mean=0.4)):
         picture.fold(event)
@@ -217,7 +217,9 @@ async def test_the_page_and_its_documents_are_served(services, nowhere):
             assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
             told = json.loads((await get("/api/samples"))[2])
             completion = told["groups"][0]["completions"][0]
-            assert (completion["thought"], completion["versions"]) == (ATTACK, [2]) and not completion["right"]
+            assert completion["text"] == f"<think>{ATTACK}</think>{ATTACK}" and completion["version_spans"] == [
+                [2, 0, 3]
+            ]
             for name in ("", "app.js", "charts.js", "parts.js", "samples.js", "style.css", "icon.svg"):
                 status, headers, body = await get(f"/{name}")
                 assert status == 200 and body, name
@@ -285,11 +287,9 @@ def test_no_script_of_the_page_makes_markup_or_code_of_a_string():
     assert len(scripts) == 4 and not [path.name for path in scripts if made.search(path.read_text())]
 
 
-def test_the_command_follows_a_broker_that_comes_back_and_ends_with_its_parent(nowhere):
-    command = [sys.executable, "-m", "quartet_client", "dashboard", "--port", "0", "--no-open", "--until-eof"]
-    process = subprocess.Popen(
-        [*command, "--broker", nowhere, "--run", "back"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def test_the_command_follows_a_broker_that_comes_back_and_ends_by_a_signal(nowhere):
+    command = [sys.executable, "-m", "quartet_client", "dashboard", "--port", "0", "--no-open"]
+    process = subprocess.Popen([*command, "--broker", nowhere, "--run", "back"], stdout=subprocess.PIPE, text=True)
     address = process.stdout.readline().split()[-1]
 
     def until(true_of) -> dict:
@@ -311,5 +311,5 @@ def test_the_command_follows_a_broker_that_comes_back_and_ends_with_its_parent(n
                 services.call(services.broker.add_event, "back", broker_pb2.RunEvent(step=told))
             state = until(lambda told, wanted=step + 1: told and told["run"]["steps_done"] == wanted)
             assert not state["broker_away"]
-    process.stdin.close()
+    process.terminate()
     assert process.wait(timeout=30) == 0

@@ -65,8 +65,8 @@ def test_a_whole_run():
         RunStateChanged("succeeded", "all steps done"),
     )
     assert progress.steps_done == 2 and progress.policy_version == 2
-    assert progress.rewards == [(0, 0.2), (1, 0.4)]
-    assert [(p.policy_version, p.accuracy) for p in progress.evaluations["held"]] == [(0, 0.1), (2, 0.9)]
+    assert [(number, step.metrics["reward/mean"]) for number, step in progress.rows()] == [(0, 0.2), (1, 0.4)]
+    assert [(p.policy_version, p.accuracy) for p in progress.points("held")] == [(0, 0.1), (2, 0.9)]
     assert progress.members == {"rollout-1": ROLLOUT}
     assert progress.ended and progress.succeeded and progress.reason == "all steps done"
     assert progress.ended_at - progress.started_at == timedelta(seconds=11)

@@ -144,7 +144,7 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot", "top")
+WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot")
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
@@ -157,7 +157,6 @@ COMMANDS = {
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
     "status": [[], ["--json"]],
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
-    "top": [[LINE]],
     "env": [[LINE]],
     "logs": [["FOLDER"], ["FOLDER", "--json"]],
     "trace": [[f"answer{LINE}", "--run", "demo"], [f"answer{LINE}", "--run", "demo", "--json"]],

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quartet_client.cli.export import Curves
+    from quartet_client.progress import RunProgress
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,7 +32,8 @@ def main() -> int:
     # Here and not above: they take a second, in which Ctrl-C should be no traceback.
     from rich.console import Console
 
-    from quartet_client.cli.export import plot_runs, read_curves
+    from quartet_client.cli.export import plot_runs
+    from quartet_client.progress import read_run
     from quartet_client.terminal import Terminal
     from quartet_local.run import run
 
@@ -70,7 +71,7 @@ def main() -> int:
         with ThreadPoolExecutor(2) as pool:
             before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
     plot_runs([folder], folder / "learning_curve.png")
-    report = summarise(read_curves(folder), arguments.engine, began, before, after)
+    report = summarise(read_run(folder), arguments.engine, began, before, after)
     console.print(summary(report, folder))
     (folder / "demo.json").write_text(json.dumps(report, indent=2) + "\n")
     return 0 if report["points_gained"] >= POINTS_WANTED else 1
@@ -82,10 +83,18 @@ def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Calla
     if not wanted:
         yield
         return
-    command = [sys.executable, "-m", "quartet_client", "dashboard", "--config", str(HERE / "run.toml"), "--until-eof"]
+    from quartet_local.guard import guarded
+
+    command = [sys.executable, "-m", "quartet_client", "dashboard", "--config", str(HERE / "run.toml")]
     command += options + [part for override in overrides for part in ("--set", override)]
-    # Its standard input is a pipe from here, which ends with this process however this ends; the page does then, too.
-    page = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # Under a guard the page ends with this process, however this ends.
+    page = subprocess.Popen(
+        guarded(command, grace=5.0),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
     def tell() -> None:
         # Its address, or why there is no page; it comes in a second or two, and nobody waits for it.
@@ -98,13 +107,8 @@ def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Calla
     try:
         yield
     finally:
-        with suppress(BrokenPipeError):
-            page.stdin.close()
-        try:
-            page.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            page.kill()
-            page.wait()
+        page.terminate()
+        page.wait()
         teller.join(timeout=1)
 
 
@@ -125,22 +129,24 @@ def measure(model: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(curves: "Curves", engine: str, began: float, before: dict, after: dict) -> dict:
+def summarise(progress: "RunProgress", engine: str, began: float, before: dict, after: dict) -> dict:
     """Return what happened, as demo.json has it."""
+    steps = [step for _, step in progress.rows()]
+    first, last = steps[0], steps[-1]
     return {
-        "run": curves.name,
+        "run": progress.run_id,
         "engine": engine,
-        "steps": len(curves.steps),
+        "steps": len(steps),
         "held_out_problems": after["problems"],
         "sampled_accuracy_before": before["sampled_accuracy"],
         "sampled_accuracy_after": after["sampled_accuracy"],
         "greedy_accuracy_before": before["greedy_accuracy"],
         "greedy_accuracy_after": after["greedy_accuracy"],
         "points_gained": round(100 * (after["sampled_accuracy"] - before["sampled_accuracy"]), 1),
-        "training_seconds": round(curves.times[-1] - curves.times[0], 1),
-        "seconds_to_first_step": round(curves.times[0] - began, 1),
-        "completion_tokens_before": round(curves.series("completions/mean_length")[0], 1),
-        "completion_tokens_after": round(curves.series("completions/mean_length")[-1], 1),
+        "training_seconds": round(last.time - first.time, 1),
+        "seconds_to_first_step": round(first.time - began, 1),
+        "completion_tokens_before": round(first.metrics["completions/mean_length"], 1),
+        "completion_tokens_after": round(last.metrics["completions/mean_length"], 1),
     }
 
 

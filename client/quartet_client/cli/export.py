@@ -4,60 +4,18 @@ import json
 import shutil
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.progress import EvaluationPoint, accuracy_text
+from quartet_client.progress import RunProgress, accuracy_text, read_run
 from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
 from quartet_common.hub import HUB_ID, is_hub_id, push_folder
 from quartet_common.plugins import install_command
-
-
-@dataclass(frozen=True)
-class Curves:
-    """A run's metrics by optimizer step, and its evaluations by set."""
-
-    name: str
-    steps: list[int]
-    times: list[float]
-    metrics: list[dict[str, float]]
-    evaluations: dict[str, list[EvaluationPoint]]
-
-    def series(self, metric: str) -> list[float]:
-        """Return one metric, a value a step; NaN where a step lacks it."""
-        return [row.get(metric, float("nan")) for row in self.metrics]
-
-
-def read_curves(folder: Path) -> Curves:
-    """Read a run's folder. Raises FileNotFoundError if it has no metrics.jsonl.
-
-    A run that was resumed wrote some steps twice: the last writing counts.
-    """
-    steps: dict[int, dict] = {}
-    evaluations: dict[str, dict[int, EvaluationPoint]] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["kind"] == "step":
-            steps[row["step"]] = row
-        elif row["kind"] == "evaluation":
-            version = row["policy_version"]
-            for name in {key[len("eval/") : -len("/ans_acc")] for key in row if key.endswith("/ans_acc")}:
-                evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, row)
-    rows = [steps[step] for step in sorted(steps)]
-    return Curves(
-        name=folder.name,
-        steps=[row["step"] for row in rows],
-        times=[row["time"] for row in rows],
-        metrics=[{name: value for name, value in row.items() if "/" in name} for row in rows],
-        evaluations={name: [at[version] for version in sorted(at)] for name, at in sorted(evaluations.items())},
-    )
-
 
 _UNKNOWN = (float("nan"), float("nan"))
 
@@ -69,7 +27,7 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    runs = [read_curves(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     panels = [
         (axes[0, 1], "reward/mean", "Mean reward of the batch"),
@@ -80,18 +38,20 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
     colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
     for run, colour in zip(runs, colours * len(runs), strict=False):
         styles = ["-", "--", ":", "-."] * len(run.evaluations)
-        for (held, evaluated), style in zip(run.evaluations.items(), styles, strict=False):
+        for held, style in zip(sorted(run.evaluations), styles, strict=False):
+            evaluated = run.points(held)
             points = [(each.policy_version, 100 * each.accuracy) for each in evaluated if each.accuracy is not None]
             if not points:
                 continue
-            label = f"{run.name}: {held}"
+            label = f"{run.run_id}: {held}"
             axes[0, 0].plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=label)
-            ends = [(each.policy_version, *(100 * end for end in each.interval or _UNKNOWN)) for each in evaluated]
+            ends = [(point.policy_version, *(100 * end for end in point.interval or _UNKNOWN)) for point in evaluated]
             axes[0, 0].fill_between(*zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
         for axis, metric, _ in panels:
-            values = run.series(metric)
-            axis.plot(run.steps, values, color=colour, alpha=0.25, linewidth=1)
-            axis.plot(run.steps, _smoothed(values), color=colour, linewidth=1.8, label=run.name)
+            numbers = [number for number, _ in run.rows()]
+            values = [step.metrics.get(metric, float("nan")) for _, step in run.rows()]
+            axis.plot(numbers, values, color=colour, alpha=0.25, linewidth=1)
+            axis.plot(numbers, _smoothed(values), color=colour, linewidth=1.8, label=run.run_id)
     axes[0, 0].set(title="Accuracy on held-out problems and its 95% interval, %", ylim=(0, 100))
     if axes[0, 0].lines:
         axes[0, 0].legend(loc="lower right", fontsize=8)
@@ -218,10 +178,9 @@ def model_card(title: str, folder: Path, version: int) -> str:
     facts: dict[str, Any] = {}
     evaluations: list[str] = []
     if home and (home / "metrics.jsonl").is_file():
-        curves = read_curves(home)
-        steps = [step + 1 for step in curves.steps if not version or step < version]
-        facts["optimizer steps"] = max(steps, default=0)
-        evaluations = _evaluations(curves, version)
+        progress = read_run(home)
+        facts["optimizer steps"] = min(progress.steps_done, version or progress.steps_done)
+        evaluations = _evaluations(progress, version)
     for name, value in (
         ("algorithm", trainer.get("algorithm")),
         ("completions per step", f"{run.get('groups_per_step', '?')} prompts × {run.get('group_size', '?')}"),
@@ -248,13 +207,13 @@ def model_card(title: str, folder: Path, version: int) -> str:
     return "\n".join([*lines, *evaluations, ""])
 
 
-def _evaluations(curves: Curves, version: int) -> list[str]:
+def _evaluations(progress: RunProgress, version: int) -> list[str]:
     """Return a table of the first and the last accuracy on each set, up to a version; 0: of all."""
     rows = []
-    for name, points in curves.evaluations.items():
+    for name in sorted(progress.evaluations):
         told = [
             f"{accuracy_text(each)} at version {each.policy_version}"
-            for each in points
+            for each in progress.points(name)
             if not version or each.policy_version <= version
         ]
         rows += [f"| {name} | {told[0]} | {told[-1]} |"] if told else []

@@ -17,7 +17,7 @@ from quartet_client.cli.host import certs, completion, contract_test, doctor, en
 from quartet_client.cli.logs import logs
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
-from quartet_client.cli.run import dashboard, run, status, top, trace, watch
+from quartet_client.cli.run import dashboard, run, status, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import complain
@@ -38,7 +38,6 @@ for command in (
     score,
     status,
     watch,
-    top,
     logs,
     trace,
     dashboard,

@@ -22,18 +22,24 @@ PRESETS = {
     "RLOO": "colossalchat-rloo",
 }
 
+_MICRO_BATCHES = "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut"
 # Flags that have no counterpart, and why.
 _NOT_NEEDED = {
-    "inference_batch_size": "rollouts batch continuously",
-    "inference_microbatch_size": "rollouts batch continuously",
-    "train_microbatch_size": "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut",
-    "train_minibatch_size": "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut",
-    "master_address": "only with several hosts: torchrun has it",
-    "master_port": "only with several hosts: torchrun has it",
-    "ray_dir": "there is no Ray",
-    "eval_generation_config": "write [run.evaluation_sampling]",
-    "code_verifier": "the sandbox is part of the reward service",
-    "consumer_batch_size_limit": "run.max_experience_bytes bounds the memory of what waits",
+    ("-ibs", "--inference-batch-size"): "rollouts batch continuously",
+    ("-imbs", "--inference-microbatch-size"): "rollouts batch continuously",
+    (
+        "-tmbs",
+        "--train-microbatch-size",
+    ): _MICRO_BATCHES,
+    ("-tMbs", "--train-minibatch-size"): _MICRO_BATCHES,
+    ("-ma", "--master-address"): "only with several hosts: torchrun has it",
+    ("-mp", "--master-port"): "only with several hosts: torchrun has it",
+    ("--ray-dir", "--ray_dir"): "there is no Ray",
+    ("-egc", "--eval-generation-config"): "write [run.evaluation_sampling]",
+    ("-cv", "--code-verifier", "--code-verifier-api-url"): "the sandbox is part of the reward service",
+    ("-cbsl", "--consumer-batch-size-limit", "--data_actor_buffer_size_limit"): (
+        "run.max_experience_bytes bounds the memory of what waits"
+    ),
 }
 
 
@@ -53,11 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-t", "--num-trainers", type=int, default=2)
     add("-i", "--num-inferencer", type=int)
     add("-g", "--num-generations", type=int, default=8)
-    add("-ibs", "--inference-batch-size", type=int)
-    add("-imbs", "--inference-microbatch-size", type=int)
     add("-tbs", "--train-batch-size", type=int, default=32)
-    add("-tMbs", "--train-minibatch-size", type=int)
-    add("-tmbs", "--train-microbatch-size", type=int)
     add("-tp", "--tensor-parallel-size", type=int, default=1)
     add("-pp", "--pipeline-parallel-size", type=int, default=1)
     add("-zero", "--zero-stage", type=int, default=0, choices=[0, 1, 2])
@@ -73,19 +75,15 @@ def _parser() -> argparse.ArgumentParser:
     add("-lr", "--learning-rate", type=float, default=1e-6)
     add("-kl", "--kl-coeff", type=float, default=0.01)
     add("-rt", "--reward-type", default="think_answer_tags", choices=["think_answer_tags", "boxed", "code"])
-    add("-cv", "--code-verifier", "--code-verifier-api-url", dest="code_verifier")
     add("-ei", "--eval-interval", type=int, default=-1)
     add("-nb", "--n-behind", type=int, default=0)
     add("-si", "--save-interval", type=int, default=100)
     add("-sd", "--save-dir", default="")
     add("-esd", "--eval-save-dir", default="")
     add("-rsd", "--rollout-save-dir", default="")
-    add("-egc", "--eval-generation-config")
-    add("-ma", "--master-address")
-    add("-mp", "--master-port", type=int)
-    add("--ray_dir", "--ray-dir", dest="ray_dir")
+    for flags in _NOT_NEEDED:
+        add(*flags)
     add("--enable_profiling", "--enable-profiling", dest="enable_profiling", action="store_true")
-    add("-cbsl", "--consumer-batch-size-limit", "--data_actor_buffer_size_limit", dest="consumer_batch_size_limit")
     return parser
 
 
@@ -223,9 +221,10 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
         file.remarks.append(
             f"-ptp {given.producer_tensor_parallel_size} is for vllm: the transformers engine has one device"
         )
-    for name, why in _NOT_NEEDED.items():
-        if getattr(given, name) is not None:
-            file.remarks.append(f"--{name.replace('_', '-')} is not needed: {why}")
+    for flags, why in _NOT_NEEDED.items():
+        name = next(flag for flag in flags if flag.startswith("--"))
+        if getattr(given, name.removeprefix("--").replace("-", "_")) is not None:
+            file.remarks.append(f"{name} is not needed: {why}")
 
 
 def _steps(dataset: Path, episodes: int, groups_per_step: int) -> int | None:

@@ -142,36 +142,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def group_fields(group: Group) -> dict[str, Any]:
-    """Return a group as one line of JSONL tells it."""
-    if group.dead:
-        return {"instance_id": group.instance_id, "id": group.prompt_id, "dead": list(group.dead.reasons)}
-    return {
-        "instance_id": group.instance_id,
-        "id": group.prompt_id,
-        "prompt": group.prompt_text,
-        "gt_answer": group.answer,
-        "completions": [completion_fields(completion) for completion in group.completions],
-    }
-
-
-_FIELDS = ("text", "finish_reason", "tokens", "policy_version")
-_SCORE_FIELDS = ("reward", "ans_acc", "format_acc", "outcome", "parsed_answer", "reason")
-_TIMES = ("generated_after", "scored_after")
-
-
-def completion_fields(completion: Completion) -> dict[str, Any]:
-    """Return a completion's fields for JSON."""
-    fields: dict[str, Any] = {name: getattr(completion, name) for name in _FIELDS}
-    fields["version_spans"] = [[span.policy_version, span.begin, span.end] for span in completion.version_spans]
-    if completion.score:
-        fields |= {name: getattr(completion.score, name) for name in _SCORE_FIELDS}
-    fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
-    if completion.token_ids:
-        fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
-    return fields
-
-
 def show_group(out: Console, group: Group) -> None:
     """Print a group for people: prompt, completions, what each was worth and why."""
     if group.dead:

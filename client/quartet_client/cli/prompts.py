@@ -12,11 +12,9 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.cli.options import (
     Target,
     asynchronous,
-    completion_fields,
     completion_text,
     connected,
     console,
-    group_fields,
     json_option,
     print_json,
     run_option,
@@ -25,7 +23,7 @@ from quartet_client.cli.options import (
     the_launcher,
 )
 from quartet_client.data import load_prompts
-from quartet_client.models import Evaluation
+from quartet_client.models import Evaluation, completion_fields, group_fields
 from quartet_client.progress import accuracy_text, incomplete_of
 from quartet_client.terminal import echo
 from quartet_common.text import one_line

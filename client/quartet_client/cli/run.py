@@ -4,10 +4,9 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 import webbrowser
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
@@ -33,13 +31,11 @@ from quartet_client.cli.options import (
     the_launcher,
     with_broker,
 )
-from quartet_client.connection import Outage
-from quartet_client.dashboard.server import MetricsFile
 from quartet_client.data import DataSection, RunData
-from quartet_client.errors import InputError, QuartetError
-from quartet_client.feed import feed_and_watch, take_up
+from quartet_client.errors import InputError
+from quartet_client.feed import feed_and_watch
 from quartet_client.models import Handle, ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text, work_of
+from quartet_client.progress import RunProgress, accuracy_text, read_run, work_of
 from quartet_client.streams import GroupHistory, Moment
 from quartet_client.terminal import echo
 from quartet_client.view import RunView, watch_progress
@@ -113,29 +109,14 @@ def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
     }
 
 
-async def _until_there(
-    client: AsyncClient, config: LoadedConfig[DataSection], data: RunData, patience: float, out: Console
-) -> None:
-    """Wait for the broker, which may be started after this command. Raises QuartetError if it does not come."""
-    outage = Outage(patience, f"run '{config.run.id}'")
-    while True:
-        try:
-            await take_up(config, data, client)
-            return
-        except QuartetError as error:
-            await outage.ride_out(error)
-            if outage.to_be_logged():
-                out.print(f"waiting for the broker at {config.addresses.broker}", soft_wrap=True)
-
-
 async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float, plain: bool | None) -> int:
     model = config.model.path.name if config.model.path else ""
     progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
     out = console()
     async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
-        await _until_there(client, config, data, wait, out)
-        await feed_and_watch(config, data, client, RunView(progress, out, plain))
-    for name, points in progress.evaluations.items():
+        await feed_and_watch(config, data, client, RunView(progress, out, plain), wait)
+    for name in progress.evaluations:
+        points = progress.points(name)
         known = [point for point in points if point.accuracy is not None] or points
         ends = [accuracy_text(point) for point in (known[0], known[-1])]
         out.print(f"accuracy on {name}: {points[-1].incomplete or ' → '.join(ends)}", soft_wrap=True)
@@ -154,16 +135,6 @@ async def watch(target: Target, run_id: str | None, plain: bool) -> int:
         with RunView(progress, console(), plain or None) as view:
             await watch_progress(client, view)
     return 0 if progress.succeeded else 1
-
-
-@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1)
-def top(arguments: tuple[str, ...]) -> None:
-    """Say which commands show what `quartet top` showed."""
-    raise InputError(
-        f"'quartet {' '.join(('top', *arguments))}' is gone; allowed: quartet status (services), quartet runs show RUN "
-        "(queues), quartet watch RUN or quartet dashboard (rates, staleness, idle shares)"
-    )
 
 
 @click.command()
@@ -226,7 +197,7 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     recorded = _recorded(config.run.path, history)
     moments = sorted([*history.moments, *recorded], key=lambda moment: moment.at)
     if as_json:
-        print_json({**_fields(history), "moments": moments, "group": history.group})
+        print_json(replace(history, moments=tuple(moments)))
         return 0
     out = console()
     out.print(_headline(history))
@@ -241,11 +212,6 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     if history.traceparent:
         out.print(Text(f"OpenTelemetry trace {history.traceparent.split('-')[1]}", "dim"))
     return 0
-
-
-def _fields(history: GroupHistory) -> dict[str, object]:
-    names = ("run_id", "instance_id", "state", "attempt", "holder", "step", "policy_version", "traceparent")
-    return {name: getattr(history, name) for name in names}
 
 
 def _headline(history: GroupHistory) -> Text:
@@ -276,11 +242,10 @@ def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:
         return []
     if any(moment.kind == "trained" for moment in history.moments):
         return []
-    for row in MetricsFile(folder / "metrics.jsonl").read()[1]:
-        if row.get("kind") == "step" and row.get("step") == history.step and "time" in row:
-            detail = f"step {history.step} made version {history.step + 1} (metrics.jsonl)"
-            return [Moment(datetime.fromtimestamp(row["time"], UTC), "trained", detail=detail)]
-    return []
+    if (step := read_run(folder).steps.get(history.step)) is None:
+        return []
+    detail = f"step {history.step} made version {history.step + 1} (metrics.jsonl)"
+    return [Moment(datetime.fromtimestamp(step.time, UTC), "trained", detail=detail)]
 
 
 _PORT = 7180
@@ -294,7 +259,6 @@ _ANSWER_SECONDS = 5.0  # a service that takes longer is told to be away, and ask
 @click.option("--port", type=click.IntRange(0, 65535), default=_PORT, show_default=True, help="Port; 0: a free one.")
 @click.option("--no-open", is_flag=True, help="Open no browser.")
 @click.option("--allow-remote", is_flag=True, help="Listen where other machines reach it; the page has no login.")
-@click.option("--until-eof", is_flag=True, hidden=True, help="End when standard input does: who started it is gone.")
 @asynchronous
 async def dashboard(
     target: Target,
@@ -303,7 +267,6 @@ async def dashboard(
     port: int,
     no_open: bool,
     allow_remote: bool,
-    until_eof: bool,
 ) -> int:
     """Show a run on a page in the browser, live, until Ctrl-C.
 
@@ -320,8 +283,6 @@ async def dashboard(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    if until_eof:
-        threading.Thread(target=_at_eof, args=(loop, stop), daemon=True).start()
     async with AsyncClient.from_config(target.path, target.overrides, _ANSWER_SECONDS) as client:
         collector = Collector(client, chosen, Path(folder) if folder else None)
         with _listening(PageServer, lambda: collector.documents, host, port, allow_remote) as server:
@@ -348,11 +309,3 @@ def has_screen() -> bool:
     """Return whether a browser can be opened for a person: there is a display, and this is no CI."""
     graphical = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return graphical and not os.environ.get("CI")
-
-
-def _at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    with suppress(OSError, ValueError):  # an unreadable standard input has ended, too
-        while os.read(0, 4096):
-            pass
-    with suppress(RuntimeError):  # the loop is closed: the end came from elsewhere
-        loop.call_soon_threadsafe(stop.set)

@@ -16,7 +16,6 @@ from quartet_client.cli.options import (
     connected,
     console,
     facts,
-    group_fields,
     json_option,
     print_json,
     show_group,
@@ -24,7 +23,7 @@ from quartet_client.cli.options import (
     targeted,
 )
 from quartet_client.errors import InputError
-from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name
+from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name, group_fields
 from quartet_client.terminal import echo
 from quartet_common.text import one_line
 

@@ -16,7 +16,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -25,62 +24,11 @@ from quartet_client.connection import KINDS, repeatedly, until_first
 from quartet_client.dashboard.picture import Picture
 from quartet_client.dashboard.snapshot import samples, snapshot
 from quartet_client.errors import InputError, QuartetError
+from quartet_client.progress import MetricsFile
 from quartet_common.config import is_loopback
 from quartet_common.http_server import CLIENT_SECONDS, BoundedHTTPServer
 
 _logger = logging.getLogger(__name__)
-_MAX_READ = 16 << 20  # bytes at one go: the page must not stop for a long run's file
-
-
-class MetricsFile:
-    """Follows a metrics.jsonl (docs/metrics.md), which its trainer may cut and write again from a checkpoint on.
-
-    Attributes:
-        problem: why it cannot be read, in a sentence; empty while it can, or while there is none.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.problem = ""
-        self._position = 0
-        self._last_line = b""  # the bytes before `_position`: others there mean that the file was written again
-
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file began anew since the last call, and its new rows, at most 16 MiB of them."""
-        try:
-            with self.path.open("rb") as file:
-                anew = self._was_cut(file)
-                if anew:
-                    self._position, self._last_line = 0, b""
-                file.seek(self._position)
-                fresh = file.read(_MAX_READ)
-        except FileNotFoundError:
-            anew, fresh = self._position > 0, b""
-            self._position, self._last_line, self.problem = 0, b"", ""
-            return anew, []
-        except OSError as error:
-            self.problem = f"{self.path} cannot be read: {error.strerror}"
-            return False, []
-        self.problem = ""
-        whole = fresh[: fresh.rfind(b"\n") + 1]  # the last line may be half written
-        if whole:
-            self._position += len(whole)
-            self._last_line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
-        rows = [row for row in (self._row(line) for line in whole.splitlines()) if row is not None]
-        return anew, rows
-
-    def _was_cut(self, file) -> bool:
-        file.seek(self._position - len(self._last_line))
-        return file.read(len(self._last_line)) != self._last_line
-
-    def _row(self, line: bytes) -> dict[str, Any] | None:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            self.problem = f"{self.path} has a line that is no JSON: {error}"
-            return None
-        return row if isinstance(row, dict) else None
-
 
 _ASK_SECONDS = 2.0
 _DRAW_SECONDS = 0.5  # the page asks every second
@@ -122,7 +70,7 @@ class Collector:
 
     def _begin(self, run_id: str) -> None:
         folder = self._folder or Path("runs") / run_id
-        self.picture.found(run_id, str(folder))
+        self.picture.run_id, self.picture.folder = run_id, str(folder)
         self._file = MetricsFile(folder / "metrics.jsonl")
         self._found.set()
 
@@ -153,7 +101,7 @@ class Collector:
         await self._found.wait()
         picture = self.picture
         try:
-            async for event in self._client.watch(picture.run_id, picture.progress.last_event_id):
+            async for event in self._client.watch(picture.run_id, picture.last_event_id):
                 picture.fold(event)
                 picture.broker_answered()
         except QuartetError as error:
@@ -167,7 +115,7 @@ class Collector:
     async def _read_file(self) -> None:
         await self._found.wait()
         anew, rows = await asyncio.to_thread(self._file.read)
-        self.picture.curves.add_file_rows(anew, rows)
+        self.picture.fold_rows(anew, rows)
         self.picture.file_problem = self._file.problem
 
     async def _keep_drawn(self) -> None:

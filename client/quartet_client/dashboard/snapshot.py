@@ -1,17 +1,19 @@
 """The picture as JSON: what the page polls. Times are seconds since 1970, fractions are 0 to 1."""
 
 import math
-import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from quartet_client.connection import KINDS
-from quartet_client.dashboard.picture import Picture, StepRow, judge, service_problem, thinned
-from quartet_client.models import Completion, Group, Member
-from quartet_client.progress import work_of
+from quartet_client.dashboard.picture import Picture, judge
+from quartet_client.models import Group, Member, group_fields
+from quartet_client.progress import Step, problem_of, work_of
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
 _RECENT = 20  # steps over which means are told
 _PHASES = ("waiting_for_batch", "training", "publishing", "evaluating", "checkpointing")
+_SPEC = ("group_size", "groups_per_step", "max_staleness")
 _LINES = {
     "reward": "reward/mean",
     "accuracy": "reward/ans_acc",
@@ -27,32 +29,32 @@ _LINES = {
 
 def snapshot(picture: Picture, now: float) -> dict[str, Any]:
     """Return the whole page's content at a time, small enough to be polled every second."""
-    progress, rows = picture.progress, picture.curves.rows()
+    rows = picture.rows()
     verdict = judge(picture, now)
-    began = progress.started_at.timestamp() if progress.started_at else (rows[0][1].time if rows else None)
-    ended = progress.ended_at.timestamp() if progress.ended_at else None
+    began = picture.started_at.timestamp() if picture.started_at else (rows[0][1].time if rows else None)
+    ended = picture.ended_at.timestamp() if picture.ended_at else None
     if verdict.level == "recorded":
         ended = rows[-1][1].time  # as far as is known
     return {
         "now": now,
-        "verdict": {"level": verdict.level, "word": verdict.word, "sentence": verdict.sentence},
+        "verdict": asdict(verdict),
         "run": {
             "id": picture.run_id,
-            "state": progress.state,
+            "state": picture.state,
             "folder": picture.folder,
-            "steps_done": rows[-1][0] + 1 if rows else 0,
-            "max_steps": progress.max_steps,
+            "steps_done": picture.steps_done,
+            "max_steps": picture.max_steps,
             "began": began,
             "ended": ended,
-            "policy_version": max(progress.policy_version, rows[-1][0] + 1 if rows else 0),
-            **picture.spec,
+            "policy_version": max(picture.policy_version, picture.steps_done),
+            **({name: getattr(picture.spec, name) for name in _SPEC} if picture.spec else {}),
         },
         "broker_away": picture.broker_away_since is not None,
         "lines": _lines(rows),
         "last": _last(rows),
         "evaluations": _evaluations(picture),
         "phases": _phases(rows),
-        "queues": _queues(picture),
+        "queues": asdict(picture.stats) if picture.stats else None,
         "services": [_service(picture, kind) for kind in KINDS],
         "weights": _weights(picture, now, began),
         "samples": picture.samples_seen,
@@ -66,15 +68,15 @@ def samples(picture: Picture) -> dict[str, Any]:
     return {"seen": picture.samples_seen, "groups": [sample_fields(group) for group in reversed(picture.samples)]}
 
 
-def _lines(rows: list[tuple[int, StepRow]]) -> dict[str, list[list[float]]]:
+def _lines(rows: list[tuple[int, Step]]) -> dict[str, list[list[float]]]:
     lines = {}
     for name, metric in _LINES.items():
         points = [(step + 1.0, row.metrics[metric]) for step, row in rows if metric in row.metrics]
-        lines[name] = [[_round(x), _round(y)] for x, y in thinned(points, _POINTS)]
+        lines[name] = [[_round(x), _round(y)] for x, y in _thinned(points, _POINTS)]
     return lines
 
 
-def _last(rows: list[tuple[int, StepRow]]) -> dict[str, dict[str, float]]:
+def _last(rows: list[tuple[int, Step]]) -> dict[str, dict[str, float]]:
     """Return of each metric its last value and its mean over the last steps."""
     recent = rows[-_RECENT:]
     told = {}
@@ -85,17 +87,26 @@ def _last(rows: list[tuple[int, StepRow]]) -> dict[str, dict[str, float]]:
     return told
 
 
+def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` points: means of neighbours, and the last point as it is."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil((len(points) - 1) / (most - 1))
+    body = points[:-1]
+    chunks = [body[begin : begin + size] for begin in range(0, len(body), size)]
+    means = [(sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)) for chunk in chunks]
+    return [*means, points[-1]]
+
+
 def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     told = []
-    for name, points in sorted(picture.curves.evaluations.items()):
-        known = [(float(at), point.accuracy) for at, point in sorted(points.items()) if point.accuracy is not None]
-        if not points:
-            continue
-        last = points[max(points)]
+    for name in sorted(name for name, points in picture.evaluations.items() if points):
+        *_, last = points = picture.points(name)
+        known = [(float(point.policy_version), point.accuracy) for point in points if point.accuracy is not None]
         told.append(
             {
                 "set": name,
-                "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)],
+                "points": [[x, _round(y)] for x, y in _thinned(known, _POINTS)],
                 "interval": [_round(each) for each in (*last.interval, last.judged)] if last.interval else [],
                 "incomplete": f"{last.incomplete} at version {last.policy_version}" if last.incomplete else "",
             }
@@ -103,27 +114,22 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     return told
 
 
-def _phases(rows: list[tuple[int, StepRow]]) -> dict[str, float]:
+def _phases(rows: list[tuple[int, Step]]) -> dict[str, float]:
     """Return the trainer's mean seconds a step in each phase, over the last steps."""
     recent = [row.metrics for _, row in rows[-_RECENT:] if "time/step" in row.metrics]
     means = {phase: sum(each.get(f"time/{phase}", 0.0) for each in recent) / len(recent) for phase in _PHASES if recent}
     return {phase: _round(seconds) for phase, seconds in means.items()}
 
 
-def _queues(picture: Picture) -> dict[str, int] | None:
-    stats = picture.progress.stats
-    return None if stats is None else {name: getattr(stats, name) for name in stats.__slots__}
-
-
 def _service(picture: Picture, kind: str) -> dict[str, Any]:
-    service = picture.progress.services.get(kind)
-    members = [member for member in picture.progress.members.values() if member.kind == kind]
+    service = picture.services.get(kind)
+    members = [member for member in picture.members.values() if member.kind == kind]
     told: dict[str, Any] = {"kind": kind, "state": "unknown", "doing": "", "members": []}
     if service is not None:
-        problem = service_problem(service)
+        problem = problem_of(service)
         doing = _sentence(service.error or problem) or "; ".join(work_of(service))
         state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
-        if state == "away" and picture.progress.ended:
+        if state == "away" and picture.ended:
             state, doing = "stopped", "Does not answer, and need not: the run is over."
         told |= {"state": state, "address": service.address, "build": service.build, "doing": doing}
     told["members"] = [_member(member) for member in members]
@@ -144,17 +150,17 @@ def _member(member: Member) -> dict[str, Any]:
 def _idle(picture: Picture, kind: str) -> dict[str, Any] | None:
     """Return a service's idle fraction and how it is known; None where nothing tells."""
     if kind == "trainer":
-        phases = _phases(picture.curves.rows())
+        phases = _phases(picture.rows())
         total = sum(phases.values())
         if not total:
             return None
-        count = min(_RECENT, len(picture.curves.rows()))
+        count = min(_RECENT, len(picture.rows()))
         return {"fraction": _round(phases["waiting_for_batch"] / total), "how": f"of the last {count} steps"}
     if kind == "rollout" and picture.busy:
         count = len(picture.busy)
         fraction = _round(1 - sum(picture.busy) / count)
         return {"fraction": fraction, "how": f"(nothing running at {count - sum(picture.busy)} of {count} looks)"}
-    service = picture.progress.services.get(kind)
+    service = picture.services.get(kind)
     if service is not None and service.idle_fraction is not None:
         return {"fraction": _round(service.idle_fraction), "how": "of the last minute"}
     return None
@@ -164,7 +170,7 @@ def _weights(picture: Picture, now: float, began: float | None) -> dict[str, Any
     """Return versions over time, in seconds since the run began: as published, and as each rollout had them."""
     zero = began or 0.0
     published = [(at.timestamp() - zero, float(update.policy_version)) for at, update in picture.weights]
-    live = {member.instance_id for member in picture.progress.members.values()}
+    live = {member.instance_id for member in picture.members.values()}
     rollouts = []
     for name, history in sorted(picture.versions.items(), key=lambda item: item[0] not in live)[:8]:
         points = [(at - zero, float(version)) for at, version in history if version >= 0]
@@ -195,10 +201,7 @@ def _stairs(points: list[tuple[float, float]]) -> list[list[float]]:
 
 
 def _happenings(picture: Picture) -> list[dict[str, Any]]:
-    return [
-        {"at": each.at.timestamp(), "level": each.level, "text": each.text[:2000], "source": each.source}
-        for each in reversed(picture.happenings)
-    ]
+    return [{**asdict(each), "at": each.at.timestamp(), "text": each.text[:2000]} for each in reversed(picture.notices)]
 
 
 def _dead(picture: Picture) -> list[dict[str, Any]]:
@@ -224,54 +227,24 @@ def _round(value: float) -> float:
 
 
 _MOST = 6000  # characters of a text that are shown; a model may write 100,000
-_THOUGHT = re.compile(r"^(?P<thought>.*?)</think>(?P<answer>.*)$", re.DOTALL)
-# What the reward service's outcomes mean to a reader; reward.proto defines them.
-_RIGHT = "correct"
 
 
 def sample_fields(group: Group) -> dict[str, Any]:
     """Return a finished group as the page shows it."""
     return {
-        "id": group.instance_id,
-        "prompt": _cut(group.prompt_text),
-        "reference": _cut(group.answer),
+        **_cut(group_fields(group)),
         "purpose": group.purpose,
         "rollout": group.rollout_id,
         "at": group.finished_at.timestamp() if group.finished_at else None,
-        "completions": [_completion(completion) for completion in group.completions],
     }
 
 
-def _completion(completion: Completion) -> dict[str, Any]:
-    thought, answer = split_thought(completion.text)
-    score = completion.score
-    return {
-        "thought": _cut(thought),
-        "answer": _cut(answer),
-        "finish": completion.finish_reason,
-        "tokens": completion.tokens,
-        "versions": sorted({span.policy_version for span in completion.version_spans}),
-        "reward": score.reward if score else None,
-        "outcome": score.outcome if score else "",
-        "right": bool(score and score.outcome == _RIGHT),
-        "parsed": _cut(score.parsed_answer) if score else "",
-        "reason": _cut(score.reason or score.failure) if score else "",
-    }
-
-
-def split_thought(text: str) -> tuple[str, str]:
-    """Return what stands before </think>, without <think>, and what stands behind it.
-
-    Without </think>, a text that begins with <think> was cut off while it thought; any other is all answer.
-    """
-    stripped = text.lstrip()
-    opened = stripped.startswith("<think>")
-    body = stripped.removeprefix("<think>")
-    match = _THOUGHT.match(body)
-    if match:
-        return match["thought"].strip(), match["answer"].strip()
-    return (body.strip(), "") if opened else ("", text.strip())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST else f"{text[:_MOST]} … ({len(text) - _MOST:,} characters more)"
+def _cut(value: Any) -> Any:
+    """Return a JSON value with long texts cut off."""
+    if isinstance(value, dict):
+        return {key: _cut(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each) for each in value]
+    if not isinstance(value, str) or len(value) <= _MOST:
+        return value
+    return f"{value[:_MOST]} … ({len(value) - _MOST:,} characters more)"

@@ -4,12 +4,10 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from quartet_client.async_client import AsyncClient
 from quartet_client.cli.export import find_model
 from quartet_client.data import DataSection, load_prompts
 from quartet_client.errors import InputError, QuartetError
@@ -19,8 +17,8 @@ from quartet_client.terminal import Terminal, echo
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
 from quartet_local.config import SERVICES, LaunchError, LauncherSection
-from quartet_local.preflight import Plan, check
-from quartet_local.run import Launch, keep_up_until, launched
+from quartet_local.preflight import check
+from quartet_local.run import Launch, launched
 from quartet_local.supervisor import Supervisor
 
 _NEEDED = tuple(name for name in SERVICES if name != "trainer")
@@ -55,19 +53,31 @@ def evaluate(
         model, version = find_model(checkpoint, "--checkpoint")
         folder = Path(tempfile.mkdtemp(prefix="quartet-eval-"))
         settings = [*overrides, *_apart(config, folder, model, version)]
-        plan = check(_NEEDED, config_path, settings, lambda _: None, partial(echo, err=True))
-        ask = partial(
-            AsyncClient.evaluate,
-            run_id=plan.config.run.id,
-            evaluation_set=evaluation_set,
-            prompts=prompts,
-            policy_version=version,
-            timeout=timeout,
-            summary_only=summary_only,
-        )
-        return _EvaluationLaunch(plan, ask, show)
+        plan = check(_NEEDED, config_path, settings, lambda _: (prompts, version), partial(echo, err=True))
+        launch = Launch(plan, Terminal(stderr=True))
+        logs = folder / "logs"
+        launch.hint = lambda: f"; the services' logs are in {logs}" if logs.is_dir() else ""
+        return launch
 
-    return launched(make)
+    async def work(launch: Launch) -> int:
+        # The folder stays if the logs may say why there is no figure.
+        try:
+            async with launch.services() as supervisor:
+                await supervisor.start(*supervisor.names)
+                result = await _evaluate(launch, supervisor, evaluation_set, timeout, summary_only)
+            status = show(result)
+        except (QuartetError, LaunchError):
+            raise
+        except BaseException:
+            shutil.rmtree(launch.folder, ignore_errors=True)
+            raise
+        if status:
+            launch.say(launch.hint().removeprefix("; "))
+        else:
+            shutil.rmtree(launch.folder, ignore_errors=True)
+        return status
+
+    return launched(make, work)
 
 
 def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None) -> list[Prompt]:
@@ -97,51 +107,18 @@ def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> lis
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 
 
-class _EvaluationLaunch(Launch):
-    def __init__(
-        self,
-        plan: Plan[None],
-        ask: Callable[[AsyncClient], Coroutine[Any, Any, Evaluation]],
-        show: Callable[[Evaluation], int],
-    ):
-        super().__init__(plan, Terminal(stderr=True))
-        self._ask, self._show = ask, show
+async def _evaluate(
+    launch: Launch, supervisor: Supervisor, evaluation_set: str, timeout: float, summary_only: bool
+) -> Evaluation:
+    run, (prompts, version) = launch.config.run, launch.plan.data
+    options = {"prompts": prompts, "policy_version": version, "timeout": timeout, "summary_only": summary_only}
 
-    @property
-    def hint(self) -> str:
-        """Where the services' logs are, if they were left."""
-        logs = self._folder / "logs"
-        return f"; the services' logs are in {logs}" if logs.is_dir() else ""
-
-    async def run(self) -> int:
-        """See `Launch.run`. The folder stays if the logs may say why there is no figure."""
-        try:
-            async with self.services() as supervisor:
-                result = await self._evaluate(supervisor)
-        except (QuartetError, LaunchError):
-            raise
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        status = self._show(result)
-        if status:
-            self.say(self.hint.removeprefix("; "))
-        else:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return status
-
-    async def _evaluate(self, supervisor: Supervisor) -> Evaluation:
-        config = self._config
-
-        async def never(name: str, status: int) -> bool:
-            return False
-
-        async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
-            await client.create_run(config.run)
-            evaluating = asyncio.create_task(self._ask(client))
-            await keep_up_until(evaluating, supervisor, never, lambda: 0)
-            if evaluating.result().dead:
-                dead, _ = await client.dead(config.run.id, _DEAD_SHOWN)
-                for prompt in dead:
-                    self.say(f"{prompt.instance_id} has no answer: {'; '.join(dict.fromkeys(prompt.reasons))}")
-        return evaluating.result()
+    async with launch.client() as client:
+        await client.create_run(run)
+        evaluating = asyncio.create_task(client.evaluate(run.id, evaluation_set, **options))
+        await supervisor.keep_up_until(evaluating)
+        if evaluating.result().dead:
+            dead, _ = await client.dead(run.id, _DEAD_SHOWN)
+            for prompt in dead:
+                launch.say(f"{prompt.instance_id} has no answer: {'; '.join(dict.fromkeys(prompt.reasons))}")
+    return evaluating.result()

@@ -28,6 +28,10 @@ STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
 )
 
 
+async def _never(name: str, status: int) -> bool:
+    return False
+
+
 class Supervisor:
     """The processes of a run.
 
@@ -35,6 +39,7 @@ class Supervisor:
         processes: by name; "redis" first if there is one of ours.
         redis_url: of the embedded Redis, if there is one.
         say: tells the person at the terminal a line.
+        hurry: set: kill what is left at once.
     """
 
     def __init__(
@@ -43,12 +48,13 @@ class Supervisor:
         redis_url: str | None,
         settings: LauncherSection,
         say: Callable[[str], None],
+        hurry: asyncio.Event,
     ):
         self._processes = processes
         self._redis_url = redis_url
         self._settings = settings
         self._say = say
-        self.hurry = asyncio.Event()  # set: kill what is left at once
+        self._hurry = hurry
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,14 +66,15 @@ class Supervisor:
         return self._processes[name].log
 
     async def start(self, *names: str) -> None:
-        """Start the named processes and return when all are healthy.
+        """Start those of the named processes that do not run, and return when all of them are healthy.
 
         Raises:
             LaunchError: one ended or did not become healthy in time. The others are left to `stop`.
         """
-        for name in names:
+        ended = [name for name in names if not self._processes[name].running]
+        for name in ended:
             self._processes[name].start()
-        waits = [asyncio.create_task(self._until_healthy(name)) for name in names]
+        waits = [asyncio.create_task(self._until_healthy(name)) for name in ended]
         try:
             for wait in asyncio.as_completed(waits):
                 await wait
@@ -101,17 +108,36 @@ class Supervisor:
                 raise LaunchError(words, status)
             raise LaunchError(f"{process.name} {tell_exit(status)} while starting: {words} (log: {process.log})")
 
-    async def keep(
-        self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]], steps: Callable[[], int]
+    async def keep_up_until(
+        self,
+        done: asyncio.Task,
+        end_was_due: Callable[[str, int], Awaitable[bool]] = _never,
+        steps: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Watch one process and start it again when it dies; return when `end_was_due` (name, exit status) says so.
+        """Start processes again when they die, until the task is done. Raises what it raises.
 
         Args:
+            end_was_due: whether a process (name, exit status) was to end now.
             steps: steps of the run that are done. A restart counts only as long as they are no more than before it.
 
         Raises:
-            LaunchError: it may not be restarted any more, or did not come back.
+            LaunchError: one may not be restarted any more, or did not come back.
         """
+        keeping = [asyncio.create_task(self._keep(name, end_was_due, steps)) for name in self.names]
+        pending = {done, *keeping}
+        try:
+            while done in pending:
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+        finally:
+            for task in (done, *keeping):
+                task.cancel()
+            await asyncio.gather(done, *keeping, return_exceptions=True)
+
+    async def _keep(
+        self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]], steps: Callable[[], int]
+    ) -> None:
         process, failure, furthest = self._processes[name], "", steps()
         while True:
             status = await process.wait()
@@ -170,4 +196,4 @@ class Supervisor:
         """Stop all, in order; what does not end in its time is killed, with everything it started."""
         for kinds, grace in STOP_ORDER:
             running = [process for process in self._processes.values() if process.kind in kinds]
-            await asyncio.gather(*(process.stop(grace, self.hurry) for process in running))
+            await asyncio.gather(*(process.stop(grace, self._hurry) for process in running))

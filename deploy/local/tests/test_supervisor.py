@@ -1,5 +1,6 @@
 """How often a service that dies is started again."""
 
+import asyncio
 import itertools
 
 import pytest
@@ -23,18 +24,19 @@ async def deaths(folder, steps, enough: int) -> int:
     """Keep a process that dies at once until it has died often enough; return how often it did."""
     process = Process("reward", ["sh", "-c", "exit 3"], folder / "reward.log")
     settings = LauncherSection(max_restarts=1)
-    supervisor = StartsOnly({"reward": process}, None, settings, lambda _: None)
-    died = itertools.count(1)
-    last = 0
+    supervisor = StartsOnly({"reward": process}, None, settings, lambda _: None, asyncio.Event())
+    died, dead_enough = 0, asyncio.Event()
 
     async def end_was_due(name: str, status: int) -> bool:
-        nonlocal last
-        last = next(died)
-        return last >= enough
+        nonlocal died
+        died += 1
+        if died >= enough:
+            dead_enough.set()
+        return died >= enough
 
     await supervisor.start("reward")
-    await supervisor.keep("reward", end_was_due, steps)
-    return last
+    await supervisor.keep_up_until(asyncio.create_task(dead_enough.wait()), end_was_due, steps)
+    return died
 
 
 def test_an_end_takes_less_than_ten_seconds():

@@ -6,18 +6,19 @@ let groups = [];
 let held = null; // id of the group that the reader looks at; null: the newest
 let all = false;
 
+const isRight = (completion) => completion.outcome === "correct";
 const onlyWrong = () => byId("wrong").checked;
-const shown = () => groups.filter((group) => !onlyWrong() || group.completions.some((each) => !each.right));
+const shown = () => groups.filter((group) => !onlyWrong() || group.completions.some((each) => !isRight(each)));
 
 export function gotSamples(fresh) {
   groups = fresh;
-  if (held !== null && !groups.some((group) => group.id === held)) held = null;
+  if (held !== null && !groups.some((group) => group.instance_id === held)) held = null;
   drawSamples();
 }
 
 export function drawSamples() {
   const list = shown();
-  const index = held === null ? 0 : Math.max(0, list.findIndex((group) => group.id === held));
+  const index = held === null ? 0 : Math.max(0, list.findIndex((group) => group.instance_id === held));
   byId("newer").disabled = index <= 0;
   byId("older").disabled = index >= list.length - 1;
   byId("follow").setAttribute("aria-pressed", String(held === null));
@@ -34,40 +35,51 @@ function group(each) {
   const completions = all ? each.completions : each.completions.slice(0, FEW);
   const rest = each.completions.length - completions.length;
   const facts = [each.purpose === "evaluate" ? "evaluation" : each.purpose, each.rollout, each.at ? clock(each.at) : ""];
-  const right = each.completions.filter((completion) => completion.right).length;
+  const right = each.completions.filter(isRight).length;
   const button = h("button", { type: "button", "aria-expanded": String(all) },
     all ? `Show ${FEW} only` : `Show all ${each.completions.length}`);
   button.addEventListener("click", () => {
     all = !all;
-    held = each.id;
+    held = each.instance_id;
     drawSamples();
   });
   return [
     h("div", { class: "group" }, h("div", { class: "asked" }, text("Prompt", each.prompt),
-      text("Right answer", each.reference || "(none given)")),
+      text("Right answer", each.gt_answer || "(none given)")),
       h("p", { class: "soft" }, `${right} of ${each.completions.length} right · ${facts.filter(Boolean).join(" · ")}`)),
     h("div", { class: "texts" }, completions.map(completion)),
     ...(rest > 0 || all && each.completions.length > FEW ? [h("p", {}, button)] : []),
   ];
 }
 
+// What stands before </think>, and what behind it; without it a text that begins with <think> was cut off in thought.
+function splitThought(text) {
+  const body = text.trimStart().replace(/^<think>/, "");
+  const end = body.indexOf("</think>");
+  if (end >= 0) return [body.slice(0, end).trim(), body.slice(end + "</think>".length).trim()];
+  return text.trimStart().startsWith("<think>") ? [body.trim(), ""] : ["", text.trim()];
+}
+
 function completion(each) {
-  const scored = each.reward !== null;
-  const verdict = scored ? `${each.right ? "✓" : "✕"} ${each.outcome.replaceAll("_", " ")}, reward ${number(each.reward)}` : "not scored";
-  const versions = each.versions.length > 1 ? `versions ${each.versions.join(", ")}` : `version ${each.versions[0] ?? "unknown"}`;
-  const ending = { length: ", cut off at the length limit", abort: ", broken off" }[each.finish] ?? "";
-  return h("article", { "data-right": scored ? (each.right ? "yes" : "no") : "" },
+  const scored = each.reward !== undefined && each.reward !== null;
+  const right = isRight(each);
+  const [thought, answer] = splitThought(each.text);
+  const verdict = scored ? `${right ? "✓" : "✕"} ${each.outcome.replaceAll("_", " ")}, reward ${number(each.reward)}` : "not scored";
+  const made = [...new Set(each.version_spans.map(([version]) => version))];
+  const versions = made.length > 1 ? `versions ${made.join(", ")}` : `version ${made[0] ?? "unknown"}`;
+  const ending = { length: ", cut off at the length limit", abort: ", broken off" }[each.finish_reason] ?? "";
+  return h("article", { "data-right": scored ? (right ? "yes" : "no") : "" },
     h("h3", {}, verdict),
-    each.reason ? h("p", { class: "soft" }, each.reason, each.parsed ? ` (read: ${each.parsed})` : "") : null,
-    each.thought ? text("Thought", each.thought, "thought") : h("p", { class: "label" }, "No thought"),
-    text("Answer", each.answer),
+    each.reason ? h("p", { class: "soft" }, each.reason, each.parsed_answer ? ` (read: ${each.parsed_answer})` : "") : null,
+    thought ? text("Thought", thought, "thought") : h("p", { class: "label" }, "No thought"),
+    text("Answer", answer),
     h("p", { class: "soft" }, `${each.tokens} tokens, weights of ${versions}${ending}`));
 }
 
 function step(by) {
   const list = shown();
-  const index = held === null ? 0 : Math.max(0, list.findIndex((each) => each.id === held));
-  held = list[Math.min(list.length - 1, Math.max(0, index + by))]?.id ?? null;
+  const index = held === null ? 0 : Math.max(0, list.findIndex((each) => each.instance_id === held));
+  held = list[Math.min(list.length - 1, Math.max(0, index + by))]?.instance_id ?? null;
   drawSamples();
 }
 
