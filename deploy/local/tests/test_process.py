@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_local.process import Process, redis_process, socket_folder, wait_until_ready
+from quartet_local.process import Process, RedisProcess, socket_folder
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
@@ -53,10 +53,10 @@ def test_last_words_are_those_of_the_present_start(tmp_path):
 def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path):
     async def body():
         with tempfile.TemporaryDirectory() as sockets:
-            process, url = redis_process(tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25)
+            process = RedisProcess(tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25)
             process.start()
-            await wait_until_ready(process, url, 30)
-            reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+            await process.until_ready()
+            reader, writer = await asyncio.open_unix_connection(process.url.removeprefix("unix://"))
             settings = {}
             for name in ("maxmemory", "maxmemory-policy"):
                 writer.write(f"CONFIG GET {name}\r\n".encode())

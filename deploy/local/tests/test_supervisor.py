@@ -24,7 +24,7 @@ async def deaths(folder, steps, enough: int) -> int:
     """Keep a process that dies at once until it has died often enough; return how often it did."""
     process = Process("reward", ["sh", "-c", "exit 3"], folder / "reward.log")
     settings = LauncherSection(max_restarts=1)
-    supervisor = StartsOnly({"reward": process}, None, settings, lambda _: None, asyncio.Event())
+    supervisor = StartsOnly({"reward": process}, settings, lambda _: None, asyncio.Event())
     died, dead_enough = 0, asyncio.Event()
 
     async def end_was_due(name: str, status: int) -> bool:
