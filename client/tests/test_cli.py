@@ -115,11 +115,6 @@ def test_status(demo, services, quartet, nowhere):
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
 
 
-def test_top_says_what_shows_the_same(quartet):
-    status, _, err = quartet("top", "--run", "demo", "--once")
-    assert status == 2 and "quartet watch RUN" in err
-
-
 def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):
     async def trainer() -> None:
         broker = services.broker
