@@ -51,7 +51,7 @@ def run(tmp_path):
     for version, right in ((0, 0.25), (1, 0.5), (2, 0.75)):
         figures = {"ans_acc": right, "ans_acc_low": 0.1, "ans_acc_high": 0.9, "judged": 8.0}
         metrics = {f"eval/heldout/{name}": value for name, value in figures.items()}
-        rows.append({"kind": "evaluation", "set": "held", "policy_version": version, **metrics})
+        rows.append({"kind": "evaluation", "set": "heldout", "policy_version": version, **metrics})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
