@@ -74,8 +74,9 @@ def main() -> int:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep so many cores busy meanwhile."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """Keep so many cores busy meanwhile, and no longer than this process lives."""
+    program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(count)]
     try:
         yield
     finally:

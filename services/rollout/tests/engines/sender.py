@@ -8,7 +8,7 @@ order                                               answer
 {"do": "open", "epoch", "secret", "world_size",     {"port"}: where its store listens; it joins as rank 0 meanwhile,
  "timeout"}                                         and says {"joined"} once all ranks are there
 {"do": "plan", "folder", "bucket_bytes"}            {"manifest", "checksum"}: of an update; the manifest in hex
-{"do": "send", "folder", "bucket_bytes"}            {"sent"}: buckets broadcast
+{"do": "send", "folder", "bucket_bytes"}            {"sent"}: buckets broadcast; 0 if others left the group
 {"do": "send_some", "folder", …, "buckets"}         {"sent"}: the first ones; then it stalls
 {"do": "score", "folder", "prompt", "completion"}   {"log_probs"}: of the completion's tokens, by plain transformers
 """
@@ -63,10 +63,13 @@ def serve() -> None:
             continue
         assert group is not None
         count = order.get("buckets", len(buckets))
-        for bucket in buckets[:count]:
-            options = BroadcastOptions()
-            options.rootRank = 0
-            group.broadcast([bucket], options).wait()
+        options = BroadcastOptions()
+        options.rootRank = 0
+        try:
+            for bucket in buckets[:count]:
+                group.broadcast([bucket], options).wait()
+        except RuntimeError:
+            count = 0
         say({"sent": count})
         if order["do"] == "send_some":
             threading.Event().wait()

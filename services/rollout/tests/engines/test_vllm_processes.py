@@ -50,6 +50,7 @@ def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_ow
     owner.give(do="update", group=group | {"secret": group["secret"].hex()}, **order)
     assert sender.hear() == {"joined": True}
     sender.send(models[True, 1])
+    assert sender.hear()["sent"] > 0
     made = owner.hear()
     (_, _, cut), new = made["spans"]
     assert 0 < cut < 60 and new == [5, cut, 60]
