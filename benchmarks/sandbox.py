@@ -22,8 +22,7 @@ from measuring import Figure, in_turn, report
 
 from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox.api import Job, Limits
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.sandbox.server_handle import PRELOAD
 
 PROGRAM = b"print(1)"
@@ -42,7 +41,8 @@ def main() -> None:
     if shutil.which("bwrap") is None:
         sys.exit("bubblewrap is not installed, and it is the peer: apt-get install bubblewrap")
     with asyncio.Runner() as runner:
-        sandbox = runner.run(open_sandbox(SandboxSection(slots=max(4, 2 * CORES))))
+        sandbox = Sandbox(SandboxSection(slots=max(4, 2 * CORES)))
+        runner.run(sandbox.start())
         try:
             report(
                 cpu(runner, sandbox),
@@ -54,7 +54,7 @@ def main() -> None:
             runner.run(sandbox.close())
 
 
-def cpu(runner: asyncio.Runner, sandbox: IsolatedSandbox) -> Figure:
+def cpu(runner: asyncio.Runner, sandbox: Sandbox) -> Figure:
     """CPU milliseconds of an execution, one after the other."""
 
     async def executions() -> None:
@@ -137,7 +137,7 @@ async def seconds_each(one, total: int, concurrent: int) -> tuple[float, list[fl
     return time.perf_counter() - began, each
 
 
-def rate(runner: asyncio.Runner, sandbox: IsolatedSandbox) -> Figure:
+def rate(runner: asyncio.Runner, sandbox: Sandbox) -> Figure:
     """Executions a second, as many at a time as there are cores."""
 
     def ours() -> float:
@@ -152,7 +152,7 @@ def rate(runner: asyncio.Runner, sandbox: IsolatedSandbox) -> Figure:
     return Figure("sandbox: executions", "/s", measured, theirs, "bubblewrap + python -I -S", "higher")
 
 
-def lateness(runner: asyncio.Runner, sandbox: IsolatedSandbox) -> Figure:
+def lateness(runner: asyncio.Runner, sandbox: Sandbox) -> Figure:
     """Milliseconds from the limit of a program that never ends to its execution's answer, at worst."""
     job = Job("script", b"while True: pass", limits=Limits(wall_seconds=KILLED_AFTER))
     late = []
@@ -163,7 +163,7 @@ def lateness(runner: asyncio.Runner, sandbox: IsolatedSandbox) -> Figure:
     return Figure(name, "ms", max(late) * 1e3, ALLOWED_SECONDS * 1e3, "allowed", "lower")
 
 
-def latency(runner: asyncio.Runner, sandbox: IsolatedSandbox, concurrent: int) -> list[Figure]:
+def latency(runner: asyncio.Runner, sandbox: Sandbox, concurrent: int) -> list[Figure]:
     """p50 and p99 of callers' waits, queueing included, `concurrent` at a time."""
     total = max(100, 2 * concurrent)
     _, ours = runner.run(seconds_each(lambda: sandbox.run(Job("script", PROGRAM)), total, concurrent))

@@ -266,7 +266,7 @@ json.loads = lambda *a, **k: True
 math.isclose = operator.eq = lambda *a, **k: True
 for name, module in list(sys.modules.items()):
     if name.startswith("quartet_reward"):
-        for attribute in ("judge", "same", "same_in_any_order", "tell"):
+        for attribute in ("judge", "same", "tell"):
             if hasattr(module, attribute):
                 setattr(module, attribute, lambda *a, **k: True)
 def answer(n): return n"""),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from sandbox_modes import MODES, own_processes, settings
+from sandbox_modes import MODES, open_sandbox, own_processes, settings
 
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import check_sandbox, open_sandbox
+from quartet_reward.sandbox.pool import check_sandbox
 from tests.hostile.programs import PROGRAMS, Program
 
 LIMITS = Limits(

@@ -67,7 +67,7 @@ _CHECKER = "def check(i, output, e):\n    return len(output) == 3 and all(each =
 DECEPTIONS = (
     Deception("lying_repr", "look like the expected elements where their order does not count",
               f"{_LIAR}\ndef f(n): return [Liar(), Liar(), Liar()]", [("[1]", "[1, 2, 3]")],
-              parameters={"any_order": True}),
+              parameters={"checker": "def check(i, output, e):\n    return sorted(output) == sorted(e)"}),
     *(
         Deception(
             "stops",

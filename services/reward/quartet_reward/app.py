@@ -13,7 +13,7 @@ from quartet_reward.math.equality import MathEquality, worker_command
 from quartet_reward.preflight import load_functions
 from quartet_reward.queue import Admission
 from quartet_reward.reward_model import RewardModel, model_pool
-from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import Scorer
 from quartet_reward.servicer import LANGUAGES, RewardServicer
 from quartet_reward.verifiers.base import Tools
@@ -30,7 +30,7 @@ class Resources:
     """Worker processes for mathematics, the sandbox (it starts when it is used), the reward model if there is one."""
 
     mathematics: WorkerPool
-    sandbox: LazySandbox
+    sandbox: Sandbox
     tools: Tools
     functions: list[RewardFunction]
 
@@ -48,7 +48,7 @@ class Resources:
         model = None
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
-        sandbox = LazySandbox(section.sandbox, section.queue_seconds)
+        sandbox = Sandbox(section.sandbox, section.queue_seconds)
         tools = Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model)
         return cls(mathematics, sandbox, tools, functions)
 

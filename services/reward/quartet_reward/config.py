@@ -4,15 +4,12 @@ import os
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from quartet_common.config import ConfigError, FunctionPath, Section
-from quartet_common.log import get_logger
 from quartet_common.plugins import install_command
-
-log = get_logger(__name__)
 
 
 class Mode(StrEnum):
@@ -30,14 +27,6 @@ class SandboxSection(BaseModel):
     """How programs are isolated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_fork_server(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "fork_servers" in values:
-            log.warning("fork_servers: leave the key out; a reward service has one fork server now")
-            return {key: value for key, value in values.items() if key != "fork_servers"}
-        return values
 
     required: bool = Field(
         False,
@@ -59,11 +48,6 @@ class SandboxSection(BaseModel):
         "",
         description="Absolute path of the interpreter (3.11 or newer) that runs programs; default: the service's own.",
     )
-
-    @field_validator("minimum", mode="before")
-    @classmethod
-    def _isolated(cls, value: object) -> object:
-        return Mode.UID if value == "unsafe" else value  # a mode of earlier versions
 
     @field_validator("packages")
     @classmethod

@@ -33,12 +33,6 @@ EXECUTIONS = metrics.counter(
     "Executions in the sandbox by how they ended: exited, signalled, timed_out, memory_exceeded, output_exceeded.",
     ["ending"],
 )
-CACHE_LOOKUPS = metrics.counter(
-    "quartet_reward_cache_lookups_total",
-    "Questions that need a worker, by cache and result: hit, shared (under way for somebody else), miss.",
-    ["cache", "result"],
-)
-CACHE_BYTES = metrics.gauge("quartet_reward_cache_bytes", "About how many bytes a cache holds.", ["cache"])
 EQUALITY_DECISIONS = metrics.counter(
     "quartet_reward_equality_total", "Math equalities decided, by way: exact, cache, worker.", ["way"]
 )

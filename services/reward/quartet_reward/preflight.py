@@ -11,7 +11,7 @@ from quartet_common.errors import ContractError
 from quartet_common.run_file import Problems
 from quartet_reward.config import RewardSection, check_reward_model
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.modes import check_sandbox
+from quartet_reward.sandbox.pool import check_sandbox
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 

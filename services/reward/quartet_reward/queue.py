@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from quartet_reward import metrics
 from quartet_reward.errors import ShuttingDown
@@ -215,7 +216,8 @@ class Admission:
         self._size = size
         self._taken = 0
         self._held: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._freed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._given = 0
@@ -260,18 +262,10 @@ class Admission:
 
     async def take(self, run: str, count: int = 1) -> None:
         """Wait for places for `run` and take them. Those of one run are served in the order in which they came."""
-        if not any(waiting == run for waiting, _, _ in self._waiting) and self.try_take(run, count):
-            return
-        entry = (run, count, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        try:
-            await entry[2]
-        except BaseException:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-            elif not entry[2].cancelled():
-                self.give(run, count)
-            raise
+        line = self._lines.setdefault(run, asyncio.Lock())
+        async with line:
+            while not self.try_take(run, count):
+                await self._freed.wait()
 
     def give(self, run: str, count: int = 1) -> None:
         if not count:
@@ -284,7 +278,8 @@ class Admission:
         if not self._taken:
             self._busy_before += time.monotonic() - self._busy_since
             self._empty.set()
-        self._serve()
+        self._freed.set()  # wakes those that wait now, and no others
+        self._freed.clear()
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
@@ -294,18 +289,3 @@ class Admission:
         busy = time.monotonic() - self._busy_since
         wait = max(count - self.free_for(run), 0) * busy / self._given if self._given else 1.0
         return min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT)
-
-    def _serve(self) -> None:
-        """Let in who waits longest among those who may; whoever may not keeps its place in the line."""
-        stay: deque[tuple[str, int, asyncio.Future[None]]] = deque()
-        behind: set[str] = set()  # a run's later items do not pass its larger one
-        for entry in self._waiting:
-            run, count, admitted = entry
-            if admitted.done():  # given up; its task has not yet had the time to say so
-                continue
-            if run not in behind and self.try_take(run, count):
-                admitted.set_result(None)
-            else:
-                behind.add(run)
-                stay.append(entry)
-        self._waiting = stay

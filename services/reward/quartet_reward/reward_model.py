@@ -7,7 +7,6 @@ left is not in it; a batch that runs is not killed for one item's sake, for the 
 import asyncio
 import os
 import time
-from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,12 +14,12 @@ from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
-from quartet_reward.queue import CURRENT_RUN, count_wait
+from quartet_reward.queue import FairQueue, count_wait
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 log = get_logger(__name__)
 
-# Characters of one message to the worker, far under the largest frame however they are escaped.
+# Characters of one message to the worker, far under the longest line however they are escaped.
 _MOST_CHARACTERS = 2 << 20
 
 
@@ -39,9 +38,9 @@ class Reading:
 class _Entry:
     text: str
     reading: "asyncio.Future[Reading]"
-    arrived: float
-    waited: float = 0.0
-    """Seconds until its batch left."""
+    joined: float
+    left: float
+    """When its batch left."""
 
 
 class RewardModel:
@@ -51,11 +50,10 @@ class RewardModel:
         """`pool` is started and closed with this object."""
         self._pool = pool
         self._section = section
-        self._runs: OrderedDict[str, deque[_Entry]] = OrderedDict()
-        self._batch: list[_Entry] = []
-        self._waiting = 0
-        self._came = asyncio.Event()
-        self._closed = False
+        self._places: FairQueue[int] = FairQueue("reward_model_texts")
+        self._places.offer(*range(section.batch))
+        self._next: asyncio.Queue[_Entry] = asyncio.Queue()
+        """Texts that have a place and wait for their batch to leave."""
         self._task: asyncio.Task | None = None
 
     @property
@@ -66,6 +64,11 @@ class RewardModel:
     def pids(self) -> frozenset[int]:
         return self._pool.pids
 
+    @property
+    def waiting(self) -> int:
+        """Texts without a place."""
+        return self._places.waiting
+
     def start(self) -> None:
         """Begin to load the model; texts may come at once and wait for it."""
         self._pool.start()
@@ -73,63 +76,47 @@ class RewardModel:
 
     async def close(self) -> None:
         """Kill the process; who waits has a Failure."""
-        self._closed = True
+        self._places.close()
         await self._pool.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for entries in (self._batch, *self._runs.values()):
-            _fail(entries, ShuttingDown())
-        self._runs.clear()
+        _fail(self._taken(), ShuttingDown())
 
     async def read(self, text: str) -> Reading:
         """Have a text read. Raises VerifierFailure: the process died twice or was too slow; or the service ends."""
-        if self._closed:
-            raise ShuttingDown
-        entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), time.monotonic())
-        self._runs.setdefault(CURRENT_RUN.get(), deque()).append(entry)
-        self._count(1)
-        self._came.set()
+        place = await self._places.take()
+        now = time.monotonic()
+        entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), now, now)
+        self._next.put_nowait(entry)
         try:
             return await entry.reading
         finally:
-            count_wait(entry.waited)
+            self._places.settle(place)
+            count_wait(entry.left - entry.joined)
 
     async def _work(self) -> None:
         while True:
-            await self._came.wait()
-            if self._waiting < self._section.batch:
-                await asyncio.sleep(self._section.wait_seconds)
-            self._batch = self._next_batch()
-            if not self._runs:
-                self._came.clear()
-            if self._batch:
-                await self._read_batch(self._batch)
+            batch = [await self._next.get()]
+            try:
+                if self._next.qsize() + 1 < self._section.batch:
+                    await asyncio.sleep(self._section.wait_seconds)
+                batch = [entry for entry in (*batch, *self._taken()) if not entry.reading.done()]
+                for entry in batch:
+                    entry.left = time.monotonic()
+                if batch:
+                    await self._read_batch(batch)
+            finally:
+                _fail(batch, ShuttingDown())  # those that nothing else was said to
 
-    def _next_batch(self) -> list[_Entry]:
-        """Take one text of each run in turn until the batch is full."""
-        batch: list[_Entry] = []
-        characters = 0
-        while self._runs and len(batch) < self._section.batch:
-            run, entries = self._runs.popitem(last=False)
-            entry = entries[0]
-            if not entry.reading.done():
-                characters += len(entry.text)
-                if batch and characters > _MOST_CHARACTERS:
-                    self._runs[run] = entries
-                    self._runs.move_to_end(run, last=False)
-                    break
-                batch.append(entry)
-            entries.popleft()
-            self._count(-1)
-            if entries:
-                self._runs[run] = entries  # behind the others
-        return batch
+    def _taken(self) -> list[_Entry]:
+        return [self._next.get_nowait() for _ in range(self._next.qsize())]
 
     async def _read_batch(self, batch: list[_Entry]) -> None:
         """Have texts read. Where that fails, the halves are read by themselves, so that a text fails alone."""
-        for entry in batch:
-            entry.waited = time.monotonic() - entry.arrived
+        if len(batch) > 1 and sum(len(entry.text) for entry in batch) > _MOST_CHARACTERS:
+            await self._read_halves(batch)
+            return
         metrics.REWARD_MODEL_BATCH.observe(len(batch))
         try:
             reply = await self._pool.run({"texts": [entry.text for entry in batch]})
@@ -147,13 +134,12 @@ class RewardModel:
         if len(batch) == 1:
             _fail(batch, VerifierCrashed(problem))
             return
+        await self._read_halves(batch)
+
+    async def _read_halves(self, batch: list[_Entry]) -> None:
         middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
             await self._read_batch(half)
-
-    def _count(self, change: int) -> None:
-        self._waiting += change
-        metrics.QUEUE_DEPTH.labels("reward_model_texts", "waiting").set(self._waiting)
 
 
 def _answer(batch: list[_Entry], message: dict) -> None:

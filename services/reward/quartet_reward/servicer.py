@@ -16,7 +16,7 @@ from quartet_reward.config import MOST_ITEMS
 from quartet_reward.errors import InvalidItem, ShuttingDown
 from quartet_reward.queue import CURRENT_RUN, Admission
 from quartet_reward.sandbox.api import Execution, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure
 from quartet_reward.verifiers.base import Verifier
 
@@ -203,7 +203,7 @@ def _response(execution: Execution) -> reward_pb2.ExecuteResponse:
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     """Score, ScoreStream, ListVerifiers, Execute."""
 
-    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], admission: Admission, sandbox: LazySandbox):
+    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], admission: Admission, sandbox: Sandbox):
         self._scorer = scorer
         self._sandbox = sandbox
         self._verifiers = verifiers

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from reward_samples import Running, serving
-from sandbox_modes import MODES, sandbox, settings  # noqa: F401
+from sandbox_modes import MODES, open_sandbox, sandbox, settings  # noqa: F401
 
 from quartet_reward.math.equality import worker_command
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.workers.pool import WorkerPool
 
 
@@ -30,7 +29,7 @@ async def pool() -> AsyncIterator[WorkerPool]:
 
 
 @pytest_asyncio.fixture(params=MODES, loop_scope="module", scope="module")
-async def any_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
+async def any_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """One of each mode, for the tests of a file, which are on one event loop."""
     try:
         sandbox = await open_sandbox(settings(request.param), only=request.param)

@@ -15,8 +15,7 @@ from quartet_common.host import ServiceHost
 from quartet_reward.app import Resources, assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
-from quartet_reward.sandbox.modes import LazySandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import Scorer, Work
 from quartet_reward.verifiers.base import Tools, Verdict
 from quartet_reward.verifiers.code import Code, CodeParameters
@@ -52,7 +51,7 @@ def decided(one: reward_pb2.ScoreItem) -> Verdict:
     return found
 
 
-def scorer(sandbox: IsolatedSandbox | None = None, verifiers: Mapping[str, Any] | None = None) -> Scorer:
+def scorer(sandbox: Sandbox | None = None, verifiers: Mapping[str, Any] | None = None) -> Scorer:
     """What scores items where no mathematics needs a worker."""
     return Scorer(SpecReader(load_verifiers() if verifiers is None else verifiers), Tools(MathEquality(None), sandbox))
 
@@ -95,7 +94,7 @@ def program(source: str, cases: Any = (), **reference: Any) -> reward_pb2.ScoreI
     )
 
 
-async def judged(sandbox: LazySandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
+async def judged(sandbox: Sandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
     """What `code` says of a program. Raises VerifierFailure."""
     verdict = Code().verify(one, CodeParameters(**parameters), Tools(math=None, sandbox=sandbox))
     return verdict if isinstance(verdict, Verdict) else await verdict()

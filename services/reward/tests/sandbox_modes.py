@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest_asyncio
 
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.modes import candidates, open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox, modes_to_try
 
-MODES = candidates()
+MODES = modes_to_try()
+
+
+async def open_sandbox(section: SandboxSection, only: Mode | None = None, queue_seconds: float = 300.0) -> Sandbox:
+    """Raises SandboxUnavailable."""
+    sandbox = Sandbox(section, queue_seconds, only)
+    await sandbox.start()
+    return sandbox
 
 
 def settings(mode: Mode, slots: int = 4) -> SandboxSection:
@@ -29,7 +35,7 @@ def interpreter(mode: Mode) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sandbox() -> AsyncIterator[IsolatedSandbox]:
+async def sandbox() -> AsyncIterator[Sandbox]:
     """The strongest that this machine has, for the tests of a file, which are on one event loop."""
     sandbox = await open_sandbox(SandboxSection())
     yield sandbox

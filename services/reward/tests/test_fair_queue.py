@@ -141,7 +141,7 @@ def test_one_run_fills_half_two_a_third_and_there_is_room_for_one_more():
 async def test_who_waits_is_let_in_in_turn_and_may_give_up():
     admission = Admission(4)
     assert fill(admission, "a") == 2 and fill(admission, "b") == 1
-    first, second, other = (asyncio.create_task(admission.take(run)) for run in ("a", "a", "b"))
+    first, second = (asyncio.create_task(admission.take("a")) for _ in range(2))
     await asyncio.sleep(0)
     assert not first.done()
     first.cancel()
@@ -149,6 +149,8 @@ async def test_who_waits_is_let_in_in_turn_and_may_give_up():
     await asyncio.wait_for(second, 5)
     with pytest.raises(asyncio.CancelledError):
         await first
+    other = asyncio.create_task(admission.take("b"))
+    await asyncio.sleep(0)
     assert not other.done()
     admission.give("a", 2)
     other.cancel()  # let in, but gone before it could know

@@ -107,7 +107,7 @@ async def test_an_answer_whose_worker_dies_is_at_fault_unless_that_was_killed_fr
 
 
 def test_the_least_lately_used_goes_first_and_bytes_are_bounded():
-    cache: VerdictCache[int, str] = VerdictCache("test", 100_000)
+    cache: VerdictCache[str] = VerdictCache(100_000)
     for question in range(1000):
         cache.put(question, "verdict", 1000)
         assert cache.bytes <= 100_000
@@ -117,7 +117,7 @@ def test_the_least_lately_used_goes_first_and_bytes_are_bounded():
 
 
 async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
-    cache: VerdictCache[str, str] = VerdictCache("test", 1000)
+    cache: VerdictCache[str] = VerdictCache(1000)
     begun, cancelled, end = asyncio.Queue(), asyncio.Event(), asyncio.Event()
 
     async def work() -> str:

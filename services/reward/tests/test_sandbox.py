@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 from reward_samples import until
-from sandbox_modes import MODES, below, interpreter, own_processes, settings
+from sandbox_modes import MODES, below, interpreter, open_sandbox, own_processes, settings
 
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_seconds=20.0)
 
 
 @pytest.fixture
-def sandbox(any_sandbox: IsolatedSandbox) -> IsolatedSandbox:
+def sandbox(any_sandbox: Sandbox) -> Sandbox:
     return any_sandbox
 
 
-async def run(sandbox: IsolatedSandbox, source: str, stdin: bytes = b"", limits: Limits = LIMITS) -> Execution:
+async def run(sandbox: Sandbox, source: str, stdin: bytes = b"", limits: Limits = LIMITS) -> Execution:
     return await sandbox.run(Job("script", source.encode(), stdin, limits))
 
 
@@ -97,7 +96,7 @@ JUDGE = "import os, socket\ns = socket.socket(fileno=3)\n"
     ids=["one socket between them", "the report is the judge's", "the judge hears of the end"],
 )  # fmt: skip
 async def test_a_judge_and_a_candidate(sandbox, judge, candidate, report, printed, ending):
-    jobs = (Job("script", (JUDGE + each).encode()) for each in (judge, candidate))
+    jobs = [Job("script", (JUDGE + each).encode(), reports=each is judge) for each in (judge, candidate)]
     judged, answered = await sandbox.run_judged(*jobs)
     assert (judged.ending, judged.report) == (ExitReason.EXITED, report)
     assert (answered.ending, answered.stdout, answered.report) == (ending, printed, b"")

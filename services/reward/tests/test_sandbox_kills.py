@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import judged, program
-from sandbox_modes import MODES, below, settings
+from sandbox_modes import MODES, below, open_sandbox, settings
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.sandbox.run import has_threads
 from quartet_reward.verifiers.base import Verdict
 
@@ -28,7 +27,7 @@ POLL_SECONDS = 0.002
 
 
 @pytest.fixture
-def sandbox(any_sandbox: IsolatedSandbox) -> IsolatedSandbox:
+def sandbox(any_sandbox: Sandbox) -> Sandbox:
     return any_sandbox
 
 
@@ -36,9 +35,7 @@ class EndedBefore(Exception):
     """The work had ended before all kills."""
 
 
-async def under_kills(
-    sandbox: IsolatedSandbox, work: Awaitable, kills: float, choose: Callable[[list[int]], int]
-) -> Any:
+async def under_kills(sandbox: Sandbox, work: Awaitable, kills: float, choose: Callable[[list[int]], int]) -> Any:
     """Kill so many of the sandbox's processes while awaiting the work. Return its result, or what it raised.
 
     Raises EndedBefore where it had ended before that: a busy machine did not let this process look in time.
@@ -103,7 +100,7 @@ async def test_what_the_kernel_kills_at_a_limit_is_not_run_again():
         await sandbox.close()
 
 
-async def verdict(sandbox: IsolatedSandbox, item: reward_pb2.ScoreItem, seconds: float = 30.0) -> Verdict | Exception:
+async def verdict(sandbox: Sandbox, item: reward_pb2.ScoreItem, seconds: float = 30.0) -> Verdict | Exception:
     try:
         return await judged(sandbox, item, timeout_seconds=seconds)
     except VerifierFailure as failure:

@@ -4,24 +4,23 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import program, result_of, scorer, spec, until
+from sandbox_modes import open_sandbox
 
 from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox import server_handle
 from quartet_reward.sandbox.api import ExitReason, Job, Limits
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.pool import IsolatedSandbox
-from quartet_reward.sandbox.server_handle import Users
+from quartet_reward.sandbox.pool import Sandbox
+from quartet_reward.sandbox.server_handle import take_users
 
 FOR_EVER = Job("script", b"import time\ntime.sleep(600)")
 
 
 @asynccontextmanager
-async def occupied(queue_seconds: float) -> AsyncIterator[tuple[IsolatedSandbox, list[asyncio.Task]]]:
+async def occupied(queue_seconds: float) -> AsyncIterator[tuple[Sandbox, list[asyncio.Task]]]:
     """A sandbox of two slots, and the programs that have them."""
     sandbox = await open_sandbox(SandboxSection(slots=2), queue_seconds=queue_seconds)
     busy = [asyncio.create_task(sandbox.run(FOR_EVER)) for _ in range(2)]
@@ -35,7 +34,7 @@ async def occupied(queue_seconds: float) -> AsyncIterator[tuple[IsolatedSandbox,
         await sandbox.close()
 
 
-def score(sandbox: IsolatedSandbox, **parameters: object) -> asyncio.Task[reward_pb2.ScoreResult]:
+def score(sandbox: Sandbox, **parameters: object) -> asyncio.Task[reward_pb2.ScoreResult]:
     item = program("print(input())", [(str(i), str(i)) for i in range(3)])
     item.verifiers.append(spec("code", **parameters))
     return asyncio.create_task(result_of(item, scorer(sandbox)))
@@ -59,24 +58,17 @@ async def test_no_slot_is_a_failure_and_never_a_verdict():
 FIRST = 71_000
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setattr(server_handle, "_folder", lambda: tmp_path)
-
-
-def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again() -> None:
-    one, wide = Users(FIRST, 6), Users(FIRST, 500)
-    inside = Users(wide.first + 300, 6)
-    taken = [
-        user for each, count in ((one, 6), (wide, 500), (inside, 6)) for user in range(each.first, each.first + count)
-    ]
-    assert one.first == FIRST and len(set(taken)) == 512
-    one.release()
-    again = Users(FIRST, 6)
-    assert again.first == FIRST
-    for each in (wide, inside, again):
-        each.release()
+def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(server_handle, "_USERS", tmp_path / "users")
+    taken = [(*take_users(FIRST, count), count) for count in (6, 500)]
+    taken.append((*take_users(taken[1][0] + 256, 6), 6))
+    assert taken[0][0] == FIRST
+    assert len({user for first, _, count in taken for user in range(first, first + count)}) == 512
+    os.close(taken[0][1])
+    again = (*take_users(FIRST, 6), 6)
+    assert again[0] == FIRST
+    for _, lock, _ in (*taken[1:], again):
+        os.close(lock)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give")

@@ -135,7 +135,7 @@ async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(qwen2):
         flood = asyncio.create_task(
             score(stub, *(item("2+2=?", LETTERS * 3, item_id=str(i), run_id="flood") for i in range(600)))
         )
-        while not model._runs:
+        while not model.waiting:
             await asyncio.sleep(0.001)
         await asyncio.wait_for(score(stub, item("2+2=?", "4", run_id="small")), 30)
         assert not flood.done()

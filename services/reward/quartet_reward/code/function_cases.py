@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, tell_begun
-from quartet_reward.code.values import plain, same, same_in_any_order
+from quartet_reward.code.values import plain, same
 
 Check = Callable[[Any, Any, Any], bool]
 
@@ -71,7 +71,6 @@ def judge(
     cases: list[tuple[str, str]],
     arguments: str,
     tolerance: float,
-    any_order: bool,
     checker: str,
 ) -> None:
     """Call the function with each case's arguments. Returns if all results are right.
@@ -101,17 +100,16 @@ def judge(
         if check is not None:
             right = accepts(check, reading(given), found, expected)
         else:
-            right = _same(found, [expected, *expected] if wrapped else [expected], tolerance, any_order)
+            right = _same(found, [expected, *expected] if wrapped else [expected], tolerance)
         if not right:
             raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
         count_passed(index + 1)
 
 
-def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> bool:
-    compare = same_in_any_order if any_order else same
+def _same(found: Any, allowed: list[Any], tolerance: float) -> bool:
     try:
         result = plain(found)
-        return any(compare(result, plain(each), tolerance) for each in allowed)
+        return any(same(result, plain(each), tolerance) for each in allowed)
     except Exception:  # no value that comes from JSON: a signaling NaN, nested too deep, a number too long
         return False
 

@@ -12,10 +12,10 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
-from quartet_reward.code.values import close, match_in_any_order
+from quartet_reward.code.values import close
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.sandbox.api import Execution, ExitReason, Job
-from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import Sandbox
 
 _LONGEST_LAST_LINE = 300
 
@@ -100,7 +100,7 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
     raise VerifierCrashed(reason)
 
 
-async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
+async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
     """Return what becomes of a program that is called by its tests.
 
     Raises:
@@ -116,7 +116,6 @@ async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestP
             "cases": tests.cases,
             "arguments": rules.arguments,
             "tolerance": rules.tolerance,
-            "any_order": rules.any_order,
             "checker": rules.checker,
         }
         seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
@@ -124,7 +123,7 @@ async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestP
     task["strict"] = isinstance(tests, FunctionCases) or (rules.strict and tests.entry_point != "")
     limits = rules.limits(seconds + _SPARE_SECONDS)
     judging, execution = await sandbox.run_judged(
-        Job("judge", json.dumps(task).encode(), limits=limits),
+        Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
         Job("candidate", json.dumps({"source": program, "usual_imports": rules.usual_imports}).encode(), limits=limits),
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
@@ -132,7 +131,7 @@ async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestP
     return outcome_of(judging, execution)
 
 
-async def judge_outputs(sandbox: LazySandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
+async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
     """Return the outcome of the first case that fails, or of all.
 
     Raises:
@@ -166,11 +165,11 @@ def _ended_badly(execution: Execution) -> Outcome | None:
     return of_end(execution)
 
 
-async def _judge_output(sandbox: LazySandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
+async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
     output = execution.stdout.decode(errors="replace")
     if rules.checker:
         task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
-        job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds))
+        job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds), reports=True)
         return outcome_of(await sandbox.run(job))
     if same_output(output, expected, rules):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
@@ -178,7 +177,7 @@ async def _judge_output(sandbox: LazySandbox, execution: Execution, given: str, 
 
 
 def same_output(found: str, expected: str, rules: Rules) -> bool:
-    """True if two outputs are the same by the rules `compare`, `any_order` and `tolerance`.
+    """True if two outputs are the same by the rules `compare` and `tolerance`.
 
     Lines are compared without the white space at their ends and without the empty lines at the end. Where numbers may
     differ, every other token must be the same.
@@ -186,8 +185,6 @@ def same_output(found: str, expected: str, rules: Rules) -> bool:
     ours, theirs = (_parts(text, rules.compare == "tokens") for text in (found, expected))
     if ours == theirs:
         return True
-    if rules.any_order:
-        return match_in_any_order(ours, theirs, lambda one, other: _close_parts(one, other, rules.tolerance))
     return len(ours) == len(theirs) and all(
         _close_parts(one, other, rules.tolerance) for one, other in zip(ours, theirs, strict=True)
     )

@@ -131,7 +131,6 @@ class Rules(BaseModel):
     compare: Literal["lines", "tokens"] = Field(
         "lines", description="Printed output: lines without trailing white space, or what white space separates."
     )
-    any_order: bool = Field(False, description="Lines, tokens, or elements of a resulting list may come in any order.")
     tolerance: float = Field(
         0.0, ge=0, le=1, description="Numbers may differ by so much, absolutely or by that share of the expected one."
     )

@@ -19,7 +19,6 @@ from quartet_reward.math.forms import read
 from quartet_reward.queue import CURRENT_RUN, count_wait
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
-K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 # Of an entry beside its text: dictionary, key, value.
@@ -32,82 +31,64 @@ _LONGEST_PLAIN = 400
 _EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
 
 
-class VerdictCache(Generic[K, V]):
-    """Verdicts by question, the least lately used dropped first."""
+@dataclass(eq=False, slots=True)
+class _Shared(Generic[V]):
+    work: asyncio.Task[V]
+    asking: int = 0
 
-    def __init__(self, name: str, most_bytes: int):
-        """`name` is the label `cache` of the metrics; 0 bytes keep nothing."""
+
+class VerdictCache(Generic[V]):
+    """Verdicts by question, the least lately used dropped first; equal questions of a run are worked on once."""
+
+    def __init__(self, most_bytes: int):
+        """0 bytes keep nothing."""
         self._most = most_bytes
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._under_way: dict[Hashable, asyncio.Task[V]] = {}
-        self._asking: dict[Hashable, int] = {}
-        self._gauge = metrics.CACHE_BYTES.labels(name)
-        self._hits = metrics.CACHE_LOOKUPS.labels(name, "hit")
-        self._shared = metrics.CACHE_LOOKUPS.labels(name, "shared")
-        self._misses = metrics.CACHE_LOOKUPS.labels(name, "miss")
+        self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._under_way: dict[Hashable, _Shared[V]] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, question: K) -> V | None:
+    def get(self, question: Hashable) -> V | None:
         found = self._kept.get(question)
         if found is None:
             return None
         with suppress(KeyError):  # dropped by another thread just now
             self._kept.move_to_end(question)
-        self._hits.inc()
         return found[0]
 
-    def put(self, question: K, verdict: V, characters: int) -> None:
+    def put(self, question: Hashable, verdict: V, characters: int) -> None:
         """Keep a verdict; `characters` is the length of all its text and its question's."""
         size = 2 * characters + _OVERHEAD_BYTES
-        self._drop(question)
-        if size <= self._most:
-            self._kept[question] = (verdict, size)
-            self.bytes += size
-            while self.bytes > self._most:
-                self._drop(next(iter(self._kept)))
-        self._gauge.set(self.bytes)
+        if size > self._most or question in self._kept:
+            return
+        self._kept[question] = (verdict, size)
+        self.bytes += size
+        while self.bytes > self._most:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self.bytes -= dropped
 
-    async def ask(self, asked: K, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
+    async def ask(self, asked: Hashable, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """Have a question decided by `work`, together with others of the run who ask it now. Raises what that raises.
 
         The work is cancelled when the last who asked is.
         """
         question = asked, CURRENT_RUN.get()  # another run has its own place in the queue, perhaps far behind
-        task, began = self._under_way.get(question), time.monotonic()
-        shared = task is not None
-        if task is None:
-            task = self._under_way[question] = asyncio.create_task(work())
-            task.add_done_callback(lambda ended: self._ended(question, ended))
-        (self._shared if shared else self._misses).inc()
-        self._asking[question] = self._asking.get(question, 0) + 1
+        began, shared = time.monotonic(), self._under_way.get(question)
+        first = shared is None
+        if shared is None:
+            shared = self._under_way[question] = _Shared(asyncio.create_task(work()))
+        shared.asking += 1
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(shared.work)
         finally:
-            if shared:
+            if not first:
                 count_wait(time.monotonic() - began)
-            left = self._asking[question] - 1
-            if left:
-                self._asking[question] = left
-            else:
-                del self._asking[question]
-                if not task.done():
-                    # Gone from here at once, so that who asks next does not wait for what is being cancelled.
-                    self._ended(question, task)
-                    task.cancel()
-
-    def _ended(self, question: Hashable, task: "asyncio.Task[V]") -> None:
-        if self._under_way.get(question) is task:
-            del self._under_way[question]
-        if task.done() and not task.cancelled():
-            task.exception()  # whoever asked has it
-
-    def _drop(self, question: K) -> None:
-        found = self._kept.pop(question, None)
-        if found is not None:
-            self.bytes -= found[1]
+            shared.asking -= 1
+            if not shared.asking:
+                del self._under_way[question]
+                shared.work.cancel()
 
 
 class _Question(NamedTuple):
@@ -153,8 +134,8 @@ class MathEquality:
     def __init__(self, pool: WorkerPool, cache_bytes: int = 64 << 20):
         """`cache_bytes`: how much of what workers decided is remembered; an eighth of it is for references."""
         self._pool = pool
-        self._decided: VerdictCache[_Question, Equality] = VerdictCache("math", cache_bytes - cache_bytes // 8)
-        self._judged: VerdictCache[_Question, _Judgment] = VerdictCache("math_references", cache_bytes // 8)
+        self._decided: VerdictCache[Equality] = VerdictCache(cache_bytes - cache_bytes // 8)
+        self._judged: VerdictCache[_Judgment] = VerdictCache(cache_bytes // 8)
 
     def compare(
         self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT

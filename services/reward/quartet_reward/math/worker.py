@@ -1,6 +1,6 @@
 """A worker process: compares answers, one at a time, until its input ends. `python -m quartet_reward.math.worker`.
 
-It may be killed at any moment; it holds nothing that matters. Its standard input and output are frames:
+It may be killed at any moment; it holds nothing that matters. Its standard input and output are lines of JSON:
 
     -> {"reference": "…", "policy": {…}, "cpu_seconds": 10}
     <- {"event": "judged", "is_text": false} | {"event": "bad_reference", "reason": "…"}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ExitReason(StrEnum):
 class Job:
     """One execution: a preloaded entry of the fork server, and what to hand to it after the fork."""
 
-    entry: str
+    entry: Literal["script", "candidate", "judge"]
     """`script` runs `payload` as UTF-8 Python source in `__main__`; `candidate` and `judge` are the two sides of
     judged execution. The entry's module is imported before the fork; the payload never is in the fork server."""
     payload: bytes
@@ -61,6 +62,8 @@ class Job:
     stdin: bytes = b""
     """Standard input; ends after these bytes."""
     limits: Limits = field(default_factory=Limits)
+    reports: bool = False
+    """It has a pipe to the service, descriptor 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Execution:
     stderr: bytes
     """At most `output_bytes`."""
     report: bytes
-    """What a `judge` wrote to its report pipe; empty for other entries, which have none."""
+    """What it wrote to that pipe, if it has one."""
     cpu_seconds: float
     """Processor time of the whole tree."""
     wall_seconds: float

@@ -183,7 +183,7 @@ def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTre
     ignore_signals()
     kernel.LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
     trees.clear()
-    send_message(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
+    send_message(channel, {"event": "ready", "resident_bytes": own_bytes(proc)[1]})
     try:
         ForkServer(channel, trees, entries).serve()
     finally:

@@ -1,59 +1,62 @@
-"""The sandbox of one mode: its fork server, its slots, and the jobs that have them."""
+"""The sandbox: its mode, its fork server, its slots, and the jobs that have them."""
 
 import asyncio
-import itertools
+import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections.abc import Sequence
 
 from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import FairQueue, Grant
+from quartet_reward.sandbox import probe
 from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun
-from quartet_reward.sandbox.server_handle import ServerHandle, Users
+from quartet_reward.sandbox.server_handle import ServerHandle
 
 log = get_logger(__name__)
 
-_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
-_Ended = TypeVar("_Ended")
+# Where the sandbox could not be started, nobody tries again for so long.
+_RETRY_SECONDS = 10.0
 
 
-class IsolatedSandbox:
-    """A fork server and its slots; as root, each slot has a user of its own.
+def modes_to_try() -> list[Mode]:
+    """Return the modes that this user can try, the strongest first."""
+    return list(Mode) if os.geteuid() == 0 else [Mode.NAMESPACES]
 
-    Runs take turns at the slots: the one that has used least goes next.
+
+class Sandbox:
+    """Runs programs in the strongest mode that holds here. For one event loop.
+
+    The fork server is started for the first program, and again when it has died. Runs take turns at the slots: the one
+    that has used least goes next. As root, each slot has a user of its own.
     """
 
-    def __init__(self, settings: SandboxSection, mode: Mode, queue_seconds: float = 300.0):
-        """Prepare; `start` starts. `queue_seconds`: longest wait for a slot."""
+    def __init__(self, settings: SandboxSection, queue_seconds: float = 300.0, only: Mode | None = None):
+        """`queue_seconds`: longest wait for a slot. `only`: the one mode to try."""
         self._settings = settings
         self._queue_seconds = queue_seconds
-        self._names = itertools.count()
+        strong_enough = list(Mode)[: list(Mode).index(settings.minimum) + 1]
+        self._modes = [mode for mode in modes_to_try() if mode in strong_enough and only in (None, mode)]
+        self.mode: Mode | None = None
+        """The mode that holds here; None before the first start."""
         self._server: ServerHandle | None = None
-        self._up = asyncio.Event()
+        self._starting = asyncio.Lock()
+        self._refusal = (0.0, "")
         self._slots: FairQueue[int] = FairQueue("code")
         self._slots.offer(*range(settings.slots))
-        self._keeper: asyncio.Task | None = None
         self._endings: set[asyncio.Task] = set()
         self._closed = False
         self.survivors = 0
         """Executions after whose end somebody still held their pipes."""
-        self._mode = mode
-        self._root = os.geteuid() == 0
-        self._users: Users | None = None
-
-    @property
-    def mode(self) -> str:
-        return self._mode.value
 
     @property
     def fork_server(self) -> int | None:
         """Its process id, None while none serves."""
-        return self._server.pid if self._server and self._up.is_set() else None
+        return self._server.pid if self._server and not self._server.gone.is_set() else None
 
     @property
     def waiting(self) -> int:
@@ -64,63 +67,74 @@ class IsolatedSandbox:
         return self._slots.running
 
     async def start(self) -> None:
-        """Start the fork server. Raises SandboxUnavailable if it cannot."""
-        if self._root:
-            self._users = Users(self._settings.first_uid, 1 + self._settings.slots)
-        self._keeper = asyncio.create_task(self._keep())
-        up = asyncio.create_task(self._up.wait())
-        try:
-            await asyncio.wait([self._keeper, up], return_when=asyncio.FIRST_COMPLETED)
-            if self._keeper.done():  # only if the first fork server cannot start
-                self._keeper.result()
-        except BaseException:
-            await self.close()
-            raise
-        finally:
-            up.cancel()
+        """Start the fork server, unless it serves.
+
+        Raises:
+            SandboxUnavailable: no mode holds that is at least `settings.minimum`; the text says why and what would
+                help.
+            ShuttingDown: the sandbox is closed.
+        """
+        await self._serving()
 
     async def run(self, job: Job) -> Execution:
-        """See `LazySandbox.run`."""
-        execution = await _twice_if_killed(lambda: self._run(job))
-        _count(execution)
+        """Run one job alone; again if something outside killed it. Cancelling the task kills the job's process tree.
+
+        Raises:
+            SandboxUnavailable: the job could not be run.
+            ShuttingDown: the sandbox is closed.
+        """
+        (execution,) = await self._twice_if_killed(job)
         return execution
 
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        """See `LazySandbox.run_judged`."""
-        executions = await _twice_if_killed(lambda: self._run_judged(judge, candidate))
-        _count(*executions)
+        """Run two jobs in two sandboxes, joined by a socket pair (descriptor 3 in each) and by nothing else.
+
+        When the judge ends, the candidate is killed. When the candidate ends first, the judge reads the end of the
+        socket and goes on to its own end. Raises as `run`.
+        """
+        answered, judged = await self._twice_if_killed(candidate, judge)
+        return judged, answered
+
+    async def close(self) -> None:
+        """Kill everything that runs and free what is held. May be called again."""
+        self._closed = True
+        self._slots.close()
+        async with self._starting:
+            if self._server:
+                await self._server.close()
+        await asyncio.gather(*self._endings)
+
+    async def _twice_if_killed(self, *jobs: Job) -> list[Execution]:
+        try:
+            executions = await self._run(jobs)
+        except KilledFromOutside as error:
+            log.warning("a program is run again", extra={"reason": str(error)})
+            executions = await self._run(jobs)
+        for execution in executions:
+            metrics.EXECUTIONS.labels(execution.ending.value).inc()
         return executions
 
-    async def _run(self, job: Job) -> Execution:
-        grant = await self._take(1)
-        try:
-            run = await self._begin(grant.thing, job, report=job.entry == "judge")  # of a checker program
-        except BaseException:
-            self._give_back(grant)
-            raise
-        self._give_back(grant, run)
-        try:
-            await run.ended.wait()
-        finally:
-            run.kill(None)
-        return run.execution()
-
-    async def _run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        grant = await self._take(2)
-        ours, theirs = socket.socketpair()
+    async def _run(self, jobs: Sequence[Job]) -> list[Execution]:
+        """Run one job, or two that are joined by a socket pair, until the last of them ends."""
+        grant = await self._take(len(jobs))
         runs: list[JobRun] = []
         try:
-            with ours, theirs:
-                runs.append(await self._begin(grant.things[0], candidate, theirs.fileno()))
-                runs.append(await self._begin(grant.things[1], judge, ours.fileno(), report=True))
-            await runs[1].ended.wait()
-            runs[0].kill(None)
-            await runs[0].ended.wait()
+            server = await self._serving()
+            with contextlib.ExitStack() as open_here:
+                ends: list[int | None] = [None]
+                if len(jobs) > 1:
+                    ends = [open_here.enter_context(end).fileno() for end in socket.socketpair()]
+                for slot, job, end in zip(grant.things, jobs, ends, strict=True):
+                    runs.append(JobRun(server, slot, job, end))
+            await runs[-1].ended.wait()
+            for run in runs:
+                run.kill(None)
+                await run.ended.wait()
         finally:
             for run in runs:
                 run.kill(None)
             self._give_back(grant, *runs)
-        return runs[1].execution(), runs[0].execution()
+        return [run.execution() for run in runs]
 
     async def _take(self, count: int) -> Grant[int]:
         """Wait for slots, together or not at all. Raises SandboxUnavailable, ShuttingDown."""
@@ -128,35 +142,6 @@ class IsolatedSandbox:
             return await self._slots.take(timeout=self._queue_seconds, count=count)
         except TimeoutError:
             raise SandboxUnavailable(f"no slot became free within {self._queue_seconds:g} s") from None
-
-    async def close(self) -> None:
-        """Kill everything that runs and free what is held."""
-        self._closed = True
-        self._slots.close()
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._server:
-            await self._server.close()
-        await asyncio.gather(*self._endings)
-        if self._users:
-            self._users.release()
-
-    async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
-        if self._closed:
-            raise ShuttingDown
-        try:
-            async with asyncio.timeout(_LAST_RETRY_SECONDS):
-                await self._up.wait()
-        except TimeoutError:
-            raise SandboxUnavailable("the fork server does not start") from None
-        server = self._server
-        assert server is not None, "it is up"
-        if job.entry not in server.entries:
-            raise ValueError(f"there is no entry {job.entry!r}; there are {', '.join(sorted(server.entries))}")
-        # Without users of its own, a fork server takes no notice of this.
-        uid = 1 + slot if self._root and self._mode is not Mode.NAMESPACES else 0
-        return JobRun(next(self._names), server, uid, job, pair, report)
 
     def _give_back(self, grant: Grant[int], *runs: JobRun) -> None:
         """The slots are free again when the runs' process trees are gone, whoever still waits for them."""
@@ -171,42 +156,66 @@ class IsolatedSandbox:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
-    async def _keep(self) -> None:
-        """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
-        first = self._users.first if self._users else 0
-        uids = range(first, first + 1 + self._settings.slots) if self._users else range(0)
-        started, delay = False, _FIRST_RETRY_SECONDS
-        while True:
-            server = ServerHandle(self._mode, uids, self._settings.packages, self._settings.python)
-            self._server = server
-            failed = False
-            try:
-                await server.await_ready()
-                self._up.set()
-                started, delay = True, _FIRST_RETRY_SECONDS
-                await server.gone.wait()
-                log.error("a fork server died and is started again", extra={"reason": server.last_words})
-            except SandboxUnavailable as error:
-                if not started:
+    async def _serving(self) -> ServerHandle:
+        """Return the fork server that serves, started if there is none. Raises as `start`."""
+        async with self._starting:
+            if self._closed:
+                raise ShuttingDown
+            if self._server is not None and self._server.gone.is_set():
+                log.error("a fork server died and is started again", extra={"reason": self._server.last_words})
+                await self._server.close()
+                self._server = None
+            if self._server is None:
+                until, reason = self._refusal
+                if time.monotonic() < until:
+                    raise SandboxUnavailable(reason)
+                try:
+                    self._server = await (self._in(self.mode) if self.mode else self._in_strongest_mode())
+                except SandboxUnavailable as error:
+                    self._refusal = time.monotonic() + _RETRY_SECONDS, str(error)
                     raise
-                log.error("a fork server does not start", extra={"reason": str(error)})
-                failed = True
-            finally:
-                self._up.clear()
+            return self._server
+
+    async def _in_strongest_mode(self) -> ServerHandle:
+        """Try each mode, the strongest first: start a fork server and attack it from inside."""
+        reasons = []
+        for mode in self._modes:
+            try:
+                server = await self._in(mode, attack=True)
+            except SandboxUnavailable as error:
+                reasons.append(f"{mode}: {error}")
+                log.warning("a mode of the sandbox is not to be had here", extra={"mode": mode, "reason": str(error)})
+            else:
+                self.mode = mode
+                return server
+        raise SandboxUnavailable(
+            "no mode of the sandbox at least as strong as reward.sandbox.minimum = "
+            f"{self._settings.minimum.value!r} holds here ({'; '.join(reasons) or 'this user can try none of them'}). "
+            "Allow user namespaces to this user (sysctl user.max_user_namespaces, "
+            "kernel.apparmor_restrict_unprivileged_userns=0), or run the service as root on a kernel with Landlock."
+        )
+
+    async def _in(self, mode: Mode, attack: bool = False) -> ServerHandle:
+        server = ServerHandle(mode, self._settings)
+        try:
+            await server.await_ready()
+            if attack:
+                # No other program runs yet: the slot is free, whoever has been granted it.
+                run = JobRun(server, 0, probe.job())
+                await run.ended.wait()
+                probe.require_no_leak(run.execution(), run.survived)
+        except BaseException:
             await server.close()
-            if failed:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LAST_RETRY_SECONDS)
+            raise
+        return server
 
 
-def _count(*executions: Execution) -> None:
-    for execution in executions:
-        metrics.EXECUTIONS.labels(execution.ending.value).inc()
-
-
-async def _twice_if_killed(attempt: Callable[[], Awaitable[_Ended]]) -> _Ended:
+async def check_sandbox(settings: SandboxSection) -> Mode:
+    """Return the mode that holds here. Raises SandboxUnavailable."""
+    sandbox = Sandbox(settings)
     try:
-        return await attempt()
-    except KilledFromOutside as error:
-        log.warning("a program is run again", extra={"reason": str(error)})
-        return await attempt()
+        await sandbox.start()
+    finally:
+        await sandbox.close()
+    assert sandbox.mode is not None, "it has started"
+    return sandbox.mode

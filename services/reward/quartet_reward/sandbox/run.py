@@ -147,15 +147,13 @@ class JobRun:
 
     def __init__(
         self,
-        name: int,
         server: ServerHandle,
-        uid: int,
+        slot: int,
         job: Job,
         pair: int | None = None,
-        report: bool = False,
     ):
         """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
-        self._name, self._server, self._job = name, server, job
+        self._server, self._job = server, job
         self._killed_for: ExitReason | None = None
         self._doomed = False
         self._killed = False
@@ -177,15 +175,15 @@ class JobRun:
             self._status = self._stream(_STATUS_BYTES, None)
             passed |= {"stdout": self._out.theirs, "stderr": self._err.theirs, "status": self._status.theirs}
             self._report: _Stream | None = None
-            if report:
+            if job.reports:
                 self._report = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
                 passed["report"] = self._report.theirs
             passed["payload"] = sealed(job.payload)
             if job.stdin:
                 passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
-            message = {"job": name, "entry": job.entry, "uid": uid, "streams": list(streams)}
-            server.send(name, {**message, "limits": asdict(job.limits)}, list(streams.values()), self._hear)
+            message = {"entry": job.entry, "streams": list(streams), "limits": asdict(job.limits)}
+            self._name = server.send(slot, message, list(streams.values()), self._hear)
         except SandboxUnavailable:
             self._close_streams()
             raise
@@ -199,9 +197,11 @@ class JobRun:
 
     def kill(self, reason: ExitReason | None) -> None:
         """Kill the process tree. `reason`: the ending to report; the first one given counts."""
+        if self.ended.is_set():
+            return
         self._killed_for = self._killed_for or reason
         self._doomed = True
-        if self._handle < 0 or self.ended.is_set():
+        if self._handle < 0:
             return
         self._killed = self._killed or has_threads(self._main_handle)
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself

@@ -3,23 +3,24 @@
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quartet_reward.config import Mode
+from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.fork_server import ChannelClosed, close_all, receive_message, send_message
 
-_BLOCK = 64  # users are taken in blocks of so many, a locked file each
-_MOST_BLOCKS = 64  # from `reward.sandbox.first_uid` on
+_PLACE, _MOST_PLACES = 64, 64  # where users may begin: at every 64th from `reward.sandbox.first_uid` on
+_USERS = Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir(), "quartet-sandbox-users")
 
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
@@ -49,85 +50,66 @@ program: SystemExit with its code, MemoryError as MEMORY_EXCEEDED, anything else
 Hear = Callable[[dict[str, Any], list[int]], None]
 
 
-class Users:
-    """A range of user ids, had until `release` or the process's end."""
+def take_users(wanted: int, count: int) -> tuple[int, int]:
+    """Take `count` users from `wanted` on, or from the first place after it where no other sandbox has them.
 
-    def __init__(self, wanted: int, count: int):
-        """Take `count` users from `wanted` on, or from the first place after it where they are free.
+    Returns:
+        The first of them, and a descriptor: they are had until it is closed.
 
-        Raises:
-            SandboxUnavailable: there are none, or the files that say so cannot be written.
-        """
-        self._locks: list[int] = []
-        try:
-            folder = _folder()
-            for place in range(_MOST_BLOCKS):
-                self.first = wanted + place * _BLOCK
-                if self._take(folder, range(self.first // _BLOCK, (self.first + count - 1) // _BLOCK + 1)):
-                    return
-        except OSError as error:
-            raise SandboxUnavailable(f"cannot tell other sandboxes which users are taken: {error}") from error
-        raise SandboxUnavailable(
-            f"other sandboxes have all users from {wanted} to {wanted + _MOST_BLOCKS * _BLOCK - 1}: set "
+    Raises:
+        SandboxUnavailable: there are none, or the file that says so cannot be written.
+    """
+    file = -1
+    try:
+        file = os.open(_USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(file).st_uid != os.geteuid():
+            raise PermissionError(f"{_USERS} is not this user's")
+        for first in range(wanted, wanted + _MOST_PLACES * _PLACE, _PLACE):
+            with contextlib.suppress(BlockingIOError):  # a byte stands for a user: struct flock
+                lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+                return first, file
+    except OSError as error:
+        reason = f"cannot tell other sandboxes which users are taken: {error}"
+    else:
+        reason = (
+            f"other sandboxes have all users from {wanted} to {wanted + _MOST_PLACES * _PLACE - 1}: set "
             "reward.sandbox.first_uid to others"
         )
-
-    def release(self) -> None:
-        for lock in self._locks:
-            os.close(lock)
-        self._locks.clear()
-
-    def _take(self, folder: Path, blocks: range) -> bool:
-        for block in blocks:
-            lock = os.open(folder / f"users-{block}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            self._locks.append(lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.release()
-                return False
-        return True
-
-
-def _folder() -> Path:
-    """Return the folder of the locks, which only root may write."""
-    base = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
-    folder = base / "quartet-sandbox"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone")
-    return folder
+    if file >= 0:
+        os.close(file)
+    raise SandboxUnavailable(reason)
 
 
 class ServerHandle:
     """A fork server's process and the channel to it."""
 
-    def __init__(self, mode: Mode, uids: range, packages: tuple[str, ...], python: str):
-        """Start the process.
-
-        Args:
-            mode: how it isolates programs.
-            uids: users of its own: its own and one a slot; empty: the service's user.
-            packages: folders that programs may import from.
-            python: its interpreter; empty: the service's own.
+    def __init__(self, mode: Mode, section: SandboxSection):
+        """Start the process. As root, it has a user of its own, and one for each slot.
 
         Raises:
+            SandboxUnavailable: there are no users to be had.
             OSError: there can be no process.
         """
+        self._mode = mode
+        self._first_uid, users = 0, 0
+        self._users = -1
+        if os.geteuid() == 0:
+            users = 1 + section.slots
+            self._first_uid, self._users = take_users(section.first_uid, users)
+        self._names = itertools.count()
         self._jobs: dict[int, Hear] = {}
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "mode": mode.value,
-            "first_uid": uids.start,
-            "uids": len(uids),
-            "packages": list(packages),
+            "first_uid": self._first_uid,
+            "uids": users,
+            "packages": list(section.packages),
             "preload": PRELOAD,
             "entries": ENTRIES,
             "parent": os.getpid(),
         }
-        python = python or getattr(sys, "_base_executable", sys.executable)
+        python = section.python or getattr(sys, "_base_executable", sys.executable)
         command = [python, "-I", "-S", "-c", _LAUNCHER, str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
         with theirs:
             self._process = subprocess.Popen(
@@ -142,7 +124,6 @@ class ServerHandle:
         self.gone = asyncio.Event()
         self.last_words = ""
         """Why it died, if it could still say so."""
-        self.entries: frozenset[str] = frozenset()
         self.base_bytes = 0
         """Resident memory that every program has from the beginning."""
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -161,19 +142,21 @@ class ServerHandle:
             raise SandboxUnavailable(f"the fork server was not ready within {_START_SECONDS:g} s") from None
         if message["event"] != "ready":
             raise SandboxUnavailable(f"the fork server could not start: {message['reason']}")
-        self.entries = frozenset(message["entries"])
         self.base_bytes = message["resident_bytes"]
 
-    def send(self, name: int, message: dict[str, Any], descriptors: list[int], hear: Hear) -> None:
-        """Ask for a job; `hear` is called with each message about it. Raises SandboxUnavailable."""
+    def send(self, slot: int, message: dict[str, Any], descriptors: list[int], hear: Hear) -> int:
+        """Ask for a job; return its name. `hear` is called with each message about it. Raises SandboxUnavailable."""
+        name = next(self._names)
+        uid = 1 + slot if self._users >= 0 and self._mode is not Mode.NAMESPACES else 0
         if self.gone.is_set():
             raise SandboxUnavailable("the fork server has died")
         self._jobs[name] = hear
         try:
-            send_message(self._channel, message, descriptors)
+            send_message(self._channel, {**message, "job": name, "uid": uid}, descriptors)
         except OSError as error:
             del self._jobs[name]
             raise SandboxUnavailable(f"the fork server takes no jobs: {error}") from error
+        return name
 
     def forget(self, name: int) -> None:
         """Nothing more will be heard of a job."""
@@ -195,6 +178,9 @@ class ServerHandle:
             self.kill()
             await asyncio.to_thread(self._process.wait)
         self._lose()
+        if self._users >= 0:
+            os.close(self._users)
+            self._users = -1
 
     def _hear(self) -> None:
         while True:

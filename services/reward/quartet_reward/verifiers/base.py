@@ -15,7 +15,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.reward_model import RewardModel
-from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import Sandbox
 
 LARGEST_NUMBER = 1e18
 """Of a weight or a float parameter: the product of two, and the sum of hundreds of products, is finite in float32."""
@@ -70,7 +70,7 @@ class Tools:
     """What the service lends to its verifiers."""
 
     math: MathEquality
-    sandbox: LazySandbox | None = None
+    sandbox: Sandbox | None = None
     """Where programs run. None: this service runs none."""
     reward_model: RewardModel | None = None
     """The learned reward model. None: this service has none."""

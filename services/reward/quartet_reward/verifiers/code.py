@@ -10,7 +10,7 @@ from quartet_reward.code.judged import Outcome
 from quartet_reward.code.tests import OutputCases, ProgramIn, Rules, TestProgram, Tests, find_program, read_tests
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.modes import LazySandbox
+from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 
 _LARGEST_PROGRAM = 1 << 20
@@ -29,9 +29,8 @@ class CodeParameters(Rules, Parameters):
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "CodeParameters":
-        others = [name for name in ("any_order", "tolerance") if getattr(self, name)]
-        if self.checker and others:
-            raise ValueError(f"a checker decides alone; got {' and '.join(others)} with it")
+        if self.checker and self.tolerance:
+            raise ValueError("a checker decides alone; got tolerance with it")
         return self
 
 
@@ -68,7 +67,7 @@ class Code:
         return later
 
 
-async def _judge(sandbox: LazySandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
+async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
     try:
         if isinstance(tests, OutputCases):
             return await judged.judge_outputs(sandbox, source, tests, rules)

@@ -6,13 +6,12 @@ dies or is retired.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +65,7 @@ class WorkerCommand:
 
 
 class WorkerProcess:
-    """A process that speaks frames, and the socket to it. Serves one task at a time."""
+    """A process that answers messages, and the socket to it. Serves one task at a time."""
 
     def __init__(self, command: WorkerCommand):
         """Start the process; `await_ready` returns when it serves. Raises OSError: there can be no process."""
@@ -87,10 +86,12 @@ class WorkerProcess:
         self._writer: asyncio.StreamWriter | None = None
         self.pid = self._process.pid
         self.tasks_done = 0
+        self.fate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why it is of no more use, as the metrics name it."""
 
     async def await_ready(self) -> None:
         """Wait until the process serves. Raises WorkerDied."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=protocol.LONGEST_LINE)
         try:
             async with asyncio.timeout(self._command.start_seconds):
                 await self._receive()
@@ -118,8 +119,9 @@ class WorkerProcess:
         """End the process at once; harmless if it has ended."""
         self._process.kill()
 
-    async def reap(self) -> None:
-        """Wait until the killed process is gone and close the socket to it."""
+    async def end(self) -> None:
+        """Kill the process, wait until it is gone and close the socket to it."""
+        self.kill()
         await asyncio.to_thread(self._process.wait)
         (self._writer or self._socket).close()
 
@@ -133,12 +135,14 @@ class WorkerProcess:
 
     async def _receive(self) -> dict[str, Any]:
         try:
-            header = await self._reader.readexactly(protocol.HEADER.size)
-            return protocol.unpack(await self._reader.readexactly(protocol.body_length(header)))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            line = await self._reader.readline()
+            if line.endswith(b"\n"):
+                return protocol.unpack(line)
+        except ConnectionError as error:
             raise await self._death() from error
         except ValueError as error:
-            raise WorkerDied(f"it sent no frame: {error}") from error
+            raise WorkerDied(f"what it sent is no message: {error}") from error
+        raise await self._death()
 
     async def _death(self) -> WorkerDied:
         self.kill()  # its socket is closed, so it is of no use whether it lives or not
@@ -186,8 +190,8 @@ class WorkerPool:
         self._recycle_after = recycle_after
         self._idle: FairQueue[WorkerProcess] = FairQueue(name)
         self._all: set[WorkerProcess] = set()
-        self._tasks: set[asyncio.Task] = set()
-        self._closed = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -204,20 +208,16 @@ class WorkerPool:
 
     def start(self) -> None:
         """Begin to start the workers; tasks may be run at once and wait for them."""
-        for _ in range(self._workers):
-            self._spawn(self._add_worker())
+        self._keepers = [asyncio.create_task(self._keep_one()) for _ in range(self._workers)]
 
     async def close(self) -> None:
         """Kill all workers; tasks that wait or run raise ShuttingDown."""
-        self._closed.set()
-        self._idle.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
-        for worker in tuple(self._all):
-            worker.kill()
-        await asyncio.gather(*(worker.reap() for worker in tuple(self._all)))
+        if not self._closed:
+            self._closed = True
+            self._idle.close()
+            for keeper in self._keepers:
+                keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a task in a worker and return its answer. Where the worker dies, another one tries once more.
@@ -251,55 +251,41 @@ class WorkerPool:
             fate = "cancelled"
             raise
         except WorkerDied:
-            if self._closed.is_set():
+            if self._closed:
                 raise ShuttingDown from None
             raise
         finally:
             self._idle.settle(grant, reusable=not fate)
             if fate:
-                self._replace(worker, fate)
+                worker.kill()
+                if not worker.fate.done():  # the pool is closed
+                    worker.fate.set_result(fate)
 
-    def _replace(self, worker: WorkerProcess, reason: str) -> None:
-        metrics.WORKERS_ENDED.labels(self._name, reason).inc()
-        worker.kill()
-        self._spawn(self._bury(worker))
-        if not self._closed.is_set():
-            self._spawn(self._add_worker())
-
-    async def _bury(self, worker: WorkerProcess) -> None:
-        await worker.reap()
-        self._all.discard(worker)
-        self._count_alive()
-
-    async def _add_worker(self) -> None:
-        """Add a worker; a start that fails is said and tried again, for ever but ever more slowly."""
+    async def _keep_one(self) -> None:
+        """Keep a worker, one after the other; a start that fails is said and tried again, ever more slowly."""
         pause = _FIRST_RETRY_SECONDS
-        while not self._closed.is_set():
+        while True:
             try:
-                self._idle.offer(await self._started())
-                return
+                await self._live()
+                pause = _FIRST_RETRY_SECONDS
             except (OSError, WorkerDied) as error:
                 log.error("a worker process does not start: %s; next try in %.1f s", error, pause)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), timeout=pause)
-            pause = min(2 * pause, _LAST_RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_RETRY_SECONDS)
 
-    async def _started(self) -> WorkerProcess:
+    async def _live(self) -> None:
+        """Start a worker and lend it out until it is of no more use. Raises OSError, WorkerDied: it does not start."""
         worker = WorkerProcess(self._command)
         self._all.add(worker)
         self._count_alive()
         try:
             await worker.await_ready()
-        except WorkerDied:
-            worker.kill()
-            await self._bury(worker)
-            raise
-        return worker
+            self._idle.offer(worker)
+            metrics.WORKERS_ENDED.labels(self._name, await worker.fate).inc()
+        finally:
+            await worker.end()
+            self._all.discard(worker)
+            self._count_alive()
 
     def _count_alive(self) -> None:
         metrics.WORKERS_ALIVE.labels(self._name).set(len(self._all))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

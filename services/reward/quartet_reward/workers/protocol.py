@@ -1,36 +1,25 @@
-"""Messages between the service and its workers: four bytes of length, big-endian, then a JSON object in UTF-8."""
+"""Messages between the service and its workers: a JSON object in one line."""
 
 import ctypes
 import json
 import os
 import resource
 import signal
-import struct
 import sys
 from typing import Any, BinaryIO
 
-HEADER = struct.Struct(">I")
-LARGEST_FRAME = 16 << 20
+LONGEST_LINE = 16 << 20
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    body = json.dumps(message).encode()
-    return HEADER.pack(len(body)) + body
+    return json.dumps(message).encode() + b"\n"
 
 
-def body_length(header: bytes) -> int:
-    """Return how many bytes follow the header. Raises ValueError if that is no frame of ours."""
-    (length,) = HEADER.unpack(header)
-    if length > LARGEST_FRAME:
-        raise ValueError(f"a frame of {length} bytes; at most {LARGEST_FRAME} are allowed")
-    return length
-
-
-def unpack(body: bytes) -> dict[str, Any]:
-    """Return the message of a frame's body. Raises ValueError."""
-    message = json.loads(body)
+def unpack(line: bytes) -> dict[str, Any]:
+    """Return a line's message. Raises ValueError."""
+    message = json.loads(line)
     if not isinstance(message, dict):
-        raise ValueError(f"a frame holds a JSON object; got {type(message).__name__}")
+        raise ValueError(f"a line holds a JSON object; got {type(message).__name__}")
     return message
 
 
@@ -38,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin(parent: int, nice: int = 0) -> BinaryIO:
-    """Tie this process to its parent's life and return where its frames go; nothing else that is printed goes there.
+    """Tie this process to its parent's life and return where its messages go; nothing else that is printed goes there.
 
     Args:
         parent: process id of the service; if it has died already, this process ends at once.
@@ -56,12 +45,9 @@ def begin(parent: int, nice: int = 0) -> BinaryIO:
 
 
 def receive() -> dict[str, Any] | None:
-    """Return the next request, None when there will be no more. Raises ValueError if it is no frame."""
-    source = sys.stdin.buffer
-    header = source.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    return unpack(source.read(body_length(header)))
+    """Return the next request, None when there will be no more. Raises ValueError if it is none."""
+    line = sys.stdin.buffer.readline()
+    return unpack(line) if line else None
 
 
 def send(output: BinaryIO, message: dict[str, Any]) -> None:

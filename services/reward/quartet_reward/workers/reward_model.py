@@ -1,4 +1,4 @@
-"""The process of the reward model. `python -m quartet_reward.workers.reward_model`; frames as the other workers':
+"""The process of the reward model. `python -m quartet_reward.workers.reward_model`; lines of JSON, as the others:
 
 -> {"texts": ["…", …]}
 <- {"event": "done", "logits": [[0.3], …], "tokens": [17, …], "cut": [0, …]}   `cut`: how many were dropped
