@@ -203,7 +203,6 @@ async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint
         ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[[1, 2]]", "3")], {}, CORRECT),
         ("def add(x): return sum(x)", [("[1, 2]", "3"), ("[4, 5, 6]", "15")], {}, CORRECT),
         ("def add(x): return x", [("[1]", "[1]")], {"arguments": "lines"}, CORRECT),
-        ("def add(x): return inf", [("1", "Infinity")], {"usual_imports": False}, RAISED),
         ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {"tolerance": 1e-9}, CORRECT),
         ("def add(x):\n    while x: pass", [("0", "null"), ("1", "null")], {"timeout_seconds": 0.5}, TIMED_OUT),
     ],
@@ -227,7 +226,6 @@ async def test_every_program_that_is_called_finds_the_usual_names(sandbox):
     )
     for style in styles:
         assert (await judged(sandbox, item(LEETCODE, **style))).outcome == CORRECT, style
-        assert (await judged(sandbox, item(LEETCODE, **style), usual_imports=False)).outcome == RAISED, style
     undefined = item("'I define nothing.'", entry_point="gcd", cases=[("[12, 18]", "6")])
     assert (await judged(sandbox, undefined)).outcome == RAISED, "the usual names are not the program's"
 

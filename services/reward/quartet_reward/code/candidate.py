@@ -4,8 +4,8 @@ Nothing here is trusted by the judge, but for the first message: it is sent befo
 """
 
 import builtins
+import contextlib
 import inspect
-import json
 import operator
 import sys
 import types
@@ -21,29 +21,20 @@ MODULE = "solution"
 
 
 def main(payload: bytes) -> None:
-    """Serve a program. `payload`: JSON with `source` and `usual_imports`."""
-    peer = serve(json.loads(payload), Channel(PEER_DESCRIPTOR))
-    if peer is None:
-        return
-    try:
-        peer.serve_forever()
-    except Gone:
-        return  # the judge has its verdict
-
-
-def serve(task: dict[str, Any], channel: Channel) -> Peer | None:
-    """Compile the program and tell the judge. Return what answers the judge, None if the program does not compile."""
+    """Compile the program `payload`, tell the judge, and serve it until the judge has its verdict."""
+    channel = Channel(PEER_DESCRIPTOR)
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     try:
-        code = compile(task["source"], f"<{MODULE}>", "exec", dont_inherit=True)
+        code = compile(payload.decode(), f"<{MODULE}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
-        return None
-    if task["usual_imports"]:  # beneath the module's own names: the program does not define them
-        vars(module)["__builtins__"] = vars(builtins) | USUAL_NAMES
+        return
+    # The usual names are beneath the module's own: the program does not define them.
+    vars(module)["__builtins__"] = vars(builtins) | USUAL_NAMES
     channel.send({"compile_error": None})
-    return Peer(channel, _Server(code, vars(module)).serve, OPAQUE_PROXIES)
+    with contextlib.suppress(Gone):
+        Peer(channel, _Server(code, vars(module)).serve, OPAQUE_PROXIES).serve_forever()
 
 
 class _Server:

@@ -124,7 +124,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
     limits = rules.limits(seconds + _SPARE_SECONDS)
     judging, execution = await sandbox.run_judged(
         Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
-        Job("candidate", json.dumps({"source": program, "usual_imports": rules.usual_imports}).encode(), limits=limits),
+        Job("candidate", program.encode(), limits=limits),
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
         return of_end(execution)

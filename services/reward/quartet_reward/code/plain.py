@@ -7,15 +7,14 @@ so that sharing and cycles survive, and so that an answer can tell what became o
 |---|---|
 | null, true, 1, 2.5, "text" | itself; NaN and the infinities too |
 | ["#", i] | container i of the table |
-| ["int", hex], ["complex", re, im], ["bytes", latin-1], ["range", start, stop, step], ["..."] | |
-| ["tuple", …], ["frozenset", …] | values |
-| ["keys" \\| "values" \\| "items", …] | a dict's view, of the values in it |
-| ["Decimal", text], ["Fraction", n, d], ["type", name] | |
-| ["mine" \\| "yours", …] | see `handles` |
+| ["int", hex], ["type", name] | |
+| [name, part, …] | a value of parts: see `_FORMS` |
+| ["mine" \\| "yours", …] | see `Handles` |
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
@@ -210,18 +209,56 @@ def _of_type(kind: type, value: Any) -> Any:
     return value
 
 
-_DEEPEST_TUPLE = 60
+_DEEPEST = 60
 _INT64 = 1 << 63
 _AS_THEY_ARE = frozenset({type(None), bool, str, float})
+# What is derived from one of these crosses as that type, by the type's own method: another one may lie.
+_EXACTLY: dict[type, Callable[[Any], Any]] = {int: int.__index__, float: float.__float__, str: str.__str__}
 _TYPES = {
     each.__name__: each
     for each in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, object, range)
 } | {"NoneType": type(None)}
 _TYPE_NAMES = {each: name for name, each in _TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a value crosses that cannot be changed: as its name and its parts, each of which is a value in turn."""
+
+    name: str
+    take_apart: Callable[[Any], Iterable[Any]]
+    put_together: Callable[..., Any]
+    parts: tuple[type, ...] | None = None
+    """Their exact types; None: any parts, however many."""
+
+
+_FORMS: dict[type, _Form] = {
+    tuple: _Form("tuple", tuple.__iter__, lambda *parts: parts),
+    frozenset: _Form("frozenset", frozenset.__iter__, lambda *parts: frozenset(parts)),
+    complex: _Form("complex", lambda thing: _real_and_imaginary(complex.__complex__(thing)), complex, (float, float)),
+    bytes: _Form("bytes", lambda thing: [bytes.decode(thing, "latin-1")], lambda text: text.encode("latin-1"), (str,)),
+    range: _Form("range", lambda thing: (thing.start, thing.stop, thing.step), range, (int, int, int)),
+    Decimal: _Form("Decimal", lambda thing: [Decimal.__str__(thing)], Decimal, (str,)),
+    Fraction: _Form(
+        "Fraction",
+        lambda thing: [Fraction.numerator.fget(thing), Fraction.denominator.fget(thing)],  # type: ignore[attr-defined]
+        Fraction,
+        (int, int),
+    ),
+    type({}.keys()): _Form("keys", iter, lambda *parts: dict.fromkeys(parts).keys()),
+    type({}.values()): _Form("values", iter, lambda *parts: dict(enumerate(parts)).values()),
+    type({}.items()): _Form("items", iter, lambda *parts: dict(parts).items()),
+    type(...): _Form("...", lambda thing: (), lambda: ..., ()),
+}
+_FORM_NAMES = {form.name: form for form in _FORMS.values()}
 # In this order: a class comes before what it is derived from.
 _CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, deque, bytearray)
 _CONTAINER_NAMES = {each.__name__: each for each in _CONTAINERS}
 _EXACT_CONTAINERS = frozenset(_CONTAINERS)
+
+
+def _real_and_imaginary(number: complex) -> tuple[float, float]:
+    return number.real, number.imag
 
 
 class Encoder:
@@ -231,9 +268,8 @@ class Encoder:
         """`known`: containers that the receiver has already, by their numbers."""
         self._handles = handles
         self.containers = list(known or ())
-        self._first = len(self.containers)
         self._numbers = {id(container): number for number, container in enumerate(self.containers)}
-        self._done = self._first
+        self._done = len(self.containers)
         self._nodes: list[list] = []
 
     def value(self, thing: Any, depth: int = 0) -> Any:
@@ -243,25 +279,19 @@ class Encoder:
             return thing
         if kind is int:
             return thing if -_INT64 <= thing < _INT64 else ["int", f"{thing:x}"]
-        if kind in _EXACT_CONTAINERS:
-            return ["#", self._number(thing)]
-        if kind is tuple or kind is frozenset:
-            if depth > _DEEPEST_TUPLE:
-                raise TooLarge(f"tuples nested deeper than {_DEEPEST_TUPLE}")
-            return [kind.__name__, *(self.value(each, depth + 1) for each in thing)]
-        return self._seldom(thing, depth)
-
-    def _seldom(self, thing: Any, depth: int) -> Any:
-        if thing is Ellipsis:
-            return ["..."]
-        if type(thing) is type and thing in _TYPE_NAMES:
+        if kind is type and thing in _TYPE_NAMES:
             return ["type", _TYPE_NAMES[thing]]
         # By the classes that it is derived from: what it calls its __class__ may be a lie.
-        for base in type(thing).__mro__:
+        for base in kind.__mro__:
             if base in _EXACT_CONTAINERS:
                 return ["#", self._number(thing)]
-            if base in _SELDOM:
-                return _SELDOM[base](self, thing, depth)
+            if base in _EXACTLY:
+                return self.value(_EXACTLY[base](thing), depth)
+            if base in _FORMS:
+                if depth > _DEEPEST:
+                    raise TooLarge(f"tuples nested deeper than {_DEEPEST}")
+                form = _FORMS[base]
+                return [form.name, *(self.value(each, depth + 1) for each in form.take_apart(thing))]
         return self._handles.encode(thing)
 
     def nodes(self) -> list[list]:
@@ -274,8 +304,6 @@ class Encoder:
     def node(self, container: Any) -> list:
         """Return what a container holds."""
         kind: Any = next(each for each in type(container).__mro__ if each in _EXACT_CONTAINERS)
-        if kind is bytearray:
-            return [kind.__name__, bytes(container).decode("latin-1")]
         if issubclass(kind, dict):
             items = [each for pair in kind.items(container) for each in pair]
         else:
@@ -301,34 +329,6 @@ class Encoder:
         return number
 
 
-# How what is no container crosses. A subclass of a builtin type crosses as that type, by the type's methods, as its own
-# may lie. What it is made of is encoded in turn.
-_SELDOM: dict[type, Callable[[Encoder, Any, int], Any]] = {
-    int: lambda encoder, thing, depth: encoder.value(int.__index__(thing)),
-    float: lambda encoder, thing, depth: float.__float__(thing),
-    str: lambda encoder, thing, depth: str.__str__(thing),
-    complex: lambda encoder, thing, depth: ["complex", *_parts(complex.__complex__(thing))],
-    bytes: lambda encoder, thing, depth: ["bytes", bytes.decode(thing, "latin-1")],
-    tuple: lambda encoder, thing, depth: encoder.value(tuple(tuple.__iter__(thing)), depth),
-    frozenset: lambda encoder, thing, depth: encoder.value(frozenset(frozenset.__iter__(thing)), depth),
-    range: lambda encoder, thing, depth: ["range", *map(encoder.value, (thing.start, thing.stop, thing.step))],
-    Decimal: lambda encoder, thing, depth: ["Decimal", Decimal.__str__(thing)],
-    Fraction: lambda encoder, thing, depth: [
-        "Fraction",
-        encoder.value(Fraction.numerator.fget(thing)),  # type: ignore[attr-defined]
-        encoder.value(Fraction.denominator.fget(thing)),  # type: ignore[attr-defined]
-    ],
-    type({}.keys()): lambda encoder, thing, depth: ["keys", *(encoder.value(each, depth + 1) for each in thing)],
-    type({}.values()): lambda encoder, thing, depth: ["values", *(encoder.value(each, depth + 1) for each in thing)],
-    type({}.items()): lambda encoder, thing, depth: ["items", *(encoder.value(each, depth + 1) for each in thing)],
-    Remote: lambda encoder, thing, depth: encoder._handles.encode(thing),
-}
-
-
-def _parts(number: complex) -> tuple[float, float]:
-    return number.real, number.imag
-
-
 class Decoder:
     def __init__(self, handles: Handles, nodes: Any, known: list[Any] | None = None):
         """`known`: the containers with the first numbers. Raises Malformed."""
@@ -347,7 +347,7 @@ class Decoder:
             if type(word) is dict:
                 raise Malformed("an object where a value is expected")
             return word
-        if depth > _DEEPEST_TUPLE + 2:
+        if depth > _DEEPEST + 2:
             raise Malformed("values nested too deep")
         try:
             return self._tagged(word, depth)
@@ -358,34 +358,16 @@ class Decoder:
         match word:
             case ["#", int(number)] if 0 <= number < len(self.containers):
                 return self.containers[number]
-            case ["tuple", *rest]:
-                return tuple([self.value(each, depth + 1) for each in rest])
-            case ["frozenset", *rest]:
-                return frozenset([self.value(each, depth + 1) for each in rest])
-            case ["keys", *rest]:
-                return {self.value(each, depth + 1): None for each in rest}.keys()
-            case ["values", *rest]:
-                return {number: self.value(each, depth + 1) for number, each in enumerate(rest)}.values()
-            case ["items", *rest]:
-                return dict(self.value(each, depth + 1) for each in rest).items()
             case ["int", str(text)]:
                 return int(text, 16)
-            case ["complex", float(real), float(imaginary)]:
-                return complex(real, imaginary)
-            case ["bytes", str(text)]:
-                return text.encode("latin-1")
-            case ["range", start, stop, step]:
-                return range(*(_whole(self.value(each)) for each in (start, stop, step)))
-            case ["Decimal", str(text)]:
-                return Decimal(text)
-            case ["Fraction", numerator, denominator]:
-                return Fraction(_whole(self.value(numerator)), _whole(self.value(denominator)))
             case ["type", str(name)] if name in _TYPES:
                 return _TYPES[name]
-            case ["..."]:
-                return ...
             case ["mine" | "yours", *_]:
                 return self._handles.decode(word)
+            case [str(name), *rest] if name in _FORM_NAMES:
+                form, parts = _FORM_NAMES[name], [self.value(each, depth + 1) for each in rest]
+                if form.parts is None or form.parts == tuple(map(type, parts)):
+                    return form.put_together(*parts)
         raise Malformed(f"{str(word)[:80]} is no value")
 
     def fill(self, number: Any, node: Any) -> None:
@@ -396,9 +378,6 @@ class Decoder:
         if type(node) is not list or len(node) < 2 or not issubclass(type(container), _named(node[0])):
             raise Malformed(f"container {number} is no {str(node)[:80]}")
         try:
-            if isinstance(container, bytearray):
-                container[:] = node[1].encode("latin-1")
-                return
             items = [self.value(each) if type(each) in (list, dict) else each for each in node[1]]
             container.clear()
             if isinstance(container, dict):
@@ -421,8 +400,6 @@ class Decoder:
                 made_by = self.value(factory)
                 if made_by is None or made_by in _TYPES.values():
                     return defaultdict(made_by)
-            case ["bytearray", str()]:
-                return bytearray()
             case [str(name), list()] if name in _CONTAINER_NAMES:
                 return _CONTAINER_NAMES[name]()
         raise Malformed(f"{str(node)[:80]} is no container")
@@ -433,9 +410,3 @@ def _named(name: Any) -> type:
     if kind is None:
         raise Malformed(f"{str(name)[:80]} is no kind of container")
     return kind
-
-
-def _whole(thing: Any) -> int:
-    if type(thing) is not int:
-        raise Malformed(f"{str(thing)[:80]} is no whole number")
-    return thing

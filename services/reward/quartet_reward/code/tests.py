@@ -140,9 +140,6 @@ class Rules(BaseModel):
     arguments: Literal["auto", "list", "lines"] = Field(
         "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
     )
-    usual_imports: bool = Field(
-        True, description="A program whose functions are tested finds the usual names (List, deque, inf, heapq, …)."
-    )
     strict: bool = Field(
         True, description="Of the program a test program sees `entry_point` alone, which answers with plain data."
     )
