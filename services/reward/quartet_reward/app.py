@@ -12,7 +12,7 @@ from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality, worker_command
 from quartet_reward.preflight import load_functions
 from quartet_reward.queue import Admission
-from quartet_reward.reward_model import RewardModel, model_pool
+from quartet_reward.reward_model import RewardModel
 from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import Scorer
 from quartet_reward.servicer import LANGUAGES, RewardServicer
@@ -47,7 +47,7 @@ class Resources:
         )
         model = None
         if section.reward_model.path is not None:
-            model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
+            model = RewardModel(section.reward_model, section.queue_seconds)
         sandbox = Sandbox(section.sandbox, section.queue_seconds)
         tools = Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model)
         return cls(mathematics, sandbox, tools, functions)

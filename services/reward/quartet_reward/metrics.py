@@ -1,12 +1,10 @@
 """The reward service's own metrics, beside those every service has."""
 
-from functools import cache
-
 from quartet.v1 import reward_pb2
 
 from quartet_common import metrics
 
-_VERIFICATIONS = metrics.histogram(
+VERIFICATIONS = metrics.histogram(
     "quartet_reward_verification_seconds",
     "Wall time of a verification, queueing excluded, by verifier and what came out.",
     ["verifier", "outcome"],
@@ -38,11 +36,6 @@ EQUALITY_DECISIONS = metrics.counter(
 )
 
 
-@cache
-def _child(verifier: str, outcome: str):
-    return _VERIFICATIONS.labels(verifier, outcome)
-
-
 def outcome_name(outcome: int) -> str:
     """Return "correct" for OUTCOME_CORRECT."""
     return reward_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
@@ -51,7 +44,3 @@ def outcome_name(outcome: int) -> str:
 def failure_name(kind: int) -> str:
     """Return "verifier_crashed" for FAILURE_KIND_VERIFIER_CRASHED."""
     return reward_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower()
-
-
-def observe_verification(verifier: str, outcome: str, seconds: float) -> None:
-    _child(verifier, outcome).observe(seconds)

@@ -27,7 +27,6 @@ WAITED: ContextVar[list[float] | None] = ContextVar("quartet_reward_waited", def
 """One number, the seconds that the current task waited; the scorer sets it."""
 
 _MOST_RUNS = 4096
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 
 
 def count_wait(seconds: float) -> None:
@@ -220,7 +219,6 @@ class Admission:
         self._freed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._given = 0
         self._busy_since = 0.0
         self._busy_before = 0.0
 
@@ -243,7 +241,7 @@ class Admission:
         if not count:
             return True
         if self._taken == 0:
-            self._given, self._busy_since = 0, time.monotonic()
+            self._busy_since = time.monotonic()
             self._empty.clear()
         self._taken += count
         self._held[run] += count
@@ -271,7 +269,6 @@ class Admission:
         if not count:
             return
         self._taken -= count
-        self._given += count
         self._held[run] -= count
         if not self._held[run]:
             del self._held[run]
@@ -283,9 +280,3 @@ class Admission:
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
-
-    def seconds_until(self, run: str, count: int) -> float:
-        """Return about how long it takes until `run` may take `count` places, by the pace since all were free."""
-        busy = time.monotonic() - self._busy_since
-        wait = max(count - self.free_for(run), 0) * busy / self._given if self._given else 1.0
-        return min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT)

@@ -23,6 +23,10 @@ log = get_logger(__name__)
 _MOST_CHARACTERS = 2 << 20
 
 
+# What torch and CUDA read of the environment, beside what every worker sees.
+_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the model said of a text."""
@@ -46,10 +50,15 @@ class _Entry:
 class RewardModel:
     """The model as verifiers see it."""
 
-    def __init__(self, pool: WorkerPool, section: RewardModelSection):
-        """`pool` is started and closed with this object."""
-        self._pool = pool
+    def __init__(self, section: RewardModelSection, queue_seconds: float):
+        """`queue_seconds`: longest wait of a batch for the process, loading included."""
         self._section = section
+        variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        # It reads what is in its folder and nothing else.
+        variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
+        arguments = [f"--section={section.model_dump_json()}"]
+        command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
+        self._pool = WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)
         self._places: FairQueue[int] = FairQueue("reward_model_texts")
         self._places.offer(*range(section.batch))
         self._next: asyncio.Queue[_Entry] = asyncio.Queue()
@@ -152,17 +161,3 @@ def _fail(entries: Iterable["_Entry"], failure: VerifierFailure) -> None:
     for entry in entries:
         if not entry.reading.done():
             entry.reading.set_exception(failure)
-
-
-# What torch and CUDA read of the environment, beside what every worker sees.
-_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
-
-
-def model_pool(section: RewardModelSection, queue_seconds: float) -> WorkerPool:
-    """Return the pool of the one process that has the model. `queue_seconds`: longest wait for it, loading included."""
-    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    # It reads what is in its folder and nothing else.
-    variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
-    arguments = [f"--section={section.model_dump_json()}"]
-    command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
-    return WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)

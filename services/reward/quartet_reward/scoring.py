@@ -152,7 +152,7 @@ class Scorer:
             else:  # its traceback once: it may do so on every item
                 self._raised.add(error.place)
                 log.error("%s", error.message, exc_info=raised, extra={"place": error.place})
-        metrics.observe_verification(name, metrics.failure_name(error.kind), time.perf_counter() - start)
+        metrics.VERIFICATIONS.labels(name, metrics.failure_name(error.kind)).observe(time.perf_counter() - start)
         return failure(item.item_id, error)
 
 
@@ -217,7 +217,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
         tests=verdict.tests,
     )
     seconds = max(time.perf_counter() - start, 0.0)
-    metrics.observe_verification(one.verifier.name, metrics.outcome_name(verdict.outcome), seconds)
+    metrics.VERIFICATIONS.labels(one.verifier.name, metrics.outcome_name(verdict.outcome)).observe(seconds)
     return _Finding(verdict, part)
 
 

@@ -24,6 +24,7 @@ from quartet_reward.verifiers.base import Verifier
 _STRIDE = 64
 # A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
 _REMEMBERED_IDS = 65_536
+_RETRY_SECONDS = 1.0
 # Results of one message; the rest follows in the next.
 _MOST_RESULTS = 256
 
@@ -246,7 +247,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         return resource_exhausted(
             "reward.max_queue",
             f"the queue has room for {self._admission.free_for(run)} items of run '{run}' and this call needs {count}",
-            self._admission.seconds_until(run, count),
+            _RETRY_SECONDS,
         )
 
     async def ScoreStream(self, request_iterator, context: grpc.aio.ServicerContext) -> None:  # noqa: N802

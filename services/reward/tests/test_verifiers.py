@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import begun, decided, item, scored, scorer, spec, tagged
+from reward_samples import begun, decided, item, result_of, scored, scorer, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_reward.errors import VerifierFailure
@@ -101,15 +101,68 @@ def test_an_empty_reference_is_a_failure_whatever_the_completion(verifier, compl
     assert not caught.value.retryable
 
 
+class Expression(Parameters):
+    value: str
+    later: bool = False
+
+
 class Polite:
-    """A user's verifier."""
+    """A user's verifier: it answers what it is asked for."""
 
     name = "polite"
     description = "Says please."
-    parameters = Parameters
+    parameters: type[Parameters] = Expression
 
     def verify(self, item, parameters, tools):
-        """Not called here."""
+        if not parameters.later:
+            return eval(parameters.value)
+
+        async def later():
+            return eval(parameters.value)
+
+        return later
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def fail(error):
+    raise error
+
+
+async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(caplog):
+    line = inspect.getsource(Polite).splitlines().index("            return eval(parameters.value)")
+    place = f"{__file__}:{inspect.getsourcelines(Polite)[1] + line}"
+    one, by = item("x", verifiers=[spec("polite", value="1 / 0")]), scorer(verifiers={"polite": Polite()})
+    failure = begun(one, by).failure
+    assert failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and failure.retryable
+    assert failure.message == f"verifier 'polite' raised ZeroDivisionError: division by zero ({place})"
+    assert failure.place == place and failure.traceback.endswith("ZeroDivisionError: division by zero\n")
+    begun(one, by)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
+    assert record.getMessage() == failure.message and record.place == place and record.exc_info
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('Verdict(float("nan"), 1, "")', "its reward is nan, which is no finite number"),
+        ("Verdict('1', 1, '')", "TypeError"),
+        ("Verdict(1e300, 1, '')", "the weighted sum of the rewards is 1e+300"),
+        ("Verdict(1.0, 99, '')", "no name defined for value 99"),
+        ("exit(3)", "SystemExit: 3"),
+        ("fail(Unprintable())", "Unprintable: its text cannot be made (RuntimeError)"),
+        ("fail(KeyError('\\ud800' * 10**6))", "KeyError: '\\ud800"),
+    ],
+)
+async def test_whatever_one_does_is_the_failure_of_its_item(value, message, later):
+    one = item("x", verifiers=[spec("polite", value=value, later=later)])
+    failure = (await result_of(one, scorer(verifiers={"polite": Polite()}))).failure
+    assert failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
+    assert message in failure.message and len(failure.message) <= 1000
 
 
 UNJUDGED = reward_pb2.OUTCOME_UNJUDGED
@@ -133,6 +186,8 @@ JUDGES = {
 )
 def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, accuracy, outcome):
     class Judge(Polite):
+        parameters = Parameters
+
         def __init__(self, name):
             self.name = name
 

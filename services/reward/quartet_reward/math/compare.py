@@ -2,31 +2,29 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from quartet_reward.math.fast import equal_rationals, parse_rational
 from quartet_reward.math.forms import Form, Kind
 from quartet_reward.math.notation import same_unit, tokens
 
 
-@dataclass(frozen=True, slots=True)
-class EqualityPolicy:
-    """The choices that the equality of two answers depends on. Part of what a cached verdict is remembered by."""
+class EqualityPolicy(BaseModel):
+    """The choices that the equality of two answers depends on: parameters of `math`."""
 
-    chains: Literal["each", "last"] = "each"
-    """Of `x = 3 + 4 = 8`: each side must be the value, or the last one alone counts (math-verify's rule)."""
-    bare_braces: Literal["set", "group"] = "set"
-    """`{1, 2}` without backslashes is a set, as people type it, or the bare list `1, 2`, as TeX prints it."""
-    relations_as_sets: bool = True
-    """The set `(1, 2)` may be answered by the relation `1 < x < 2`."""
-    any_names: bool = False
-    """Variables count by their place: `f(x)` is `f(y)`."""
-    decimal_places: int = 6
-    """Two numbers, one of them a decimal, are equal if they agree in so many places."""
+    model_config = ConfigDict(frozen=True)
 
-    def as_request(self) -> dict[str, Any]:
-        return asdict(self)
+    chains: Literal["each", "last"] = Field(
+        "each", description="Of x = 3 + 4 = 8: each side must be the value, or the last one alone counts."
+    )
+    bare_braces: Literal["set", "group"] = Field(
+        "set", description="{1, 2} without backslashes is a set, or the bare list 1, 2 as TeX prints it."
+    )
+    relations_as_sets: bool = Field(True, description="The set (1, 2) may be answered by 1 < x < 2.")
+    any_names: bool = Field(False, description="Variables count by their place: f(x) is f(y).")
+    decimal_places: int = Field(6, ge=1, le=15, description="Places in which a decimal and another number must agree.")
 
 
 STRICT = EqualityPolicy()

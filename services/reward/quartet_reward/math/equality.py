@@ -186,7 +186,7 @@ class MathEquality:
 
     async def _judge(self, asked: _Question) -> _Judgment:
         try:
-            message = await self._pool.run({"reference": asked.reference, "policy": asked.policy.as_request()})
+            message = await self._pool.run({"reference": asked.reference, "policy": asked.policy.model_dump()})
         except TaskTimedOut as error:
             message = {"event": "bad_reference", "reason": f"reading '{asked.reference[:80]}' was {error}"}
         except WorkerDied as error:
@@ -208,7 +208,7 @@ class MathEquality:
         request = {
             "reference": question.reference,
             "answer": question.answer,
-            "policy": question.policy.as_request(),
+            "policy": question.policy.model_dump(),
         }
         try:
             reply = await self._pool.run(request)

@@ -16,7 +16,6 @@ import logging
 import math
 import re
 import resource
-import sys
 from functools import lru_cache
 
 import sympy
@@ -233,24 +232,24 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def main() -> int:
+def main() -> None:
     """Limit this process, load math-verify, say so, and serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
-    output = protocol.begin(arguments.parent, _NICE)
-    logging.disable(logging.WARNING)
-    warm_up()
-    resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
-    protocol.send(output, {"event": "ready"})
-    while (request := protocol.receive()) is not None:
-        _limit_cpu(request["cpu_seconds"])
-        protocol.send(output, _answer(request))
-    return 0
+
+    def load() -> protocol.Answer:
+        logging.disable(logging.WARNING)
+        warm_up()
+        resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
+        return _answer
+
+    protocol.serve(arguments.parent, load, _NICE)
 
 
 def _answer(request: dict) -> dict:
+    _limit_cpu(request["cpu_seconds"])
     policy = EqualityPolicy(**request.get("policy", {}))
     try:
         if "answer" in request:
@@ -272,4 +271,4 @@ def _limit_cpu(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

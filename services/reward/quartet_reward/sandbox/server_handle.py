@@ -88,21 +88,19 @@ class ServerHandle:
         """Start the process. As root, it has a user of its own, and one for each slot.
 
         Raises:
-            SandboxUnavailable: there are no users to be had.
-            OSError: there can be no process.
+            SandboxUnavailable: there are no users to be had, or there can be no process.
         """
         self._mode = mode
-        self._first_uid, users = 0, 0
-        self._users = -1
+        first_uid, users, self._users = 0, 0, -1
         if os.geteuid() == 0:
             users = 1 + section.slots
-            self._first_uid, self._users = take_users(section.first_uid, users)
+            first_uid, self._users = take_users(section.first_uid, users)
         self._names = itertools.count()
         self._jobs: dict[int, Hear] = {}
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "mode": mode.value,
-            "first_uid": self._first_uid,
+            "first_uid": first_uid,
             "uids": users,
             "packages": list(section.packages),
             "preload": PRELOAD,
@@ -111,15 +109,19 @@ class ServerHandle:
         }
         python = section.python or getattr(sys, "_base_executable", sys.executable)
         command = [python, "-I", "-S", "-c", _LAUNCHER, str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._release()
+            raise SandboxUnavailable(f"the fork server could not start: {error}") from error
         self._channel.setblocking(False)
         self.gone = asyncio.Event()
         self.last_words = ""
@@ -178,6 +180,10 @@ class ServerHandle:
             self.kill()
             await asyncio.to_thread(self._process.wait)
         self._lose()
+        self._release()
+
+    def _release(self) -> None:
+        """Leave the users to others; may be called again."""
         if self._users >= 0:
             os.close(self._users)
             self._users = -1

@@ -1,12 +1,11 @@
 """Verifiers of a mathematical answer: `boxed`, `think_answer_tags`, and `math`, which reads it wherever it stands."""
 
-from typing import Literal
+from functools import cached_property
 
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import (
-    SPECIAL_TOKENS,
     after_thinking,
     fault_of_think_answer_form,
     last_boxed,
@@ -17,7 +16,7 @@ from quartet_reward.errors import BadReference
 from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
-from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
+from quartet_reward.verifiers.base import CompletionParameters, Later, Tools, Verdict
 
 _LONGEST_ANSWER = 1_000_000
 
@@ -35,7 +34,7 @@ def require_answer(item: reward_pb2.ScoreItem) -> None:
 NO_BOX = "there is no complete \\boxed{} after the thought"
 
 
-class AnswerParameters(Parameters):
+class AnswerParameters(CompletionParameters):
     """Rewards of a verifier of mathematical answers; the defaults are ColossalChat's."""
 
     correct_reward: float = Field(10.0, description="Reward of a right answer in the right form.")
@@ -43,9 +42,6 @@ class AnswerParameters(Parameters):
         5.0, description="Reward where the reference is no mathematics and the answer is the same text."
     )
     format_reward: float = Field(0.0, description="Reward of the right form where the answer is not right.")
-    special_tokens: SpecialTokens = Field(
-        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
-    )
 
 
 def judge_math(
@@ -123,28 +119,12 @@ class ThinkAnswerTags:
         return judge_math(answer, item.reference.answer, parameters, tools, fault=fault)
 
 
-class MathParameters(ReadingPolicy, AnswerParameters):
+class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
     """Parameters of `math`: rewards, which answer is read, and what counts as equal."""
 
-    chains: Literal["each", "last"] = Field(
-        "each", description="Of x = 3 + 4 = 8: each side must be the value, or the last one alone counts."
-    )
-    bare_braces: Literal["set", "group"] = Field(
-        "set", description="{1, 2} without backslashes is a set, or the bare list 1, 2 as TeX prints it."
-    )
-    relations_as_sets: bool = Field(True, description="The set (1, 2) may be answered by 1 < x < 2.")
-    any_names: bool = Field(False, description="Variables count by their place: f(x) is f(y).")
-    decimal_places: int = Field(6, ge=1, le=15, description="Places in which a decimal and another number must agree.")
-
-    @property
+    @cached_property
     def equality(self) -> EqualityPolicy:
-        return EqualityPolicy(
-            chains=self.chains,
-            bare_braces=self.bare_braces,
-            relations_as_sets=self.relations_as_sets,
-            any_names=self.any_names,
-            decimal_places=self.decimal_places,
-        )
+        return EqualityPolicy(**self.model_dump(include=set(EqualityPolicy.model_fields)))
 
 
 class Math:

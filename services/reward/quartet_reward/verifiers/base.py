@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from quartet.v1 import reward_pb2
 
+from quartet_reward.answer_extraction import SPECIAL_TOKENS
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.reward_model import RewardModel
@@ -37,6 +38,14 @@ class Parameters(BaseModel):
 
 SpecialTokens = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)]
 """Tokens that may stand at the end of a completion."""
+
+
+class CompletionParameters(Parameters):
+    """Of a verifier that reads the text of a completion."""
+
+    special_tokens: SpecialTokens = Field(
+        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
+    )
 
 
 @dataclass(frozen=True, slots=True)

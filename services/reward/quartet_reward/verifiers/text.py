@@ -6,7 +6,6 @@ from pydantic import Field
 from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import (
-    SPECIAL_TOKENS,
     after_thinking,
     fault_of_think_answer_form,
     last_boxed,
@@ -15,21 +14,18 @@ from quartet_reward.answer_extraction import (
 )
 from quartet_reward.errors import InvalidItem
 from quartet_reward.verifiers.answers import NO_BOX, require_answer
-from quartet_reward.verifiers.base import Parameters, SpecialTokens, Tools, Verdict
+from quartet_reward.verifiers.base import CompletionParameters, Parameters, Tools, Verdict
 
 _FOLDED_AT_ONCE = 1 << 20
 _LARGEST_DEFAULT_BUFFER = 1024
 
 
-class ExactParameters(Parameters):
+class ExactParameters(CompletionParameters):
     correct_reward: float = Field(10.0, description="Reward of the same text.")
     answer_in: Literal["completion", "answer_tags", "box"] = Field(
         "completion", description="Where the answer stands: the whole completion, the last <answer> tags, the last box."
     )
     ignore_case: bool = Field(False, description="Compare without regard to case.")
-    special_tokens: SpecialTokens = Field(
-        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
-    )
 
 
 class Exact:
@@ -76,14 +72,11 @@ def _find(text: str, place: str) -> str | None:
     return text.strip()
 
 
-class FormatParameters(Parameters):
+class FormatParameters(CompletionParameters):
     form: Literal["think_answer_tags", "boxed"] = Field(
         "think_answer_tags", description="The required form: that of the verifier of this name."
     )
     reward: float = Field(1.0, description="Reward of the right form.")
-    special_tokens: list[str] = Field(
-        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
-    )
 
 
 class Format:

@@ -32,7 +32,7 @@ class Refused(Exception):
     """The function cannot be used, or returned what is no score."""
 
 
-def main() -> int:
+def main() -> None:
     """Load the function and serve, or describe it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--function", required=True)
@@ -46,13 +46,8 @@ def main() -> int:
         except Refused as error:
             said = {"error": str(error)}
         print(json.dumps(said), file=output)
-        return 0
-    output = protocol.begin(arguments.parent)
-    function = Function(arguments.function)
-    protocol.send(output, {"event": "ready"})
-    while (request := protocol.receive()) is not None:
-        protocol.send(output, function.score(request))
-    return 0
+    else:
+        protocol.serve(arguments.parent, lambda: Function(arguments.function).score)
 
 
 class Function:
@@ -181,4 +176,4 @@ def _raised(error: BaseException, file: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

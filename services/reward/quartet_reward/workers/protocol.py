@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
 LONGEST_LINE = 16 << 20
 
@@ -23,14 +24,18 @@ def unpack(line: bytes) -> dict[str, Any]:
     return message
 
 
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(parent: int, nice: int = 0) -> BinaryIO:
-    """Tie this process to its parent's life and return where its messages go; nothing else that is printed goes there.
+def serve(parent: int, load: Callable[[], Answer], nice: int = 0) -> None:
+    """Be a worker: load what answers, say so, and answer requests until there are no more, or one answer is the `last`.
+
+    This process's life is tied to its parent's. Its answers go to standard output; what else is printed, to the log.
 
     Args:
         parent: process id of the service; if it has died already, this process ends at once.
+        load: returns what answers a request.
         nice: by how much its priority is lowered.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -39,17 +44,14 @@ def begin(parent: int, nice: int = 0) -> BinaryIO:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which then ends its workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(nice)
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return output
-
-
-def receive() -> dict[str, Any] | None:
-    """Return the next request, None when there will be no more. Raises ValueError if it is none."""
-    line = sys.stdin.buffer.readline()
-    return unpack(line) if line else None
-
-
-def send(output: BinaryIO, message: dict[str, Any]) -> None:
-    output.write(pack(message))
-    output.flush()
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)
+        answer, message = load(), {"event": "ready"}
+        output.write(pack(message))
+        output.flush()
+        for line in sys.stdin.buffer:
+            message = answer(unpack(line))
+            output.write(pack(message))
+            output.flush()
+            if message.get("last"):
+                return

@@ -6,7 +6,7 @@
 """
 
 import argparse
-import sys
+from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -40,6 +40,17 @@ class Classifier:
         if config.pad_token_id is None and given is not None and given < known:
             config.pad_token_id = given
         self._pad = config.pad_token_id
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            rows, cut = self.read(request["texts"])
+            if not all(rows):
+                raise ValueError("a text without tokens")
+            return {"event": "done", "logits": self.logits(rows), "tokens": [len(row) for row in rows], "cut": cut}
+        except Exception as error:  # whatever the model raises is told to the service
+            # An error on a GPU may stay with the process: a fresh one takes its place.
+            last = self._device != "cpu"
+            return {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500], "last": last}
 
     def read(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
         """Return the token ids of texts, and how many of each were cut off at the beginning."""
@@ -86,34 +97,19 @@ class Classifier:
         return output.logits.float().cpu().tolist()
 
 
-def main() -> int:
+def main() -> None:
     """Load the model, say so, and serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--section", type=RewardModelSection.model_validate_json, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
-    output = protocol.begin(arguments.parent)
-    torch.set_num_threads(arguments.section.threads)
-    classifier = Classifier(arguments.section)
-    protocol.send(output, {"event": "ready"})
-    while (request := protocol.receive()) is not None:
-        try:
-            answer = _answer(classifier, request["texts"])
-        except Exception as error:  # whatever the model raises is told to the service
-            protocol.send(output, {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500]})
-            if arguments.section.device != "cpu":
-                return 1  # an error on a GPU may stay with the process: a fresh one takes its place
-        else:
-            protocol.send(output, answer)
-    return 0
 
+    def load() -> protocol.Answer:
+        torch.set_num_threads(arguments.section.threads)
+        return Classifier(arguments.section).answer
 
-def _answer(classifier: Classifier, texts: list[str]) -> dict:
-    rows, cut = classifier.read(texts)
-    if not all(rows):
-        raise ValueError("a text without tokens")
-    return {"event": "done", "logits": classifier.logits(rows), "tokens": [len(row) for row in rows], "cut": cut}
+    protocol.serve(arguments.parent, load)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
