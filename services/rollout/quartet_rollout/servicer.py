@@ -16,7 +16,7 @@ from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
-from quartet_rollout.weight_updates import UpdateRequest, WeightUpdates
+from quartet_rollout.weight_updates import WeightUpdates
 
 log = get_logger(__name__)
 
@@ -121,16 +121,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             check_manifest(request.manifest)
         except ValueError as error:
             raise invalid_argument("manifest", str(error), "a manifest that is consistent with itself") from error
-        update = UpdateRequest(
-            epoch=request.group_epoch,
-            policy_version=_policy_version(request),
-            manifest=request.manifest,
-            pause_mode=_PAUSE_MODES[request.pause_mode],
-            keep_kv_cache=request.keep_kv_cache,
-            timeout_seconds=self._timeout(request.timeout),
-            path=request.path,
-        )
-        await self._updates.begin(update)
+        _policy_version(request)
+        await self._updates.begin(request, _PAUSE_MODES[request.pause_mode], self._timeout(request.timeout))
         return rollout_pb2.BeginWeightUpdateResponse()
 
     async def FinishWeightUpdate(self, request, context):  # noqa: N802

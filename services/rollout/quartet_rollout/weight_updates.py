@@ -18,11 +18,13 @@ generated with them. Where the engine sleeps, the transfer goes on, and its end 
 update from begin to end, under one deadline: a trainer that vanishes costs nothing else.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quartet.v1 import rollout_pb2
 
@@ -58,35 +60,29 @@ _UNKNOWN = "the weights are of unknown version"
 _JOIN_GRACE_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class UpdateRequest:
-    """What BeginWeightUpdate asks for."""
-
-    epoch: int
-    policy_version: int
-    manifest: rollout_pb2.WeightManifest
-    pause_mode: PauseMode
-    keep_kv_cache: bool
-    timeout_seconds: float
-    path: str = ""
-    """Where the files are, with the file transport."""
-
-
 @dataclass(eq=False)
 class _Update:
-    request: UpdateRequest
+    request: rollout_pb2.BeginWeightUpdateRequest
+    pause_mode: PauseMode
+    seconds: float
+    """That it may take: to arrive and be finished, to pause, to be installed."""
+    began: float
     expected: asyncio.Future[int]
     """Checksum of what was sent; set by finish."""
-    transfer: asyncio.Task[None]
+    transfer: asyncio.Task[None] = field(init=False)
     """Until everything has arrived as it was sent. Cancelling it gives the update up; once it has ended, an update can
     only be waited for."""
-    outcome: asyncio.Task["float | ContractError"]
+    outcome: asyncio.Task[float | ContractError] = field(init=False)
     """From begin to end: seconds that generation stood still, or why the old weights stand."""
     given_up: str = ""
     """Why, where the transfer was cancelled."""
 
+    @property
+    def version(self) -> int:
+        return self.request.policy_version
+
     def is_for(self, epoch: int, policy_version: int) -> bool:
-        return (self.request.epoch, self.request.policy_version) == (epoch, policy_version)
+        return (self.request.group_epoch, self.version) == (epoch, policy_version)
 
 
 class _Failed(Exception):
@@ -170,24 +166,22 @@ class WeightUpdates:
             self._newest_epoch = info.epoch
             log.info("joined weight group", extra={"epoch": info.epoch})
 
-    async def begin(self, request: UpdateRequest) -> None:
-        """Enter the receive. Raises ContractError."""
+    async def begin(self, request: rollout_pb2.BeginWeightUpdateRequest, pause_mode: PauseMode, seconds: float) -> None:
+        """Enter the receive of an update that may take so long. Raises ContractError."""
         began = time.monotonic()
         number = self._state.run_number
-        if self._joining is not None and self.epoch == request.epoch:
-            await asyncio.wait({self._joining}, timeout=request.timeout_seconds)
+        if self._joining is not None and self.epoch == request.group_epoch:
+            await asyncio.wait({self._joining}, timeout=seconds)
         async with self._lock:
             self._require_run(number)
             if (update := self._update) is not None and update.transfer.done():
                 await asyncio.wait({update.outcome})
             if (update := self._update) is not None:
-                if update.is_for(request.epoch, request.policy_version):
+                if update.is_for(request.group_epoch, request.policy_version):
                     return
-                raise failed_precondition(
-                    "policy_version", f"version {update.request.policy_version} is being received already"
-                )
-            self._require_epoch(request.epoch)
-            if self._state.sleep_level and request.pause_mode == "wait":
+                raise failed_precondition("policy_version", f"version {update.version} is being received already")
+            self._require_epoch(request.group_epoch)
+            if self._state.sleep_level and pause_mode == "wait":
                 raise failed_precondition(
                     "pause_mode", "it sleeps, so no completion can end: allowed: keep, abort, or wake it first"
                 )
@@ -196,9 +190,9 @@ class WeightUpdates:
             except ManifestError as error:
                 raise invalid_argument("manifest", str(error), "tensors that fit this rollout's model") from error
             expected = asyncio.get_running_loop().create_future()
-            transfer = asyncio.create_task(self._transfer(request, began, expected))
-            outcome = self._spawn(self._live(request, began, transfer), f"weight update {request.policy_version}")
-            self._update = self._last = _Update(request, expected, transfer, outcome)
+            update = self._update = self._last = _Update(request, pause_mode, seconds, began, expected)
+            update.transfer = asyncio.create_task(self._transfer(update))
+            update.outcome = self._spawn(self._live(update), f"weight update {update.version}")
             self._state.updating = True
 
     def _require_run(self, number: int) -> None:
@@ -217,17 +211,17 @@ class WeightUpdates:
             return
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
-    async def _live(self, request: UpdateRequest, began: float, transfer: asyncio.Task[None]) -> float | ContractError:
+    async def _live(self, update: _Update) -> float | ContractError:
         """An update's life, from the receive to the resume."""
-        await asyncio.wait({transfer})
+        await asyncio.wait({update.transfer})
         arrived = time.monotonic()
         result: float | ContractError
         try:
-            await self._install(request, transfer)
+            await self._install(update)
             outcome = "installed"
         except _Failed as failed:
             result, outcome = failed.error, failed.outcome
-            of = {"version": request.policy_version, "epoch": request.epoch}
+            of = {"version": update.version, "epoch": update.request.group_epoch}
             log.warning("weight update failed: %s", result.message, extra=of)
             await self._leave(result.message)
             with contextlib.suppress(EngineError):  # else its alarm tries again
@@ -240,21 +234,21 @@ class WeightUpdates:
             self._version_changed()
             if outcome == "installed":
                 result = paused
-                times = {"received_ms": round((arrived - began) * 1000), "paused_ms": round(paused * 1000)}
-                log.info("weights installed", extra={"version": request.policy_version, **times})
+                times = {"received_ms": round((arrived - update.began) * 1000), "paused_ms": round(paused * 1000)}
+                log.info("weights installed", extra={"version": update.version, **times})
         self._update, self._state.updating = None, False
         WEIGHT_UPDATES.labels(outcome).inc()
         return result
 
-    async def _transfer(self, request: UpdateRequest, began: float, expected: asyncio.Future[int]) -> None:
+    async def _transfer(self, update: _Update) -> None:
         """Receive what is to be installed. Raises _Failed."""
-        left = began + request.timeout_seconds - time.monotonic()
+        request, left = update.request, update.began + update.seconds - time.monotonic()
         try:
             async with asyncio.timeout(left):
                 received = await self._engine.receive_weights(request.manifest, max(left, 0.001), request.path)
-                sent = await asyncio.shield(expected)  # the deadline must not cancel what finish sets
+                sent = await asyncio.shield(update.expected)  # the deadline must not cancel what finish sets
         except TimeoutError:
-            reason = f"the update was not finished within {request.timeout_seconds:g} s"
+            reason = f"the update was not finished within {update.seconds:g} s"
             raise _Failed("given_up", aborted("weight update", reason)) from None
         except EngineError as error:
             raise _Failed("transfer_failed", aborted("transfer", str(error))) from error
@@ -262,27 +256,26 @@ class WeightUpdates:
             reason = f"received {received:016x}, sent {sent:016x}; the old weights stand, join again"
             raise _Failed("checksum_differs", data_loss("checksum", reason))
 
-    async def _install(self, request: UpdateRequest, transfer: asyncio.Task[None]) -> None:
+    async def _install(self, update: _Update) -> None:
         """Pause, and install what was received. Raises _Failed, as the transfer did where it failed."""
-        if transfer.cancelled():
-            assert self._update is not None
-            raise _Failed("given_up", aborted("weight update", self._update.given_up))
-        transfer.result()
+        if update.transfer.cancelled():
+            raise _Failed("given_up", aborted("weight update", update.given_up))
+        update.transfer.result()
         self._state.paused = True
         try:
-            async with asyncio.timeout(request.timeout_seconds):
-                await self._engine.pause(request.pause_mode, request.keep_kv_cache)
+            async with asyncio.timeout(update.seconds):
+                await self._engine.pause(update.pause_mode, update.request.keep_kv_cache)
                 await self._sleep.end()  # paused: nothing is generated with the old weights
         except (EngineError, TimeoutError) as error:
-            why = str(error) or f"{request.timeout_seconds:g} s have passed"
+            why = str(error) or f"{update.seconds:g} s have passed"
             raise _Failed("given_up", aborted("pause", f"generation did not pause: {why}")) from error
         try:
-            async with asyncio.timeout(request.timeout_seconds):
-                await self._engine.install_weights(request.policy_version)
+            async with asyncio.timeout(update.seconds):
+                await self._engine.install_weights(update.version)
         except (EngineError, TimeoutError) as error:
             await self._engine.set_version(UNKNOWN_VERSION)
             await self._groups.give_back_all(_UNKNOWN)
-            reason = str(error) or f"not installed within {request.timeout_seconds:g} s"
+            reason = str(error) or f"not installed within {update.seconds:g} s"
             failure = data_loss("installation", f"{reason}; the weights are unknown")
             raise _Failed("install_failed", failure) from error
 
