@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batch import decode_groups
-from quartet_trainer.learner import Learner, LearnerSettings, create_learner
+from quartet_trainer.learner import LearnerSettings, create_learner
 
 COMPLETIONS = 8
 LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 3e-4, 0.2, 0.28
@@ -171,7 +172,7 @@ def compare(size: Size) -> list[Figure]:
     def peer() -> float:
         return 1000 * seconds_of(plain.train_step)
 
-    def compared(name: str, ours: Learner) -> Figure:
+    def compared(name: str, ours: Any) -> Figure:
         def step() -> float:
             return 1000 * seconds_of(lambda: ours.train_step(groups))
 

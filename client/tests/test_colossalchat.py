@@ -70,7 +70,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason():
         "--code-verifier is not needed: the sandbox is part of the reward service",
         "--consumer-batch-size-limit is not needed: run.max_experience_bytes",
         "[launcher]\nrollouts = 3\n",
-        "trace = true",
+        '[tracing]\nfile = "runs/GRPO/spans.json"\n',
         "-ptp 4 is for vllm: the transformers engine has one device",
         "'d' is not here, so its steps could not be counted",
     ):

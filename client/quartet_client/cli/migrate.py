@@ -188,8 +188,9 @@ def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_
         tp_size=given.tensor_parallel_size if given.tensor_parallel_size > 1 else None,
         pp_size=given.pipeline_parallel_size if given.pipeline_parallel_size > 1 else None,
         zero_stage=(1 if given.pipeline_parallel_size > 1 else given.zero_stage) if given.zero_stage else None,
-        trace=given.enable_profiling or None,
     )
+    if given.enable_profiling:
+        file.put("tracing", file=f"runs/{given.project}/spans.json")
 
 
 def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, steps: int | None) -> None:

@@ -16,7 +16,7 @@ from quartet_trainer import launch
 from quartet_trainer.control import Control
 from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner.checks import ModelFolderError
-from quartet_trainer.preflight import Config, checkpoint_root, evaluation_sets
+from quartet_trainer.preflight import Config, checkpoint_root
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status
 
@@ -63,8 +63,6 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
         return training_run.train(
             training_run.TrainerContext(
                 config=config,
-                checkpoint_root=checkpoint_root(config),
-                evaluation_sets=evaluation_sets(config),
                 instance_id=host.instance_id,
                 me=lambda: _member(host, status),
                 control=control,

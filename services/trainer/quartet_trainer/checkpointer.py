@@ -8,25 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import broker_pb2, trainer_pb2
 
-from quartet_common.checkpoints import read_manifest
 from quartet_common.durations import to_duration
 from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import (
-    CheckpointFolder,
-    FolderInUse,
-    FolderLock,
-    checkpoint_folder,
-    find_checkpoints,
-    prune,
-)
-from quartet_trainer.config import CheckpointSection
+from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.config import CheckpointSection, EarlyStopSection
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.members import Reporter
@@ -34,7 +26,7 @@ from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
 if TYPE_CHECKING:
-    from quartet_trainer.distribute import DistributedLearner  # torch, which the servicer must not wait for
+    from quartet_trainer.learner.learner import Learner  # torch, which the servicer must not wait for
 
 log = get_logger(__name__)
 
@@ -78,10 +70,7 @@ def write_best(root: Path, best: Best) -> None:
 class EarlyStopping:
     """Counts evaluations without improvement; its state belongs into the checkpoint."""
 
-    mode: str
-    patience: int
-    """Evaluations in a row that may be no better."""
-    min_delta: float
+    settings: EarlyStopSection
     best: float | None = None
     bad: int = 0
     last_step: int = -1
@@ -90,11 +79,11 @@ class EarlyStopping:
         """Take in the evaluation of `step`; True if it was one too many. The same step counts once."""
         if step > self.last_step:
             self.last_step = step
-            if self.best is None or better(value, self.best, self.mode, self.min_delta):
+            if self.best is None or better(value, self.best, self.settings.mode, self.settings.min_delta):
                 self.best, self.bad = value, 0
             else:
                 self.bad += 1
-        return self.bad >= self.patience
+        return self.bad >= self.settings.patience
 
     def to_json(self) -> dict[str, Any]:
         """Return what `restore` takes."""
@@ -103,40 +92,6 @@ class EarlyStopping:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to what `to_json` gave."""
         self.best, self.bad, self.last_step = saved["best"], saved["bad"], saved["last_step"]
-
-
-# A trainer that was just stopped or killed is gone by then.
-LOCK_SECONDS = 10.0
-
-
-@dataclass
-class Consumed:
-    """Instance ids in the weights, by step, since the last commit but one: for a broker that asks for no ledger."""
-
-    by_step: dict[int, list[str]] = field(default_factory=dict)
-    last_commit: int = 0
-
-    def add(self, step: int, instance_ids: list[str]) -> None:
-        """The batch of `step` is in the weights."""
-        self.by_step[step] = instance_ids
-
-    def committed(self, step: int) -> None:
-        """Steps below `step` are durable."""
-        self.by_step = {at: ids for at, ids in self.by_step.items() if at >= self.last_commit}
-        self.last_commit = step
-
-    def ids(self) -> list[str]:
-        """Return all of them, in order of step."""
-        return [instance_id for step in sorted(self.by_step) for instance_id in self.by_step[step]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
-        return {"by_step": self.by_step, "last_commit": self.last_commit}
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Consumed:
-        """Return what `to_json` gave."""
-        return cls({int(step): list(ids) for step, ids in saved["by_step"].items()}, saved["last_commit"])
 
 
 @dataclass
@@ -152,8 +107,8 @@ class _Writing:
 class Checkpointer:
     """Saves the learner with what a restarted trainer needs to go on.
 
-    A learner that can make snapshots is written by a thread while training goes on; at most one at a time. A checkpoint
-    counts, and its steps are committed, when it is durable. All methods are for the loop's thread.
+    A copy in memory is written by a thread while training goes on; at most one at a time. A checkpoint counts, and its
+    steps are committed, when it is durable. All methods are for the loop's thread.
     """
 
     def __init__(
@@ -161,18 +116,25 @@ class Checkpointer:
         root: Path,
         settings: CheckpointSection,
         run: broker_pb2.Run,
-        learner: DistributedLearner,
+        learner: Learner,
         session: BrokerSession,
         status: Status,
-        on_durable: Callable[[], None] = lambda: None,
+        patience: EarlyStopping | None,
+        on_durable: Callable[[], None],
     ):
-        """`on_durable`: called, in the writing thread, when a checkpoint is written: `settle` has something to do."""
+        """Take the parts.
+
+        Args:
+            patience: early stopping, which goes on as it stood in the checkpoint; None: there is none.
+            on_durable: called, in the writing thread, when a checkpoint is written: `settle` has something to do.
+        """
         self._root = root
         self._settings = settings
         self._run = run
         self._learner = learner
         self._session = session
         self._status = status
+        self._patience = patience
         self._on_durable = on_durable
         self._last: trainer_pb2.Checkpoint | None = None
         self._writing: _Writing | None = None
@@ -180,22 +142,7 @@ class Checkpointer:
         self._ledger = Ledger(root / LEDGER_FILE)
         self._mark: Mark | None = None
         self._first_remembered_pass = 0
-        self._lock = FolderLock(root)
-        self.consumed = Consumed()
         self.best: Best | None = None
-        self.extra: dict[str, Callable[[], Any]] = {}
-        """What else a checkpoint holds: name and what makes its JSON, asked when the snapshot is taken."""
-        self.restored: dict[str, Any] = {}
-        """What `extra` was in the checkpoint that was loaded."""
-
-    def lock(self, pause: Callable[[float], None]) -> None:
-        """Take the folder for this process. Raises TrainingError if another trainer has it; what `pause` raises."""
-        try:
-            self._lock.acquire(LOCK_SECONDS, pause)
-        except FolderInUse as error:
-            raise TrainingError(f"{error}: stop that one, or choose another trainer.checkpoint.folder") from error
-        except OSError as error:
-            raise TrainingError(f"cannot write in the folder of checkpoints '{self._root}': {error}") from error
 
     def restore(self) -> None:
         """Load the newest complete checkpoint, if there is one, and go back to its place in the ledger.
@@ -213,7 +160,7 @@ class Checkpointer:
                 f"run '{self._run.spec.run_id}' has {committed} committed steps, but the newest checkpoint in "
                 f"'{self._root}' has {ours}: bring that checkpoint back, or start another run"
             )
-        manifest = (newest and read_manifest(newest.path)) or {}
+        manifest = newest.manifest if newest else {}
         self._mark = manifest.get("ledger")
         self._first_remembered_pass = manifest.get("first_remembered_pass", 0)
         with self._writing_ledger():
@@ -233,17 +180,17 @@ class Checkpointer:
             Stopped: asked to stop meanwhile.
         """
         step, books = self._learner.step, self._run.policy_version
-        answer = self._session.open(step, self.consumed.ids(), self._first_remembered_pass)
+        answer = self._session.open(step, self._first_remembered_pass)
         if books < step:
             log.warning(
                 f"books at step {books}, checkpoint at step {step}: Redis was restored from an earlier state, or lost "
                 "the end of its log; the ledger's steps are settled before anything is trained"
             )
         if not answer.HasField("settle_from_step"):
-            if books < min(self.consumed.by_step, default=step):
-                log.warning(
+            if books < step:
+                raise TrainingError(
                     f"this broker is of an earlier release and takes no ledger: groups of the steps {books} to "
-                    f"{step - 1} may be trained again. Stop the trainer, upgrade the broker, and start again"
+                    f"{step - 1} would be trained again. Upgrade the broker, and start again"
                 )
             return
         with self._writing_ledger():
@@ -252,22 +199,22 @@ class Checkpointer:
                 self._session.settle(lines)
 
     def _load(self, newest: CheckpointFolder) -> None:
-        state = self._learner.load(newest.path)
-        theirs, ours = (state["run_id"], state["run_created_at"]), self._identity()
-        if theirs != ours:
+        theirs, ours = newest.manifest, self._identity()
+        if {key: theirs.get(key) for key in ours} != ours:
             raise TrainingError(
-                f"the checkpoints in '{self._root}' are of run '{theirs[0]}' created at {theirs[1]}, this is run "
-                f"'{ours[0]}' created at {ours[1]}: choose another run.folder, or move them away"
+                f"the checkpoints in '{self._root}' are of run '{theirs.get('run_id')}' created at "
+                f"{theirs.get('run_created_at')}, this is run '{ours['run_id']}' created at {ours['run_created_at']}: "
+                "choose another run.folder, or move them away"
             )
-        self.consumed = Consumed.from_json(state["consumed"])
-        self.restored = state.get("extra", {})
+        self._learner.load(newest.path)
+        if self._patience and theirs.get("early_stop"):
+            self._patience.restore(theirs["early_stop"])
         self._last = as_message(newest)
         self._status.step = self._status.checkpoint_step = newest.step
         log.info("going on from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
         """Record that the batch of `step` is in the weights, which the broker knows. Raises TrainingError."""
-        self.consumed.add(step, instance_ids)
         with self._writing_ledger():
             self._ledger.append(step, instance_ids)
 
@@ -286,20 +233,16 @@ class Checkpointer:
         self.settle(reporter, wait=True)
         with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
             began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
-            run_id, created_at = self._identity()
-            identity = {"run_id": run_id, "run_created_at": created_at}
             with self._writing_ledger():
                 mark = self._ledger.mark()  # on disk before the checkpoint that carries it
-            extra = {name: make() for name, make in self.extra.items()}
-            state = {**identity, "consumed": self.consumed.to_json(), "extra": extra}
-            facts = {**identity, "ledger": mark, "first_remembered_pass": self._first_remembered_pass}
-            if self._settings.background:
-                done = self._executor.submit(self._learner.snapshot(folder, state, facts))
-                done.add_done_callback(lambda _: self._on_durable())
-            else:
-                self._learner.save(folder, state, facts)
-                done = Future()
-                done.set_result(None)
+            facts = {
+                **self._identity(),
+                "ledger": mark,
+                "first_remembered_pass": self._first_remembered_pass,
+                "early_stop": self._patience and self._patience.to_json(),
+            }
+            done = self._executor.submit(self._learner.snapshot(folder, facts))
+            done.add_done_callback(lambda _: self._on_durable())
             self._writing = _Writing(step, folder, began, done)
         self.settle(reporter)
 
@@ -350,7 +293,6 @@ class Checkpointer:
             # Durable, and the restarted trainer says so in OpenSession.
             log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
         else:
-            self.consumed.committed(step)
             self._first_remembered_pass = max(self._first_remembered_pass, answer.first_remembered_pass)
 
     @contextmanager
@@ -363,13 +305,12 @@ class Checkpointer:
             raise TrainingError(f"cannot write the ledger '{self._root / LEDGER_FILE}': {error}") from error
 
     def close(self) -> None:
-        """Wait for what is being written, close the ledger, let the folder go."""
+        """Wait for what is being written, close the ledger."""
         self._executor.shutdown(wait=True)
         self._ledger.close()
-        self._lock.release()
 
-    def _identity(self) -> tuple[str, str]:
-        return self._run.spec.run_id, self._run.created_at.ToJsonString()
+    def _identity(self) -> dict[str, str]:
+        return {"run_id": self._run.spec.run_id, "run_created_at": self._run.created_at.ToJsonString()}
 
 
 def as_message(found: CheckpointFolder) -> trainer_pb2.Checkpoint:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX, read_manifest
 from quartet_common.log import get_logger
+from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
 
@@ -86,6 +87,7 @@ class CheckpointFolder:
     """Optimizer steps in it: the policy version of its weights."""
     saved_at: float
     """When it became complete, in seconds since the epoch, by this machine's clock."""
+    manifest: dict[str, Any]
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:
@@ -133,60 +135,43 @@ def _complete(path: Path) -> CheckpointFolder | None:
     manifest = read_manifest(path)
     if manifest is None or not isinstance(manifest.get("step"), int):
         return None
-    return CheckpointFolder(path=path, step=manifest["step"], saved_at=(path / MANIFEST).stat().st_mtime)
+    return CheckpointFolder(path, manifest["step"], (path / MANIFEST).stat().st_mtime, manifest)
 
 
 LOCK_FILE = ".lock"
+LOCK_SECONDS = 10.0
+"""A trainer that was just stopped or killed is gone by then."""
 RETRY_SECONDS = 0.2
 
 
-class FolderInUse(Exception):
-    """Another trainer has the folder; the text says which."""
+@contextmanager
+def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
+    """Hold a folder, which need not exist yet, against other trainers: by a lock (flock) that ends with its process.
 
+    A trainer that is just ending is waited for, `LOCK_SECONDS` at most; `pause` waits between attempts, and may raise.
 
-class FolderLock:
-    """A lock that ends with the process that holds it, however that ends (flock)."""
-
-    def __init__(self, root: Path):
-        """`root`: the folder; it need not exist yet."""
-        self._root = root
-        self._file: TextIO | None = None
-
-    def acquire(self, seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
-        """Take the lock, waiting at most `seconds` for a trainer that is just ending.
-
-        Args:
-            seconds: patience.
-            pause: waits between two attempts; it may raise.
-
-        Raises:
-            FolderInUse: another process has it.
-            OSError: the folder cannot be written.
-        """
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (self._root / LOCK_FILE).open("a+", encoding="utf-8")
-        deadline = time.monotonic() + seconds
-        try:
-            while not _try_lock(file):
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    raise FolderInUse(
-                        f"'{self._root}' is in use by another trainer ({file.read().strip() or 'unknown'})"
-                    )
-                pause(RETRY_SECONDS)
-            file.truncate(0)
-            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
-            file.flush()
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-
-    def release(self) -> None:
-        """Let others have it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    Raises:
+        TrainingError: another trainer has the folder, or it cannot be written.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (root / LOCK_FILE).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"cannot write in the folder of checkpoints '{root}': {error}") from error
+    with file:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _try_lock(file):
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                raise TrainingError(
+                    f"'{root}' is in use by another trainer ({file.read().strip() or 'unknown'}): stop that one, or "
+                    "choose another trainer.checkpoint.folder"
+                )
+            pause(RETRY_SECONDS)
+        file.truncate(0)
+        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+        file.flush()
+        yield
 
 
 def _try_lock(file: TextIO) -> bool:

@@ -40,9 +40,6 @@ class CheckpointSection(Section):
         100, ge=0, description="Optimizer steps between checkpoints; 0: only at the end and when stopped."
     )
     keep_last: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
-    background: bool = Field(
-        True, description="Write from a copy in memory while training goes on; false: training waits for the disk."
-    )
     best_metric: str = Field(
         "",
         pattern=r"^$|^eval/.+/.+$",
@@ -117,13 +114,6 @@ class WeightsSection(Section):
         False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _older_keys(cls, values: Any) -> Any:
-        if isinstance(values, dict):  # A key of an earlier release, without a meaning now.
-            return {key: value for key, value in values.items() if key != "allow_open_store"}
-        return values
-
     @field_validator("transport")
     @classmethod
     def _transport_is_there(cls, transport: str) -> str:
@@ -164,10 +154,6 @@ class TrainerSection(LearnerSettings):
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
-    observe_seconds: float = Field(
-        1.0, ge=0, description="Seconds between looks at what the rollouts do, for their idle fraction; 0: none."
-    )
-    trace: bool = Field(False, description="Write trace.json: what the trainer did, for Perfetto.")
     callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."

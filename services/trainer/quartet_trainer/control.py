@@ -6,19 +6,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol
 
+import grpc
 from quartet.v1 import trainer_pb2
 
 
 class Stopped(Exception):
     """The loop was asked to stop while it waited."""
-
-
-class Cancellable(Protocol):
-    """An RPC in progress."""
-
-    def cancel(self) -> object: ...
 
 
 class WakeEvent:
@@ -27,7 +21,7 @@ class WakeEvent:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._lock = threading.Lock()
-        self._call: Cancellable | None = None
+        self._call: grpc.RpcContext | None = None
 
     def set(self) -> None:
         """Wake the owner."""
@@ -46,8 +40,8 @@ class WakeEvent:
         return self._event.wait(seconds)
 
     @contextmanager
-    def may_cancel(self, call: Cancellable) -> Iterator[None]:
-        """Within the block, `set` cancels `call`."""
+    def may_cancel(self, call: grpc.RpcContext) -> Iterator[None]:
+        """Within the block, `set` cancels `call`, an RPC in progress."""
         with self._lock:
             self._call = call
             pending = self._event.is_set()

@@ -61,33 +61,27 @@ class InvalidGroups:
         self._repeats = Repeats()
         self._since_valid = 0
         self._in_a_row: dict[str, int] = {}  # of each rollout that has metrics
-        self._step = -1
-        self._valid: dict[str, experience_pb2.GroupTensors] = {}
 
-    def drop(self, step: int, batch: Batch) -> dict[str, experience_pb2.GroupTensors] | None:
-        """Return the tensors of a batch by instance id, in its order; None: groups were dropped, lease the step again.
+    def drop(self, step: int, batch: Batch, valid: dict[str, experience_pb2.GroupTensors]) -> bool:
+        """Add a batch's tensors to `valid`, by instance id. True: groups were dropped, lease the step again.
 
         A batch that was granted before is checked too: if a group of it is invalid, it was never trained.
 
         Raises:
             InvalidGroupsError: the last `most` groups were all invalid.
         """
-        if step != self._step:
-            self._step, self._valid = step, {}
         dropped = False
         for group in batch.groups:
             name = group.header.instance_id
-            if name in self._valid:  # counted when the batch was short of others
+            if name in valid:  # counted when the batch was short of others
                 continue
             try:
-                self._valid[name] = self._decode(group)
+                valid[name] = self._decode(group)
                 self._since_valid = 0
             except (DecodeError, ExperienceError) as error:
                 dropped = True
                 self._drop(step, name, str(error))
-        if dropped:
-            return None
-        return {group.header.instance_id: self._valid[group.header.instance_id] for group in batch.groups}
+        return dropped
 
     def forget_gone(self) -> None:
         """Remove the metrics of rollouts that have left the run."""
@@ -135,45 +129,6 @@ def without_variance(groups: Mapping[str, experience_pb2.GroupTensors]) -> list[
     return [name for name, group in groups.items() if np.ptp(decode(group.rewards)) == 0]
 
 
-class DynamicSampling:
-    """Filters the batches of one trainer, rank 0's; it remembers what one step has cost."""
-
-    def __init__(self, settings: TrainerSection, session: BrokerSession):
-        self._enabled = settings.samples_dynamically
-        self._most = settings.dynamic_sampling.max_refills
-        self._session = session
-        self._step = -1
-        self._dropped = 0
-        self._refills = 0
-
-    def filter(self, step: int, batch: Batch, tensors: Mapping[str, experience_pb2.GroupTensors]) -> bool:
-        """Drop what teaches nothing from a batch that was just granted. True: lease the step again, for it is short.
-
-        `tensors`: of its groups, by instance id.
-
-        A batch granted before is left as it is: trained once, it may be trained again after a restart, and must be the
-        same. So is the last one of the data: nothing will come to fill it up.
-        """
-        if step != self._step:
-            self._step, self._dropped, self._refills = step, 0, 0
-        if not self._enabled or self._refills >= self._most or batch.manifest.replayed or batch.manifest.end_of_data:
-            return False
-        flat = without_variance(tensors)
-        if not flat:
-            return False
-        self._session.drop(step, flat, REASON)
-        self._dropped += len(flat)
-        self._refills += 1
-        log.info("groups without variance dropped", extra={"step": step, "groups": len(flat), "refill": self._refills})
-        return True
-
-    def metrics(self) -> dict[str, float]:
-        """Return what the step's batch cost; nothing where there is no dynamic sampling."""
-        if not self._enabled:
-            return {}
-        return {"batch/dropped_groups": float(self._dropped), "batch/refills": float(self._refills)}
-
-
 JOIN_SECONDS = 5.0
 
 
@@ -198,13 +153,14 @@ class BatchFetcher:
         self,
         session: BrokerSession,
         invalid: InvalidGroups,
-        sampling: DynamicSampling,
+        settings: TrainerSection,
         on_arrival: Callable[[], None],
     ):
         """`on_arrival`: called, in the fetching thread, whenever `take` has something new to say."""
         self._session = session
         self._invalid = invalid
-        self._sampling = sampling
+        self._dynamic = settings.samples_dynamically
+        self._most_refills = settings.dynamic_sampling.max_refills
         self._on_arrival = on_arrival
         self._asked = -1
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -257,18 +213,31 @@ class BatchFetcher:
 
     def _fetch(self, step: int) -> Fetched | None:
         """Ask until the broker has decided; None: closing."""
+        valid: dict[str, experience_pb2.GroupTensors] = {}
+        dropped = refills = 0
         while not self._closing.is_set():
             batch = self._session.lease(step, self._cancel)
             self._invalid.forget_gone()
             if batch is None:
                 continue
-            if batch.manifest.granted:
-                tensors = self._invalid.drop(step, batch)
-                if tensors is None or self._sampling.filter(step, batch, tensors):
-                    continue  # others will take the place of those that were dropped
-                groups = sorted(batch.groups, key=lambda group: group.header.instance_id)
-                ordered = [tensors[group.header.instance_id] for group in groups]
-                return Fetched(step, batch.manifest, groups, ordered, self._sampling.metrics())
-            if batch.manifest.run_finished or batch.manifest.end_of_data:
-                return Fetched(step, batch.manifest)
+            manifest = batch.manifest
+            if not manifest.granted:
+                if manifest.run_finished or manifest.end_of_data:
+                    return Fetched(step, manifest)
+                continue
+            if self._invalid.drop(step, batch, valid):
+                continue  # others will take the place of those that were dropped
+            groups = sorted(batch.groups, key=lambda group: group.header.instance_id)
+            tensors = {group.header.instance_id: valid[group.header.instance_id] for group in groups}
+            # A batch granted before stays as it is: trained once, it may be trained again after a restart, and must be
+            # the same. So does the last one of the data: nothing will come to fill it up.
+            as_it_is = manifest.replayed or manifest.end_of_data or refills >= self._most_refills
+            if self._dynamic and not as_it_is and (flat := without_variance(tensors)):
+                self._session.drop(step, flat, REASON)
+                dropped, refills = dropped + len(flat), refills + 1
+                extra = {"step": step, "groups": len(flat), "refill": refills}
+                log.info("groups without variance dropped", extra=extra)
+                continue
+            cost = {"batch/dropped_groups": float(dropped), "batch/refills": float(refills)} if self._dynamic else {}
+            return Fetched(step, manifest, groups, list(tensors.values()), cost)
         return None

@@ -1,8 +1,11 @@
 """The training loop: read `TrainingLoop.run` first."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 
@@ -13,7 +16,6 @@ from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, Fetched
-from quartet_trainer.distribute import DistributedLearner
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.learner.metrics import public_names
@@ -27,6 +29,9 @@ from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Published
 from quartet_trainer.weight_sync.sync import WeightSync
+
+if TYPE_CHECKING:
+    from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
 
 log = get_logger(__name__)
 
@@ -81,7 +86,7 @@ class TrainingLoop:
     """0: until the prompts end."""
     folder: Path
     """The run's folder."""
-    learner: DistributedLearner
+    learner: Learner
     session: BrokerSession
     batches: BatchFetcher
     weight_sync: WeightSync

@@ -105,18 +105,12 @@ class BrokerSession:
             while_waiting()
             self._control.wait(RUN_POLL_SECONDS)
 
-    def open(
-        self, checkpoint_step: int, consumed: Sequence[str], first_remembered_pass: int = 0
-    ) -> broker_pb2.OpenSessionResponse:
-        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps; `settle` what the answer asks for.
-
-        `consumed`: for a broker that does not ask.
-        """
+    def open(self, checkpoint_step: int, first_remembered_pass: int) -> broker_pb2.OpenSessionResponse:
+        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps; `settle` what the answer asks for."""
         request = broker_pb2.OpenSessionRequest(
             run_id=self._run_id,
             holder=self._holder,
             checkpoint_step=checkpoint_step,
-            consumed_instance_ids=consumed,
             settles_ledger=True,
             first_remembered_pass=first_remembered_pass,
         )

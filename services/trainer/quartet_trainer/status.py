@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from quartet.v1 import trainer_pb2
 
-from quartet_common import metrics
+from quartet_common import metrics, tracing
 
 METRICS_KEPT = 1000
 
@@ -42,8 +42,6 @@ class Status:
     """Batches trained by this process."""
     on_waiting: Callable[[str, str], None] | None = None
     """Called with (what was waited for, what is now); each may be empty."""
-    on_phase: Callable[[str, float, float], None] | None = None
-    """Called with (name of a phase that ended, when it began by time.perf_counter, its seconds)."""
     _waits: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _phase: int = Phase.TRAINER_PHASE_STARTING
@@ -63,12 +61,11 @@ class Status:
         with self._lock:
             before, now = self._phase, time.perf_counter()
             name = phase_name(before)
-            self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
-            _PHASE_SECONDS.labels(name).inc(now - self._since)
-            began = self._since
+            seconds = now - self._since
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            _PHASE_SECONDS.labels(name).inc(seconds)
             self._phase, self._since = phase, now
-        if self.on_phase is not None:
-            self.on_phase(name, began, now - began)
+        tracing.record(name.replace("_", " "), "", time.time() - seconds, root=True)
         return before
 
     @contextmanager

@@ -3,18 +3,15 @@
 All of it happens in the training thread; this module imports torch and is itself imported there.
 """
 
-import base64
+from __future__ import annotations
+
 import contextlib
-import random
 import threading
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from quartet.v1 import broker_pb2, trainer_pb2
 
@@ -24,24 +21,28 @@ from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
 from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
+from quartet_trainer.checkpoints import locked_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
-from quartet_trainer.data import BatchFetcher, DynamicSampling, InvalidGroups
-from quartet_trainer.distribute import Announcements, DistributedLearner, worker_loop
+from quartet_trainer.data import BatchFetcher, InvalidGroups
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
-from quartet_trainer.learner import Learner, create_learner
-from quartet_trainer.learner.distributed import shutdown
+from quartet_trainer.learner import create_learner
+from quartet_trainer.learner.distributed import Announcements, shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members, Reporter
 from quartet_trainer.observation import RolloutObserver
+from quartet_trainer.preflight import checkpoint_root, evaluation_sets
 from quartet_trainer.records.journal import Journal, writing
-from quartet_trainer.records.traces import GroupTraces, Trace
+from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Publisher
 from quartet_trainer.weight_sync.process_group import WeightStore, interface_address
 from quartet_trainer.weight_sync.sync import WeightSync
+
+if TYPE_CHECKING:
+    from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ class TrainerContext:
     """What the service gives to the training."""
 
     config: LoadedConfig[TrainerSection]
-    checkpoint_root: Path
-    evaluation_sets: list[str]
     instance_id: str
     me: Callable[[], broker_pb2.Member]
     """This trainer as a member, as it is now."""
@@ -60,7 +59,7 @@ class TrainerContext:
 
 def run_worker(config: LoadedConfig[TrainerSection]) -> None:
     """Be a rank above 0, from loading the model to the end of the training."""
-    worker_loop(_load(config), Announcements())
+    _load(config).follow(Announcements())
     shutdown()
 
 
@@ -81,7 +80,9 @@ def train(context: TrainerContext) -> str:
         status=status,
         patience=config.section.broker_timeout_seconds,
     )
-    learner = DistributedLearner(_load(config), Announcements() if launch.world_size() > 1 else None)
+    learner = _load(config)
+    if launch.world_size() > 1:
+        learner.announcements = Announcements()
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
         run = session.wait_for_run(while_waiting=learner.idle)
@@ -100,48 +101,29 @@ def train(context: TrainerContext) -> str:
         channel.close()
 
 
-def _train(context: TrainerContext, session: BrokerSession, learner: DistributedLearner, run: broker_pb2.Run) -> str:
+def _train(context: TrainerContext, session: BrokerSession, learner: Learner, run: broker_pb2.Run) -> str:
     settings, control, status = context.config.section, context.control, context.status
-    checkpointer = Checkpointer(
-        context.checkpoint_root,
-        settings.checkpoint,
-        run,
-        learner,
-        session,
-        status,
-        on_durable=control.wake.set,
-    )
     with contextlib.ExitStack() as parts:
-        parts.callback(checkpointer.close)
         folder = context.config.run.path
         with writing(folder):  # prompts and completions are for its user alone
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        checkpointer.lock(control.wait)
+        root = checkpoint_root(context.config)
+        parts.enter_context(locked_folder(root, control.wait))
+        patience = EarlyStopping(settings.early_stop) if settings.early_stop.metric else None
+        checkpointer = Checkpointer(
+            root, settings.checkpoint, run, learner, session, status, patience, on_durable=control.wake.set
+        )
+        parts.callback(checkpointer.close)
         checkpointer.restore()
-        patience = _patience(settings, checkpointer)
-        if "random" in checkpointer.restored:
-            restore_random_state(checkpointer.restored["random"])
-        checkpointer.extra["random"] = random_state
         checkpointer.open_session()
         status.session_epoch = session.epoch
         return _run_loop(context, session, learner, run, checkpointer, patience, parts)
 
 
-def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> EarlyStopping | None:
-    """Early stopping as it stands in the checkpoint; None if the run is not ended early."""
-    if not settings.early_stop.metric:
-        return None
-    patience = EarlyStopping(settings.early_stop.mode, settings.early_stop.patience, settings.early_stop.min_delta)
-    if "early_stop" in checkpointer.restored:
-        patience.restore(checkpointer.restored["early_stop"])
-    checkpointer.extra["early_stop"] = patience.to_json
-    return patience
-
-
 def _run_loop(
     context: TrainerContext,
     session: BrokerSession,
-    learner: DistributedLearner,
+    learner: Learner,
     run: broker_pb2.Run,
     checkpointer: Checkpointer,
     patience: EarlyStopping | None,
@@ -159,22 +141,16 @@ def _run_loop(
     members = Members(session.stub, config.run.id, context.me, heartbeat_seconds, on_change=control.wake.set)
     parts.callback(members.close)
     publisher = _publisher(context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set())
-    trace = _trace(settings, folder, status, parts)
     weight_sync = WeightSync(
-        publisher,
-        learner,
-        settings.weights.overlap,
-        settings.weights.sleep_rollouts,
-        on_end=control.wake.set,
-        on_sent=partial(trace.span, "weights") if trace else None,
+        publisher, learner, settings.weights.overlap, settings.weights.sleep_rollouts, on_end=control.wake.set
     )
     parts.callback(weight_sync.close)
-    observer = RolloutObserver(members.rollouts, config.security, settings.observe_seconds, trace)
+    observer = RolloutObserver(members.rollouts, config.security)
     parts.callback(observer.close)
     invalid = InvalidGroups(
         session, learner.check_group, partial(reporter.notice, "warning"), members.alive, settings.max_invalid_groups
     )
-    batches = BatchFetcher(session, invalid, DynamicSampling(settings, session), on_arrival=control.wake.set)
+    batches = BatchFetcher(session, invalid, settings, on_arrival=control.wake.set)
     parts.callback(batches.close)
     parts.callback(closing.set)  # first of all: an update under way need not come to its end
     loop = TrainingLoop(
@@ -199,12 +175,7 @@ def _run_loop(
     return loop.run().value
 
 
-def _publisher(
-    context: TrainerContext,
-    members: Members,
-    learner: DistributedLearner,
-    stopping: Callable[[], bool],
-) -> Publisher:
+def _publisher(context: TrainerContext, members: Members, learner: Learner, stopping: Callable[[], bool]) -> Publisher:
     config, weights = context.config, context.config.section.weights
     if weights.interface and not weights.store_host:
         store_host = interface_address(weights.interface)
@@ -225,7 +196,7 @@ def _publisher(
 
 def _evaluator(context: TrainerContext, session: BrokerSession, journal: Journal, reporter: Reporter) -> Evaluator:
     return Evaluator(
-        context.evaluation_sets,
+        evaluation_sets(context.config),
         context.config.section.evaluation,
         context.config.run.path / "evaluations",
         session=session,
@@ -250,56 +221,7 @@ def _callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: 
     return callbacks
 
 
-def _trace(settings: TrainerSection, folder: Path, status: Status, parts: contextlib.ExitStack) -> Trace | None:
-    """The run's trace, fed with the trainer's phases; None if none is asked for."""
-    if not settings.trace:
-        return None
-    trace = Trace(folder / "trace.json")
-    parts.callback(trace.close)
-    parts.callback(setattr, status, "on_phase", None)
-    status.on_phase = partial(trace.span, "trainer")
-    return trace
-
-
 def _load(config: LoadedConfig[TrainerSection]) -> Learner:
     torch.set_num_threads(config.section.torch_threads)
     assert config.model.path is not None, "preflight checked it"
     return create_learner(config.section, config.model.path, config.run)
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of Python's, NumPy's and torch's global generators, as JSON can hold it.
-
-    Training itself draws nothing: there is no dropout, and batches come from the broker. Callbacks and plug-ins may.
-    """
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, _text(array("Q", words).tobytes()), gauss],
-        "numpy": [str(name), _text(np.asarray(keys, np.uint32).tobytes()), position, has_gauss, cached],
-        "torch": _text(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [_text(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()],
-    }
-
-
-def restore_random_state(saved: dict[str, Any]) -> None:
-    """Go back to what `random_state` returned. CUDA's is restored for as many devices as there are now."""
-    version, words, gauss = saved["python"]
-    random.setstate((version, tuple(array("Q", _bytes(words))), gauss))
-    name, keys, *rest = saved["numpy"]
-    np.random.set_state((name, np.frombuffer(_bytes(keys), np.uint32), *rest))
-    torch.set_rng_state(_tensor(saved["torch"]))
-    for device, state in enumerate(saved["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(_tensor(state), device)
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_bytes(text)), dtype=torch.uint8)

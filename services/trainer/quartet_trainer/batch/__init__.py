@@ -1,7 +1,7 @@
 """From the wire to what a forward pass takes, by index arithmetic on whole batches; no loop runs over tokens."""
 
 from quartet_trainer.batch.collate import MicroBatch, collate
-from quartet_trainer.batch.decode import ExperienceBatch, ExperienceError, check_group, decode_groups
+from quartet_trainer.batch.decode import ExperienceBatch, ExperienceError, decode_group, decode_groups
 from quartet_trainer.batch.planner import StepPlan, plan_step
 
 __all__ = [
@@ -9,8 +9,8 @@ __all__ = [
     "ExperienceError",
     "MicroBatch",
     "StepPlan",
-    "check_group",
     "collate",
+    "decode_group",
     "decode_groups",
     "plan_step",
 ]

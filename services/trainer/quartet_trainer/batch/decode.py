@@ -255,7 +255,9 @@ def decode_groups(
     parts = []
     for index, group in enumerate(groups):
         try:
-            parts.append(_decode(group, vocabulary_size, sampling_masks, routing, longest))
+            parts.append(
+                decode_group(group, vocabulary_size, sampling_masks=sampling_masks, routing=routing, longest=longest)
+            )
         except ExperienceError as error:
             raise ExperienceError(f"group {index}: {error}") from error
     prompt_lengths = np.array([part["prompt"].size for part in parts])
@@ -291,26 +293,15 @@ def decode_groups(
     )
 
 
-def check_group(
+def decode_group(
     group: experience_pb2.GroupTensors,
     vocabulary_size: int,
     *,
     sampling_masks: bool = False,
     routing: Routing | None = None,
     longest: int | None = None,
-) -> None:
-    """Raise the ExperienceError that `decode_groups` raises of a batch with this group, without its number."""
-    _decode(group, vocabulary_size, sampling_masks, routing, longest)
-
-
-def _decode(
-    group: experience_pb2.GroupTensors,
-    vocabulary_size: int,
-    sampling_masks: bool,
-    routing: Routing | None,
-    longest: int | None,
 ) -> dict[str, np.ndarray]:
-    """One group's arrays by name, still views of the message's bytes."""
+    """One group's arrays by name, still views of the message's bytes; arguments and errors of `decode_groups`."""
     prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
     if group.HasField("loss_mask") and group.loss_mask.lengths:
         loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")

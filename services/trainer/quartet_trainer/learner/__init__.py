@@ -1,17 +1,23 @@
 """The learner: the model, its optimizer and its algorithm, spread over the ranks of one job.
 
-This module, `base` and `checks` may be imported without torch. The keys of the run
-file are in `quartet_trainer.learner_settings` and `plugin_settings`, which import none of this.
+This module and `checks` may be imported without torch. The keys of the run file are in
+`quartet_trainer.learner_settings`, which imports none of this.
 """
 
-from pathlib import Path
+from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quartet_common.config import RunSection
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner.base import Learner, RunLike
 from quartet_trainer.learner_settings import LearnerSettings
 
+if TYPE_CHECKING:
+    from quartet_trainer.learner.learner import Learner
 
-def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) -> Learner:
+
+def create_learner(settings: LearnerSettings, model_path: Path, run: RunSection) -> Learner:
     """Load the model and wrap it with the plugin of `settings`. All ranks call.
 
     `quartet_trainer.learner.distributed.initialize` is called if the process has not done so.
@@ -19,7 +25,7 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
     Args:
         settings: the trainer's section.
         model_path: a Hugging Face folder.
-        run: `max_steps` and `sampling.max_new_tokens`.
+        run: how long a schedule and a completion are, and what is recorded of each token.
 
     Raises:
         quartet_trainer.learner.checks.ModelFolderError: the folder cannot be used; the text says why.
@@ -28,9 +34,9 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
     from quartet_trainer.learner import colossalai_patches
 
     colossalai_patches.apply()  # before ColossalAI's plugins are imported
-    from quartet_trainer.learner.learner import BoosterLearner
+    from quartet_trainer.learner.learner import Learner
 
-    return BoosterLearner(settings, model_path, run)
+    return Learner(settings, model_path, run)
 
 
-__all__ = ["Learner", "LearnerError", "LearnerSettings", "create_learner"]
+__all__ = ["LearnerError", "LearnerSettings", "create_learner"]

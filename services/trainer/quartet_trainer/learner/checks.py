@@ -12,7 +12,7 @@ import numpy as np
 from quartet_common.config import ConfigError
 from quartet_common.model_folder import at_most, fixed_rope_length, read_model_folder
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.plugin_settings import PluginSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 COMPANIONS = (
     "generation_config.json",
@@ -113,7 +113,7 @@ _OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapp
 """Keys of config.json by which attention is another than causal attention over the whole sequence."""
 
 
-def check_ranks(settings: PluginSettings, ranks: int) -> None:
+def check_ranks(settings: LearnerSettings, ranks: int) -> None:
     """Raise LearnerError if so many ranks cannot be divided as the settings say."""
     tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
     if ranks % (tp * pp * sp):
@@ -123,7 +123,7 @@ def check_ranks(settings: PluginSettings, ranks: int) -> None:
         )
 
 
-def check_recorded(settings: PluginSettings, *, sampling_masks: bool, router_replay: bool) -> None:
+def check_recorded(settings: LearnerSettings, *, sampling_masks: bool, router_replay: bool) -> None:
     """Raise LearnerError for what is recorded of each token and cannot be used where ranks share a token's pass."""
     if settings.plugin != "hybrid_parallel":
         return
@@ -146,7 +146,7 @@ def no_experts(model_type: str) -> LearnerError:
     )
 
 
-def check_model(config: Any, settings: PluginSettings) -> None:
+def check_model(config: Any, settings: LearnerSettings) -> None:
     """Check that a model can be spread as the settings say.
 
     Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from quartet_trainer.checkpoints import atomic_folder
-from quartet_trainer.errors import LearnerError
+from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner import colossalai_patches
 
 WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
@@ -105,6 +106,45 @@ def sum_and_max(sums: Tensor, peaks: Tensor) -> None:
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+
+
+WORKER_SECONDS = 1800.0
+"""Within which the other ranks hear of a leader that lives, at least that it is idle."""
+
+
+class Announcements:
+    """Messages from rank 0 to all other ranks: one JSON line, then raw bytes.
+
+    They go in a Gloo group of their own, so that a long wait for a batch does not run into the deadline of the
+    training's collectives, nor occupy a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WORKER_SECONDS))
+
+    def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
+        """Rank 0: tell all others. Raises TrainingError if one of them is gone."""
+        head = json.dumps({"command": command, "arguments": arguments, "sizes": [len(p) for p in payloads]}).encode()
+        message = b"\n".join([head, b"".join(payloads)])
+        try:
+            dist.broadcast(torch.tensor([len(message)]), 0, group=self._group)
+            dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self._group)
+        except RuntimeError as error:
+            raise TrainingError(f"a rank of the training job is lost: {str(error).splitlines()[0]}") from error
+
+    def receive(self) -> tuple[str, list[bytes], dict[str, Any]]:
+        """Other ranks: wait for the next; returns command, payloads, arguments. RuntimeError if rank 0 is gone."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, 0, group=self._group)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(buffer, 0, group=self._group)
+        head, _, rest = bytes(buffer.numpy()).partition(b"\n")
+        parsed = json.loads(head)
+        payloads, begin = [], 0
+        for length in parsed["sizes"]:
+            payloads.append(rest[begin : begin + length])
+            begin += length
+        return parsed["command"], payloads, parsed["arguments"]
 
 
 class WritingRanks:

@@ -1,10 +1,12 @@
-"""The learner on ColossalAI's Booster, under any plugin."""
+"""The learner: the model being trained, its optimizer and its algorithm, spread over the ranks of one job."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,18 @@ from quartet.v1 import experience_pb2, rollout_pb2, tensor_pb2
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from quartet_common.config import RunSection
 from quartet_common.log import get_logger
 from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
-from quartet_trainer.batch import ExperienceBatch, check_group, decode_groups
+from quartet_trainer.batch import ExperienceBatch, decode_group, decode_groups
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
-from quartet_trainer.learner.base import RunLike
 from quartet_trainer.learner.checks import check_model_folder, check_recorded, model_dtype
 from quartet_trainer.learner.critic import Critic, HeadCritic
+from quartet_trainer.learner.distributed import Announcements
 from quartet_trainer.learner.lora import check_base, write_adapter_files
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model import ValueHead, as_in_files, load_causal_lm, shapes_in_files, without_weights
@@ -60,13 +63,20 @@ class _Done:
     """Alike on every rank."""
 
 
-class BoosterLearner:
-    """Implements `quartet_trainer.learner.Learner`."""
+class Learner:
+    """The model being trained, on ColossalAI's Booster under any plugin.
 
-    def __init__(self, settings: LearnerSettings, model_path: Path, run: RunLike) -> None:
+    Methods are collective but where they say local: all ranks call them, in the same order, with the same arguments.
+    """
+
+    step: int = 0
+    """Optimizer steps done, which is the policy version of the weights."""
+    announcements: Announcements | None = None
+    """Of rank 0 beside others: it announces each collective call, and `follow` makes it on the others."""
+
+    def __init__(self, settings: LearnerSettings, model_path: Path, run: RunSection) -> None:
         """Load the model and boost it. See `quartet_trainer.learner.create_learner`."""
         config = check_model_folder(model_path)
-        self.step = 0
         self._model_path = model_path
         self._algorithm = create_algorithm(settings)
         critic = settings.critic.model if self._algorithm.has_critic else None
@@ -145,10 +155,57 @@ class BoosterLearner:
             "longest": self._longest,
         }
 
+    def idle(self) -> None:
+        """Have the other ranks know, at least every few minutes, that rank 0 is alive and waits."""
+        self._announce("idle")
+
+    def stop(self) -> None:
+        """Let the other ranks end."""
+        self._announce("stop")
+
+    def follow(self, announcements: Announcements) -> None:
+        """Be a rank above 0: make the calls that rank 0 announces, until it says stop.
+
+        Raises:
+            RuntimeError: rank 0 is gone.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
+            while (received := announcements.receive())[0] != "stop":
+                command, groups, arguments = received
+                if command == "train_step":
+                    self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
+                elif command == "weights":
+                    deque(self.weights(), maxlen=0)
+                elif command == "snapshot":
+                    executor.submit(self.snapshot(Path(arguments["folder"]), arguments["facts"]))  # rank 0 hears of it
+                elif command in ("load", "export"):
+                    getattr(self, command)(Path(arguments["folder"]))
+                elif command != "idle":
+                    raise ValueError(f"rank 0 announced '{command}', which this rank does not know")
+        log.info("rank 0 has ended the training")
+
+    def _announce(self, command: str, groups: Sequence[experience_pb2.GroupTensors] = (), **arguments: Any) -> None:
+        if self.announcements is not None:
+            self.announcements.send(command, [group.SerializeToString() for group in groups], **arguments)
+
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        check_group(group, **self._contract)
+        """Local, and for any thread. Raises ExperienceError for a group that `train_step` would refuse."""
+        decode_group(group, **self._contract)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
+        """Train on one global batch.
+
+        Args:
+            groups: the whole batch, the same in the same order on every rank; each rank takes its share of it. With
+                several mini-batches their order decides which groups are updated on together.
+
+        Returns:
+            Metrics of the global batch, the same on every rank; `quartet_trainer.learner.metrics` names them.
+
+        Raises:
+            quartet_trainer.batch.ExperienceError: a group is not what the contract says; nothing was trained.
+        """
+        self._announce("train_step", groups)
         started = time.perf_counter()
         batch = decode_groups(groups, **self._contract)
         plan, updates, known = self._planner.updates(batch, self.step)
@@ -217,14 +274,26 @@ class BoosterLearner:
         return self._plugin.causal_lm
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Hugging Face's name, `quartet.v1.tensor_pb2.Dtype` and shape of each tensor of `weights`, in order. Local."""
         dtype = _WIRE_DTYPE[self._wire_dtype]
         specs = self._plugin.specs if self._plugin.adapter else self._shapes_in_files()
         return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """The weights as they stand: detached, contiguous, on the training device. A tied `lm_head` is left out.
+
+        A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`. Closing it
+        early goes through the rest, as the other ranks do.
+        """
+        self._announce("weights")
         weights = self._plugin.weights()
-        for name, tensor in weights if self._plugin.adapter else as_in_files(self._causal_lm, weights):
-            yield name, tensor.detach().to(self._wire_dtype).contiguous()
+        named = weights if self._plugin.adapter else as_in_files(self._causal_lm, weights)
+        try:
+            for name, tensor in named:
+                yield name, tensor.detach().to(self._wire_dtype).contiguous()
+        finally:
+            if self._ranks.world_size > 1:
+                deque(named, maxlen=0)
 
     def _shapes_in_files(self) -> dict[str, torch.Size]:
         return shapes_in_files(self._causal_lm, self._plugin.model_specs)
@@ -236,6 +305,7 @@ class BoosterLearner:
 
     @property
     def lora(self) -> rollout_pb2.LoraConfig | None:
+        """The adapter whose tensors `weights` yields, by PEFT's names; None: they are the whole model's. Local."""
         lora = self._settings.lora
         if not lora.r:
             return None
@@ -243,76 +313,65 @@ class BoosterLearner:
             r=lora.r, alpha=lora.alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
         )
 
-    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        self._writer(folder, state, facts)(*self._shares())
+    def snapshot(self, folder: Path, facts: dict[str, Any]) -> Callable[[], None]:
+        """Copy into memory what this rank writes of a checkpoint, and return what writes it: durable and complete at
+        `folder` when that returns, and not there at all before.
 
-    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
-        copies = [[(name, tensor.detach().to("cpu", copy=True)) for name, tensor in share] for share in self._shares()]
-        write = self._writer(folder, state, facts)
-        return lambda: write(*map(iter, copies))
+        Every rank calls the function returned, once, in any thread, while training goes on, and before the next
+        snapshot. It raises LearnerError, on every rank, where the folder could not be written.
 
-    def _dealt(self, specs: Mapping[str, torch.Size]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """The names in each file of tensors that all ranks write, and in those that this one does."""
-        ranks = self._ranks
-        files = storage.model_files(specs, self._plugin.dtype, ranks.world_size)
-        own = {file: files[file] for index, file in enumerate(files) if index % ranks.world_size == ranks.rank}
-        return files, own
-
-    def _shares(self) -> tuple[Tensors, Tensors]:
-        """What this rank writes of weights, by their names in files, and moments. Collective, one after the other."""
-        plugin = self._plugin
-        weights, own = plugin.weights(), set(plugin.specs if self._ranks.is_first else ())
-        if not plugin.adapter:  # which is small: rank 0 writes it
-            weights = as_in_files(self._causal_lm, weights)
-            own = {name for names in self._dealt(self._shapes_in_files())[1].values() for name in names}
-        moments = {name for names in self._dealt(plugin.specs)[1].values() for name in names}
-        return (
-            ((name, tensor) for name, tensor in weights if name in own),
-            ((key, tensor) for key, tensor in plugin.moments() if key.partition("/")[2] in moments),
-        )
-
-    def _writer(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
-        """What writes this rank's shares of the present step's checkpoint, whenever it is called, with all ranks."""
-        step, settings, shapes = self.step, self._settings.model_dump(mode="json"), self._shapes_in_files()
-        files, own = self._dealt(shapes)
-        dtype, adapter = self._plugin.dtype, self._plugin.adapter
+        Args:
+            folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
+            facts: the caller's, for its manifest: what JSON can hold.
+        """
+        self._announce("snapshot", folder=str(folder), facts=facts)
+        plugin, ranks, shapes = self._plugin, self._ranks, self._shapes_in_files()
+        files = storage.model_files(shapes, plugin.dtype, ranks.world_size)
+        own_files = self._dealt(files)
+        if plugin.adapter:  # which is small: rank 0 writes it
+            named, names = plugin.weights(), set(plugin.specs if ranks.is_first else ())
+        else:
+            named = as_in_files(self._causal_lm, plugin.weights())
+            names = {name for in_file in own_files.values() for name in in_file}
+        weights = _copies(named, lambda name: name in names)
+        of_moments = self._dealt(storage.model_files(plugin.specs, plugin.dtype, ranks.world_size))
+        parameters = {name for in_file in of_moments.values() for name in in_file}
+        moments = _copies(plugin.moments(), lambda key: key.partition("/")[2] in parameters)
         critic_file, critic = self._critic.file if self._critic else "", {}
-        if self._critic and (self._plugin.value_head is not None or self._ranks.is_first):
+        if self._critic and (plugin.value_head is not None or ranks.is_first):
             critic = self._critic.copies()  # a head's may be in pieces; a model of its own is whole on every rank
 
-        def write(weights: Tensors, moments: Tensors) -> None:
-            def share(writing: Path) -> None:
-                try:
-                    if adapter is None:
-                        storage.write_weights(weights, own, writing / "model", dtype)
-                    elif self._ranks.is_first:
-                        storage.write_adapter(weights, writing / "adapter")
-                    for _ in weights:  # other ranks go through them too
-                        pass
-                    storage.write_optimizer(moments, writing, self._ranks.rank, self._ranks.world_size)
-                finally:
-                    drain()
+        def share(writing: Path) -> None:
+            if not plugin.adapter:
+                storage.write_weights(weights, own_files, writing / "model", plugin.dtype)
+            elif ranks.is_first:
+                storage.write_adapter(weights, writing / "adapter")
+            storage.write_optimizer(moments, writing, ranks.rank, ranks.world_size)
 
-            def rest(writing: Path) -> None:
-                if adapter is None:
-                    storage.write_model_frame(files, shapes, writing / "model", self._model_path, dtype)
-                else:
-                    write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
-                if critic:
-                    save_file(critic, writing / critic_file)
-                storage.write_learner(writing / "learner.json", step, settings, state)
+        def rest(writing: Path) -> None:
+            if plugin.adapter:
+                write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
+            else:
+                storage.write_model_frame(files, shapes, writing / "model", self._model_path, plugin.dtype)
+            if critic:
+                save_file(critic, writing / critic_file)
 
-            def drain() -> None:
-                for tensors in (weights, moments):
-                    for _ in tensors:
-                        pass
+        manifest = {
+            **facts,
+            "format": storage.FORMAT,
+            "step": self.step,
+            "settings": self._settings.model_dump(mode="json"),
+        }
+        return lambda: self._writing_ranks.write(folder, manifest, share, rest)
 
-            manifest = {**(facts or {}), "format": storage.FORMAT, "step": step}
-            self._writing_ranks.write(folder, manifest, share, rest)
-
-        return write
+    def _dealt(self, files: dict[str, list[str]]) -> dict[str, list[str]]:
+        """Those of the files that this rank writes."""
+        ranks = self._ranks
+        return {file: files[file] for number, file in enumerate(files) if number % ranks.world_size == ranks.rank}
 
     def export(self, folder: Path) -> None:
+        """Write the model alone as a Hugging Face folder, tokenizer files included, atomically as a checkpoint is."""
+        self._announce("export", folder=str(folder))
         weights = self._plugin.model_weights()
 
         def write(writing: Path) -> None:
@@ -326,8 +385,14 @@ class BoosterLearner:
 
         self._writing_ranks.write(folder, None, write)
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        saved = storage.read_learner(folder)
+    def load(self, folder: Path) -> None:
+        """Go back to a checkpoint: weights, optimizer and `step`.
+
+        Raises:
+            LearnerError: the checkpoint is incomplete or of another model.
+        """
+        self._announce("load", folder=str(folder))
+        manifest = storage.check_checkpoint(folder)
         trained = folder / ("adapter" if self._plugin.adapter else "model")
         if not trained.is_dir():
             other = "a whole model" if self._plugin.adapter else "an adapter"
@@ -340,5 +405,9 @@ class BoosterLearner:
         storage.read_optimizer(self._plugin, folder)
         if self._critic:
             self._critic.load(folder / self._critic.file)
-        self.step = saved["step"]
-        return saved["state"]
+        self.step = manifest["step"]
+
+
+def _copies(tensors: Tensors, wanted: Callable[[str], bool]) -> list[tuple[str, torch.Tensor]]:
+    """Those wanted, copied to the CPU; every rank goes through all of them."""
+    return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in tensors if wanted(name)]

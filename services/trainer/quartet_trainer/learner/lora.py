@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from quartet_common.weights import folder_checksum
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.plugin_settings import LoraSection
+from quartet_trainer.learner_settings import LoraSection
 
 BASE_FILE = "base.json"
 _NAME = "default"

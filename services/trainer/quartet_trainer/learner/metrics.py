@@ -77,7 +77,8 @@ METRICS: dict[str, Metric] = {
     "optimizer_seconds": Metric("time/optimizer", PEAK),
     "train_step_seconds": Metric("time/train_step", PEAK),
     "value_loss": Metric("train/value_loss", UPDATES, only_with="critic"),
-    "value_clip_ratio": Metric("train/value_clip_ratio", SUM, only_with="critic"),
+    # With a value head no completion is skipped: the computed tokens are the trained ones, of all updates.
+    "value_clip_ratio": Metric("train/value_clip_ratio", TOKENS, only_with="critic"),
     "value_mean": Metric("train/value_mean", only_with="critic"),
     "return_mean": Metric("train/return_mean", only_with="critic"),
     "value_explained_variance": Metric("train/value_explained_variance", only_with="critic"),
@@ -157,27 +158,16 @@ def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool
     """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["computed_tokens"], 1.0)
-    means = [name for name, metric in METRICS.items() if metric.aggregation == TOKENS]
-    metrics = {name: total[name] / tokens for name in means if name != "kl" or kl_in_loss}
-    importance_squared = total["importance_squared"]
+    there = {"kl": kl_in_loss, "ptx_loss": ptx, "value_loss": value_head, "value_clip_ratio": value_head}
+    found = {
+        name: total[name] / (tokens if metric.aggregation == TOKENS else 1.0)
+        for name, metric in METRICS.items()
+        if name in total and there.get(name, True)
+    }
+    importance, squared = total["importance"], total["importance_squared"]
     return {
-        "loss": total["loss"],
-        "policy_loss": total["policy_loss"],
-        **metrics,
-        **({"ptx_loss": total["ptx_loss"]} if ptx else {}),
-        # With a value head no completion is skipped: the computed tokens are the trained ones, of all updates.
-        **(
-            {"value_loss": total["value_loss"], "value_clip_ratio": total["value_clip_ratio"] / tokens}
-            if value_head
-            else {}
-        ),
-        "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared)
-        if importance_squared
-        else 1.0,
-        "computed_tokens": total["computed_tokens"],
-        "forward_tokens": total["forward_tokens"],
-        "shared_prompt_tokens": total["shared_prompt_tokens"],
+        **found,
+        "effective_sample_size": importance**2 / (tokens * squared) if squared else 1.0,
         "padding_ratio": 1 - total["real_tokens"] / max(total["forward_tokens"], 1.0),
-        "micro_batches": total["micro_batches"],
         **dict(zip(PEAKS, peaks.tolist(), strict=True)),
     }

@@ -7,9 +7,8 @@ step-00000012/
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
   value_head.safetensors  in its place with critic.form = "head": the head alone, in the same way
-  learner.json            {"step", "settings", "state"}: state is the training loop's own
-  manifest.json           written last: {"format", "step", "files": {name: bytes}} and the training loop's facts:
-                          {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
+  manifest.json           written last: {"format", "step", "settings", "files": {name: bytes}} and the training loop's
+                          facts: {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
 Of N ranks each writes a file of the weights and one of AdamW's state, NAME-IIIII-of-NNNNN.safetensors, into one folder
@@ -205,13 +204,8 @@ def read_optimizer(plugin: Plugin, folder: Path) -> None:
                 state.setdefault(of, {})[moment] = own.to(of.device)
 
 
-def write_learner(path: Path, step: int, settings: dict[str, Any], state: dict[str, Any]) -> None:
-    """Write the part that is not tensors."""
-    path.write_text(json.dumps({"step": step, "settings": settings, "state": state}, indent=1), encoding="utf-8")
-
-
-def read_learner(folder: Path) -> dict[str, Any]:
-    """Read `learner.json` of a checkpoint after checking that the checkpoint is complete.
+def check_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest after checking that the checkpoint is complete.
 
     Raises:
         LearnerError: it is not, or of another format.
@@ -221,4 +215,4 @@ def read_learner(folder: Path) -> dict[str, Any]:
         raise LearnerError(f"{folder} is no complete checkpoint")
     if manifest.get("format") != FORMAT:
         raise LearnerError(f"{folder} has checkpoint format {manifest.get('format')}; this trainer reads {FORMAT}")
-    return json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+    return manifest

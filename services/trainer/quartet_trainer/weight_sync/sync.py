@@ -4,20 +4,24 @@ At most one update is under way. A snapshot is of one version and is not touched
 ended; its memory is used again for the next, because fresh pages cost more than the copy.
 """
 
+from __future__ import annotations
+
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from quartet_common import tracing
 from quartet_common.log import get_logger
-from quartet_trainer.distribute import DistributedLearner
 from quartet_trainer.weight_sync import Published, Publisher
 from quartet_trainer.weight_sync.packing import Snapshot, Weights
 from quartet_trainer.weight_sync.publisher import SLEEP_SECONDS
+
+if TYPE_CHECKING:
+    from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
 
 log = get_logger(__name__)
 
@@ -28,11 +32,10 @@ class WeightSync:
     def __init__(
         self,
         publisher: Publisher,
-        learner: DistributedLearner,
+        learner: Learner,
         overlap: bool,
         sleep: bool = False,
         on_end: Callable[[], None] = lambda: None,
-        on_sent: Callable[[str, float, float], None] | None = None,
     ):
         """Take over `publisher`.
 
@@ -40,9 +43,7 @@ class WeightSync:
             overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
             sleep: see `rollouts_asleep`.
             on_end: called, in the sending thread, when an update has ended.
-            on_sent: called with (what was sent, when that began by time.perf_counter, seconds), in the same thread.
         """
-        self._on_sent = on_sent
         self._publisher = publisher
         self._learner = learner
         self._overlap = overlap
@@ -81,13 +82,8 @@ class WeightSync:
         return True
 
     def _send(self, version: int, weights: Weights | Snapshot) -> Published | None:
-        began = time.perf_counter()
-        try:
-            with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):
-                return self._publisher.publish(version, weights)
-        finally:
-            if self._on_sent is not None:
-                self._on_sent(f"version {version}", began, time.perf_counter() - began)
+        with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):
+            return self._publisher.publish(version, weights)
 
     def collect(self, wait: bool = False) -> Published | None:
         """Return what the update under way came to; None if there is none, or it has not ended and `wait` is false.

@@ -36,10 +36,10 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
         plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
         # A pass without gradient before: nothing of the weights that it saw may stay.
         learner._planner._of_all(batch, plan, learner._plugin.log_probs)
-        assert learner.load(out / job["resume"] / "checkpoint") == {"saved": job["resume"]}
+        learner.load(out / job["resume"] / "checkpoint")
     critic, metrics = take_steps(learner, batches[: job["steps"]])
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
-    learner.save(folder / "checkpoint", {"saved": job["name"]})
+    learner.snapshot(folder / "checkpoint", {})()
     if job["export"]:
         learner.export(folder / "export")
     if rank in (0, torch.distributed.get_world_size() - 1):

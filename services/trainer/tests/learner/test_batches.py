@@ -12,7 +12,7 @@ from learner_helpers import VOCABULARY, make_batch, make_group
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged, encode
-from quartet_trainer.batch import ExperienceError, check_group, collate, decode_groups, plan_step
+from quartet_trainer.batch import ExperienceError, collate, decode_group, decode_groups, plan_step
 from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.records.step_metrics import batch_metrics
 
@@ -129,10 +129,10 @@ def test_groups_whose_log_probs_are_not_the_models_are_refused() -> None:
     group = make_group(np.random.default_rng(0), [5, 3, 2])
     harmless = {"temperature": 0.5, "top_p": 0.9, "min_tokens": 2, "bad_words": ["no"], "stop": ["x"]}
     group.sampling.CopyFrom(experience_pb2.SamplingParams(**harmless))
-    check_group(group, VOCABULARY)
+    decode_group(group, VOCABULARY)
     group.sampling.repetition_penalty = 1.5
     with pytest.raises(ExperienceError, match="its completions were drawn with repetition_penalty = 1.5: their log-pr"):
-        check_group(group, VOCABULARY)
+        decode_group(group, VOCABULARY)
 
 
 def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
@@ -145,7 +145,7 @@ def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
             data[place] = chance.integers(256)
         try:
             group = experience_pb2.GroupTensors.FromString(bytes(data[: len(data) - 3 * (seed % 10 == 0)]))
-            check_group(group, VOCABULARY)
+            decode_group(group, VOCABULARY)
         except (DecodeError, ExperienceError) as refusal:
             outcomes.add(type(refusal))
             continue

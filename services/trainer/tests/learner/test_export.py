@@ -64,7 +64,7 @@ def test_names_are_the_folders_whatever_transformers_makes_of_its_tensors(family
     assert {name: shape for name, _, shape in learner.weight_specs()} == {n: tuple(t.shape) for n, t in source.items()}
     learner.export(tmp_path / "export")
     assert_near(load_file(tmp_path / "export" / "model.safetensors"), weights, rtol=0, atol=0)
-    learner.save(step, {})
+    learner.snapshot(step, {})()
     assert_near(load_file(step / "model" / "model.safetensors"), weights, rtol=0, atol=0)
     resumed = create_learner(settings(precision="fp32"), path, Run())
     resumed.load(step)

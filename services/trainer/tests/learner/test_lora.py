@@ -89,9 +89,9 @@ def test_an_export_is_the_merged_model(model_path: Path, tmp_path: Path) -> None
 
 def test_another_base_or_another_kind_is_refused(model_path: Path, tmp_path: Path) -> None:
     learner = make_learner(model_path)
-    learner.save(tmp_path / "adapter", {})
+    learner.snapshot(tmp_path / "adapter", {})()
     whole = create_learner(settings(), model_path, Run())
-    whole.save(tmp_path / "whole", {})
+    whole.snapshot(tmp_path / "whole", {})()
     with pytest.raises(LearnerError, match=r"holds an adapter: trainer\.lora\.r was above 0"):
         whole.load(tmp_path / "adapter")
     with pytest.raises(LearnerError, match=r"holds a whole model: trainer\.lora\.r was 0"):
@@ -105,7 +105,7 @@ def test_an_adapter_folder_is_as_peft_reads_it_and_may_be_the_start(model_path: 
     learner = make_learner(model_path)
     learner.train_step(make_batch(seed=47))
     trained, checkpoint = copy(learner), tmp_path / "step-00000001"
-    learner.save(checkpoint, {})
+    learner.snapshot(checkpoint, {})()
     assert not (checkpoint / "model").exists(), "a checkpoint holds the adapter alone"
     by_peft = PeftModel.from_pretrained(load(model_path), checkpoint / "adapter")
     torch.testing.assert_close(logits(by_peft), logits(by_hand(model_path, trained)), rtol=0, atol=1e-6)

@@ -225,7 +225,7 @@ def alone(models: dict[str, Path], texts: Path, batches: list[list], done: dict[
         if key not in known:
             learner = create_learner(settings(**values_of(job, texts), **WHOLE), models[job.model], Run())
             if job.resume:
-                assert learner.load(done[job.resume] / "checkpoint") == {"saved": job.resume.name}
+                learner.load(done[job.resume] / "checkpoint")
             known[key] = learner, *take_steps(learner, batches[: job.steps])
         return known[key]
 

@@ -100,6 +100,7 @@ def test_what_is_written_wins_wherever_it_stands(tmp_path: Path) -> None:
 def test_importing_colossalai_leaves_cudas_queues_as_they_were() -> None:
     code = """
 import os
+from quartet_trainer import training_run  # imports none of it
 from quartet_trainer.learner import colossalai_patches
 for before in (None, "8"):
     os.environ.update({"CUDA_DEVICE_MAX_CONNECTIONS": before} if before else {})

@@ -223,6 +223,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context, request.session_epoch)
         assert list(request.instance_ids) == self.batches[request.step]
         self._add("trained", request.step)
+        self.run.policy_version = request.step + 1
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
     def Commit(self, request, context):

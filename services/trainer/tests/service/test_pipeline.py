@@ -6,16 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from fake_broker import FakeBroker
 from receiver import Receivers
 from training import Train
 
-from quartet_trainer import checkpointer
+from quartet_trainer import checkpoints
 from quartet_trainer.checkpointer import EarlyStopping
 from quartet_trainer.checkpoints import find_checkpoints
+from quartet_trainer.config import EarlyStopSection
 from quartet_trainer.errors import TrainingError
-from quartet_trainer.training_run import random_state, restore_random_state
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -102,7 +101,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(train: Train, bro
 
 
 def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(checkpointer, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(checkpoints, "LOCK_SECONDS", 0.3)
     root = tmp_path / "run" / "checkpoints"
     root.mkdir(parents=True)
     with (root / ".lock").open("a+") as other:
@@ -142,10 +141,11 @@ def test_the_best_checkpoint_is_kept(train: Train, broker: FakeBroker, monkeypat
 
 
 def test_patience_survives_a_restart_and_counts_a_step_once():
-    patience = EarlyStopping("min", 2, 0.0)
+    settings = EarlyStopSection(mode="min", patience=2)
+    patience = EarlyStopping(settings)
     assert not patience.exhausted_by(1, 3.0)
     assert not patience.exhausted_by(2, 3.0)
-    later = EarlyStopping("min", 2, 0.0)
+    later = EarlyStopping(settings)
     later.restore(json.loads(json.dumps(patience.to_json())))
     assert not later.exhausted_by(2, 3.0), "the same evaluation, made again after a restart"
     assert later.exhausted_by(3, 4.0)
@@ -164,32 +164,6 @@ def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
     training.control.resume()
     assert training.join() == "all steps are done"
     assert training.status.waiting_for == ""
-
-
-def test_random_generators_go_on_where_the_checkpoint_was():
-    import random
-
-    import numpy as np
-
-    def draw() -> list[float]:
-        return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(torch.rand(1))]
-
-    state = json.loads(json.dumps(random_state()))
-    first = draw()
-    restore_random_state(state)
-    assert draw() == first
-
-
-def test_a_trace_shows_what_the_trainer_did_and_when_weights_were_sent(
-    train: Train, broker: FakeBroker, receiver: Receivers
-):
-    broker.add_member(receiver("one").member)
-    training = train("trainer.trace=true").start()
-    training.join()
-    events = json.loads((training.folder / "trace.json").read_text().rstrip().rstrip(",") + "]")
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    spans = {(rows[event["tid"]], event["name"]) for event in events if event["ph"] == "X"}
-    assert {("trainer", "training"), ("trainer", "waiting_for_batch"), ("weights", "version 1")} <= spans
 
 
 def test_a_step_that_fails_wakes_the_rollouts(train: Train, broker: FakeBroker, receiver: Receivers):

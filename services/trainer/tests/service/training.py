@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
 
 from quartet_common.config import load_config
 from quartet_trainer import training_run
-from quartet_trainer.batch import check_group
+from quartet_trainer.batch import decode_group
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control
@@ -21,7 +21,9 @@ from quartet_trainer.status import Status
 
 
 class CountingLearner:
-    """The Learner protocol; its only weight is the number of steps."""
+    """What the training calls of a Learner; its only weight is the number of steps."""
+
+    lora = None
 
     def __init__(self) -> None:
         self.step = 0
@@ -43,7 +45,7 @@ class CountingLearner:
         }
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        check_group(group, vocabulary_size=100)
+        decode_group(group, vocabulary_size=100)
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         return [("count", tensor_pb2.DTYPE_FLOAT32, (4,))]
@@ -51,23 +53,22 @@ class CountingLearner:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "count", torch.full((4,), float(self.step))
 
-    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        self.snapshot(folder, state, facts)()
-
-    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
+    def snapshot(self, folder: Path, facts: dict[str, Any]) -> Callable[[], None]:
         step = self.step
 
         def write() -> None:
             self.before_write(step)
-            with atomic_folder(folder, {**(facts or {}), "step": step}) as writing:
-                (writing / "learner.json").write_text(json.dumps({"step": step, "state": state}))
+            with atomic_folder(folder, {**facts, "step": step}):
+                pass
 
         return write
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        saved = json.loads((folder / "learner.json").read_text())
-        self.step = saved["step"]
-        return saved["state"]
+    def load(self, folder: Path) -> None:
+        self.step = json.loads((folder / "manifest.json").read_text())["step"]
+
+    def idle(self) -> None: ...
+
+    def stop(self) -> None: ...
 
     def export(self, folder: Path) -> None:
         self.exported = folder
@@ -102,8 +103,6 @@ class Training:
         me = broker_pb2.Member(instance_id="trainer-1", kind=common_pb2.SERVICE_KIND_TRAINER, address="127.0.0.1:1")
         around = training_run.TrainerContext(
             config=self.config,
-            checkpoint_root=self.folder / "checkpoints",
-            evaluation_sets=self.config.section.evaluation.sets or [],
             instance_id="trainer-1",
             me=lambda: me,
             control=self.control,

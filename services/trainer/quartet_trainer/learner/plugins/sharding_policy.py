@@ -21,7 +21,7 @@ from quartet_trainer.batch import MicroBatch
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import trunk
 from quartet_trainer.learner.model import Policy
-from quartet_trainer.plugin_settings import PluginSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 """Linear layers of which each rank has some of the outputs."""
@@ -93,7 +93,7 @@ def _sum(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
 _FAMILIES = "models of Llama's form, as Llama, Qwen2, Qwen3, Mistral, Granite and OLMo are"
 
 
-def check_modules(causal_lm: PreTrainedModel, settings: PluginSettings) -> None:
+def check_modules(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None:
     """Raise LearnerError if a model has not the modules that `ShardingPolicy` cuts."""
     base, kind = trunk(causal_lm), causal_lm.config.model_type
     parts = [(base, "embed_tokens"), (base, "layers"), (base, "norm"), (causal_lm, "lm_head")]
