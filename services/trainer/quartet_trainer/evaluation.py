@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 
@@ -142,40 +143,30 @@ class RunEnded(Exception):
     """The run was ended by someone else."""
 
 
+@dataclass
 class Evaluator:
     """Runs the configured evaluations; an evaluation that does not come about costs its metrics, not the run."""
 
-    def __init__(
-        self,
-        sets: Sequence[str],
-        settings: EvaluationSection,
-        folder: Path,
-        session: BrokerSession,
-        control: Control,
-        status: Status,
-        journal: Journal,
-        reporter: Reporter,
-    ):
-        """`folder`: where the JSONL of each evaluation goes."""
-        self._sets = list(sets)
-        self._settings = settings
-        self._folder = folder
-        self._session = session
-        self._control = control
-        self._status = status
-        self._journal = journal
-        self._reporter = reporter
-        self._last_version = -1
+    sets: list[str]
+    settings: EvaluationSection
+    folder: Path
+    """Where the JSONL of each evaluation goes."""
+    session: BrokerSession
+    control: Control
+    status: Status
+    journal: Journal
+    reporter: Reporter
+    _last_version: int = -1
 
     def due(self, version: int, last: bool = False) -> bool:
         """Whether `version` is to be evaluated; `last`: it is the final one."""
-        if not self._sets or version == self._last_version:
+        if not self.sets or version == self._last_version:
             return False
         if last:
-            return self._settings.at_end
+            return self.settings.at_end
         if version == 0:
-            return self._settings.before_training
-        return bool(self._settings.interval) and version % self._settings.interval == 0
+            return self.settings.before_training
+        return bool(self.settings.interval) and version % self.settings.interval == 0
 
     def run(self, version: int, keep_current: Callable[[], int]) -> dict[str, float]:
         """Evaluate all sets at `version` and return the metrics of those that came about.
@@ -187,9 +178,9 @@ class Evaluator:
             Stopped: asked to stop meanwhile.
             RunEnded: the run was ended meanwhile.
         """
-        with self._status.during(trainer_pb2.TRAINER_PHASE_EVALUATING):
+        with self.status.during(trainer_pb2.TRAINER_PHASE_EVALUATING):
             measured: dict[str, float] = {}
-            for name in self._sets:
+            for name in self.sets:
                 measured |= self._run_set(name, version, keep_current)
         self._last_version = version
         return measured
@@ -198,7 +189,7 @@ class Evaluator:
         evaluation_id = self._start(name, version)
         if evaluation_id is None or not self._wait(evaluation_id, keep_current):
             return {}
-        full = self._session.evaluation_results(evaluation_id)
+        full = self.session.evaluation_results(evaluation_id)
         transcripts, unreadable = [], 0
         for data in full.transcripts:
             try:
@@ -206,10 +197,10 @@ class Evaluator:
             except DecodeError:
                 unreadable += 1
         metrics = evaluation_metrics(name, transcripts, full.dead + unreadable)
-        with writing(self._folder):
-            path = write_evaluation(self._folder, name, version, transcripts)
-        self._journal.evaluation(name, version, metrics)
-        self._reporter.report(
+        with writing(self.folder):
+            path = write_evaluation(self.folder, name, version, transcripts)
+        self.journal.evaluation(name, version, metrics)
+        self.reporter.report(
             evaluation=broker_pb2.EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics)
         )
         accuracy = metrics.get(f"eval/{name}/ans_acc")
@@ -224,35 +215,35 @@ class Evaluator:
 
     def _start(self, name: str, version: int) -> str | None:
         deadline = time.monotonic() + SET_SECONDS
-        while (started := self._session.start_evaluation(name, version)) is None:
+        while (started := self.session.start_evaluation(name, version)) is None:
             if time.monotonic() > deadline:
                 self._warn(f"evaluation set '{name}' has no prompts; version {version} is not evaluated on it")
                 return None
-            self._control.wait(0.5)
+            self.control.wait(0.5)
         return started.evaluation_id
 
     def _wait(self, evaluation_id: str, keep_current: Callable[[], int]) -> bool:
         """Wait until complete. Time in which no rollout has the version does not count."""
-        left = self._settings.timeout_seconds
+        left = self.settings.timeout_seconds
         while left > 0:
-            self._control.wake.clear()
-            if self._control.stopping.is_set():
+            self.control.wake.clear()
+            if self.control.stopping.is_set():
                 raise Stopped
             rollouts = keep_current()
             began = time.monotonic()
-            answer = self._session.wait_for_evaluation(evaluation_id, min(WAIT_SECONDS, left))
+            answer = self.session.wait_for_evaluation(evaluation_id, min(WAIT_SECONDS, left))
             if answer is not None and answer.complete:
                 return True
-            if self._session.run().state != broker_pb2.RUN_STATE_ACTIVE:
+            if self.session.run().state != broker_pb2.RUN_STATE_ACTIVE:
                 raise RunEnded
             if rollouts:
                 left -= time.monotonic() - began
         self._warn(
-            f"evaluation {evaluation_id} was not complete within {self._settings.timeout_seconds:g} s "
+            f"evaluation {evaluation_id} was not complete within {self.settings.timeout_seconds:g} s "
             "(trainer.evaluation.timeout_seconds); training goes on without it"
         )
         return False
 
     def _warn(self, why: str) -> None:
         log.warning(why)
-        self._reporter.notice("warning", why)
+        self.reporter.notice("warning", why)

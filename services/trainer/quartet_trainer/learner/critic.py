@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from quartet_common.log import get_logger
 from quartet_trainer.algorithms.losses import clipped_value_loss
-from quartet_trainer.batch import ExperienceBatch, MicroBatch, collate
+from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate
 from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
@@ -23,12 +24,23 @@ from quartet_trainer.learner.checks import check_model_folder
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model import autocast_to, load_causal_lm
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
-from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.plugins.base import Phases
 from quartet_trainer.learner_settings import LearnerSettings
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class CriticTargets:
+    """What the critic learns from a batch."""
+
+    plan: StepPlan
+    """Its micro-batches: all completions with a trained token, shared out among all ranks; or the policy's."""
+    old_values: Tensor
+    """float64 [T]."""
+    returns: Tensor
+    """float64 [T]."""
 
 
 class ValueModel(nn.Module):

@@ -126,15 +126,7 @@ class Learner:
             self._critic = head or Critic(settings, model_path, self._plugin, run.max_steps)
         self._head_rate = head.learning_rate if head else self._learning_rate
         self._accumulator = Accumulator(settings, self._algorithm, self._plugin, texts, head)
-        self._planner = Planner(
-            settings,
-            self._algorithm,
-            self._plugin,
-            run.sampling.max_new_tokens,
-            self._critic.values if self._critic else None,
-            critic_shares=isinstance(self._critic, Critic) and self._critic.shares_prompts,
-            joint=head is not None,
-        )
+        self._planner = Planner(settings, self._algorithm, self._plugin, run.sampling.max_new_tokens, self._critic)
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"

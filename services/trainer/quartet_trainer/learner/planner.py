@@ -17,23 +17,12 @@ from quartet_trainer.algorithms import Algorithm, Scored
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
+from quartet_trainer.learner.critic import Critic, CriticTargets, HeadCritic
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
 
 Forward = Callable[[MicroBatch], Tensor]
 """Without gradient, from a micro-batch to one number, or some, for each of its t tokens: [t], or [numbers, t]."""
-
-
-@dataclass(frozen=True)
-class CriticTargets:
-    """What the critic learns from a batch."""
-
-    plan: StepPlan
-    """Its micro-batches: all completions with a trained token, shared out among all ranks; or the policy's."""
-    old_values: Tensor
-    """float64 [T]."""
-    returns: Tensor
-    """float64 [T]."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +60,22 @@ class Planner:
         algorithm: Algorithm,
         plugin: Plugin,
         max_new_tokens: int,
-        values: Forward | None = None,
-        *,
-        critic_shares: bool = False,
-        joint: bool = False,
+        critic: Critic | HeadCritic | None = None,
     ) -> None:
-        """Take the parts.
-
-        `max_new_tokens` is the "constant" aggregation's length, `values` the critic's forward, `critic_shares` whether
-        that takes shared prompts; `joint`: it is a head on the policy, which learns from the policy's own passes.
-        """
+        """Take the parts; `max_new_tokens` is the "constant" aggregation's length."""
         self._settings = settings
         self._algorithm = algorithm
         self._plugin = plugin
         self._max_new_tokens = max_new_tokens
-        self._values = values
-        self._critic_shares = critic_shares
-        self._joint = joint
-        self._dtype = torch.float64 if settings.precision == "fp64" else torch.float32
+        self._critic = critic
+        self._joint = isinstance(critic, HeadCritic)
+        """Whether it learns from the policy's own passes."""
         # Where every token has a loss of its own, no completion can be spared.
         kl_in_loss = settings.kl_coefficient > 0 and algorithm.kl_in == "loss"
         self._kl_in_reward = settings.kl_coefficient > 0 and algorithm.kl_in == "reward"
         self._several = settings.epochs * settings.mini_batches > 1
-        self._skip = settings.skip_zero_advantage and not kl_in_loss and not settings.entropy_coefficient and not joint
+        each_counts = kl_in_loss or self._joint or settings.entropy_coefficient > 0
+        self._skip = settings.skip_zero_advantage and not each_counts
 
     def plan(self, batch: ExperienceBatch) -> tuple[StepPlan, CriticTargets | None, dict[str, float]]:
         """This rank's part of the whole batch, the critic's where there is one, and metrics that are known by now."""
@@ -138,9 +120,9 @@ class Planner:
         elif wants_old:
             old = self._of_all(batch, everything, self._plugin.log_probs)
         kl = self._kl_to_reference(batch, everything, old)
-        if self._values is not None and values is None:
+        if self._critic is not None and values is None:
             everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
-            values = self._of_all(batch, everyone, self._values, by_policy=False)
+            values = self._of_all(batch, everyone, self._critic.values, by_policy=False)
 
         rewards = batch.rewards.double()
         if algorithm.reward_clip:
@@ -187,6 +169,7 @@ class Planner:
     ) -> StepPlan:
         """This rank's share among those of the policy's plugin that see different data, or among all (the critic's)."""
         plugin = self._plugin
+        critic_shares = isinstance(self._critic, Critic) and self._critic.shares_prompts
         return plan_step(
             batch,
             mask=mask,
@@ -197,7 +180,7 @@ class Planner:
             max_padding=self._settings.max_padding,
             rank=plugin.ranks.rank if all_ranks else plugin.data_rank,
             world_size=plugin.ranks.world_size if all_ranks else plugin.data_size,
-            share_prompts=self._critic_shares if all_ranks else plugin.shares_prompts,
+            share_prompts=critic_shares if all_ranks else plugin.shares_prompts,
         )
 
     def _kl_to_reference(self, batch: ExperienceBatch, plan: StepPlan, old: Tensor | None) -> Tensor | None:
@@ -222,7 +205,7 @@ class Planner:
         counts = self._plugin.counts or not by_policy
         found = torch.zeros(numbers, batch.rows.numel(), dtype=torch.float64, device=device)
         for index in range(self._plugin.passes(count) if by_policy else count):
-            micro_batch = collate(batch, plan, plan.micro_batches[min(index, count - 1)]).to(device, self._dtype)
+            micro_batch = collate(batch, plan, plan.micro_batches[min(index, count - 1)]).to(device, self._plugin.dtype)
             with torch.no_grad():
                 values = forward(micro_batch)
             if not plan.idle and counts:
