@@ -141,13 +141,13 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
     await works_for(made, "one")
     made.engine.meet.clear()
     updates, entered = made.service.updates, asyncio.Event()
-    wait_joined = updates._wait_joined
+    begin_update = updates.begin
 
-    async def wait(request) -> None:
+    async def begin_and_say(*request) -> None:
         entered.set()
-        await wait_joined(request)
+        await begin_update(*request)
 
-    updates._wait_joined = wait
+    updates.begin = begin_and_say
     await made.join(1, run_id="one")
     begin = asyncio.ensure_future(made.begin(1, run_id="one"))
     await asyncio.wait_for(entered.wait(), 20)
