@@ -44,7 +44,7 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
         one.start(name)
     two.start("trainer")
     first = one.client("run", "--attach", "--plain", *one.arguments)
-    one.wait_for("rollout", "works for another run")
+    one.wait_for("rollout", "member of the run")
     second = two.client("run", "--attach", "--plain", *two.arguments)
     assert (first.wait(200), second.wait(200)) == (0, 0), one.logs()
 
