@@ -87,7 +87,7 @@ SUITES = (
     Suite("client", "client", 600, "client/tests", quick="audit certs colossalchat data progress terminal"),
     Suite("launcher", "dev", 1200, "deploy/local/tests", quick="process supervisor"),
     Suite("deploy", "dev", 400, "tests/deploy", quick="containers observability"),
-    Suite("docs", "dev", 400, "tests/docs", quick="links names references"),
+    Suite("docs", "dev", 600, "tests/docs", quick="links names references"),
     Suite("contract", "dev", 900, "tests/contract", quick="protos"),
     Suite("integration", "dev", 1200, "tests/integration"),
     Suite("families", "dev", 500, "tests/families"),
