@@ -7,9 +7,8 @@ thing, and a change admits one or two, they wait in a queue: one is woken per ch
 
 import asyncio
 import json
-from collections import defaultdict
 from collections.abc import Iterable
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from quartet.v1 import broker_pb2
 from redis.asyncio.client import PubSub
@@ -35,8 +34,11 @@ _RELAYED_SECONDS = 15.0
 class Waiter:
     """Waits for topics of one run. `details` collects what came with a topic, e.g. ids of finished instances."""
 
-    def __init__(self, topics: frozenset[str], notifier: "Notifier"):
+    def __init__(self, topics: frozenset[str], notifier: "Notifier", of_run: "WeakSet[Waiter]"):
+        """`of_run`: the run's waiters, which last while one of them does."""
         self.topics = topics
+        self._of_run = of_run
+        of_run.add(self)
         self.details: set[str] = set()
         self.missed = False
         self._notifier = notifier
@@ -69,16 +71,22 @@ class Notifier:
 
     def __init__(self, servers: Servers):
         self._servers = servers
-        self._waiters: dict[str, WeakSet[Waiter]] = defaultdict(WeakSet)
+        self._waiters: WeakValueDictionary[str, WeakSet[Waiter]] = WeakValueDictionary()
         self.closed = False
         self.listening = asyncio.Event()
         self._outage = Outage(first=_RECONNECT_SECONDS, longest=_RECONNECT_SECONDS)
 
     def waiter(self, run_id: str, *topics: str) -> Waiter:
         """Return a waiter for topics of a run; it is notified for as long as somebody holds it."""
-        waiter = Waiter(frozenset((*topics, EVERYONE)), self)
-        self._waiters[run_id].add(waiter)
-        return waiter
+        of_run = self._waiters.get(run_id)
+        if of_run is None:
+            of_run = self._waiters[run_id] = WeakSet()
+        return Waiter(frozenset((*topics, EVERYONE)), self, of_run)
+
+    @property
+    def runs(self) -> int:
+        """Runs that somebody waits for."""
+        return len(self._waiters)
 
     async def listen(self) -> None:
         """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
@@ -124,8 +132,6 @@ class Notifier:
         elif message["type"] == "pmessage":
             run_id = keys.run_of_channel(message["channel"].decode())
             waiters = tuple(self._waiters.get(run_id, ()))
-            if not waiters:
-                self._waiters.pop(run_id, None)
             for line in message["data"].decode().split("\n"):
                 topic, _, details = line.partition(" ")
                 ids = json.loads(details) if details else ()

@@ -1,9 +1,12 @@
 """Many who wait at the gate: all that is let in is taken, and few of them ask."""
 
 import asyncio
+import gc
 
+import grpc
 import pytest
 from conftest import serving
+from quartet.v1 import broker_pb2
 from world import World
 
 ROLLOUTS = 40
@@ -63,3 +66,13 @@ async def test_one_with_older_weights_does_not_keep_others_out(world):
     for task in old:
         task.cancel()
     await asyncio.gather(*old, return_exceptions=True)
+
+
+async def test_calls_for_runs_that_there_are_not_leave_nothing_behind(broker):
+    stub, servicer, _ = broker
+    for n in range(20):
+        with pytest.raises(grpc.RpcError) as refused:
+            await stub.GetEvaluation(broker_pb2.GetEvaluationRequest(run_id=f"none-{n}", evaluation_id="set@0"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    gc.collect()
+    assert servicer.notifier.runs <= 1, "the last call may be on its way out"
