@@ -20,7 +20,7 @@ from quartet_rollout.environments.base import Answer, Execution, Parameters, Sta
 _FENCE = "```"
 _LANGUAGES = ("python", "python3", "py")
 _OPENED, _CLOSED = "<tool>", "</tool>"
-_STOPS = ("\n```\n", _CLOSED)
+_STOPS = {"fence": ("\n```\n",), "tag": (_CLOSED,), "either": ("\n```\n", _CLOSED)}
 _LARGEST_PROGRAM = 1 << 20
 _GO_ON = Answer("")
 
@@ -28,6 +28,9 @@ _GO_ON = Answer("")
 class PythonToolParameters(Parameters):
     """Parameters of `python_tool`."""
 
+    calls: Literal["fence", "tag", "either"] = Field(
+        "either", description="What is a call: a ```python block, a <tool> element, or both."
+    )
     answer_as: Literal["inline", "message"] = Field(
         "inline", description="In the form of the call, in the policy's own turn; or as a message of role `tool`."
     )
@@ -45,7 +48,7 @@ class PythonTool:
 
     def stop(self, parameters: PythonToolParameters) -> Sequence[str]:
         """A turn ends where a call does."""
-        return _STOPS
+        return _STOPS[parameters.calls]
 
     def begin(self, start: Start, parameters: PythonToolParameters, tools: Tools) -> "PythonToolEpisode":
         """Begin a completion; nothing runs yet."""
@@ -61,9 +64,9 @@ class PythonToolEpisode:
     async def answer(self, turn: Turn) -> Answer | None:
         """Run the program that the turn ends with. A block that is none lets the policy go on; no block, no answer."""
         parameters = self._parameters
-        form, program = find_call(turn.text)
+        form, program = find_call(turn.text, parameters.calls)
         if program is None:
-            return _GO_ON if turn.stop in _STOPS else None
+            return _GO_ON if turn.stop in _STOPS[parameters.calls] else None
         text = await self._run(program)
         if parameters.answer_as == "message":
             return Answer(text, role="tool")
@@ -91,13 +94,13 @@ class PythonToolEpisode:
         return shown(execution, parameters.timeout_seconds)
 
 
-def find_call(text: str) -> tuple[str, str | None]:
+def find_call(text: str, calls: str) -> tuple[str, str | None]:
     """Return form ("fence" or "tag") and source of the call that a turn ends with; None: there is none."""
     text = text.rstrip()
-    if text.endswith(_CLOSED):
+    if calls != "fence" and text.endswith(_CLOSED):
         _, opened, program = text.removesuffix(_CLOSED).rpartition(_OPENED)
         return "tag", program.strip("\n") if opened else None
-    if text.endswith(_FENCE):
+    if calls != "tag" and text.endswith(_FENCE):
         _, opened, block = text.removesuffix(_FENCE).rpartition(_FENCE)
         language, newline, program = block.partition("\n")
         if opened and newline and language.strip().lower() in _LANGUAGES:

@@ -39,18 +39,19 @@ FENCE = "so:\n```python\nprint(1)\n```"
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "calls", "found"),
     [
-        (FENCE + "\n", ("fence", "print(1)")),
-        ("```py\na\n```\nthen\n```python3\nb\nc\n```\n", ("fence", "b\nc")),
-        ("```text\nprint(1)\n```", ("fence", None)),
-        (FENCE + " is it", ("fence", None)),
-        ("<tool>a</tool> <tool>b</tool>\n", ("tag", "b")),
-        ("b</tool>", ("tag", None)),
+        (FENCE + "\n", "fence", ("fence", "print(1)")),
+        (FENCE, "tag", ("fence", None)),
+        ("```py\na\n```\nthen\n```python3\nb\nc\n```\n", "fence", ("fence", "b\nc")),
+        ("```text\nprint(1)\n```", "either", ("fence", None)),
+        (FENCE + " is it", "either", ("fence", None)),
+        ("<tool>a</tool> <tool>b</tool>\n", "either", ("tag", "b")),
+        ("b</tool>", "tag", ("tag", None)),
     ],
 )
-def test_the_call_is_what_a_turn_ends_with(text, found):
-    assert find_call(text) == found
+def test_the_call_is_what_a_turn_ends_with(text, calls, found):
+    assert find_call(text, calls) == found
 
 
 @pytest.mark.parametrize(
