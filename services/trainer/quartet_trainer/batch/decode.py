@@ -253,13 +253,13 @@ def decode_groups(
     if not groups:
         raise ExperienceError("the batch has no group; a step trains at least one")
     parts = []
-    for index, group in enumerate(groups):
-        try:
+    try:
+        for group in groups:
             parts.append(
                 decode_group(group, vocabulary_size, sampling_masks=sampling_masks, routing=routing, longest=longest)
             )
-        except ExperienceError as error:
-            raise ExperienceError(f"group {index}: {error}") from error
+    except ExperienceError as error:
+        raise ExperienceError(f"group {len(parts)}: {error}") from error
     prompt_lengths = np.array([part["prompt"].size for part in parts])
     sizes = np.array([part["lengths"].size for part in parts])
     group_of_row = np.repeat(np.arange(len(parts)), sizes)
