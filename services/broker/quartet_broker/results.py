@@ -191,7 +191,6 @@ def read_history(record: bytes | None) -> list[broker_pb2.GroupMoment]:
 
 
 _PAGE = 512
-_WINDOW = 16
 
 
 class Results:

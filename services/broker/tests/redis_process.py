@@ -69,7 +69,8 @@ class RedisProcess:
         with self.client() as client:
             while True:
                 try:
-                    client.ping()
+                    found = client.info("server")["process_id"]
+                    assert found == self.pid, f"another server, process {found}, took port {self.port}"
                     return
                 except redis.ConnectionError:
                     if time.monotonic() > deadline or self._process.poll() is not None:

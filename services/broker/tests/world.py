@@ -64,8 +64,12 @@ class World:
         return getattr(self.stub, method)(request, timeout=60)
 
     async def create(self, members=("r1",), **spec) -> pb.Run:
-        """Make the run: groups of one batch are 2, no staleness, unless said otherwise."""
-        spec = {"groups_per_step": 2, "max_staleness": 0, "max_deliveries": 3} | spec
+        """Make the run: groups of one batch are 2, no staleness, unless said otherwise.
+
+        Leases and members outlast every test that does not say so: none of them beats, and machines may be slow.
+        """
+        lasting = dict.fromkeys(("prompt_lease_ttl", "member_ttl"), to_duration(3600))
+        spec = {"groups_per_step": 2, "max_staleness": 0, "max_deliveries": 3} | lasting | spec
         response = await self.stub.CreateRun(pb.CreateRunRequest(spec=pb.RunSpec(run_id=self.run_id, **spec)))
         for member in members:
             await self.register(member)
