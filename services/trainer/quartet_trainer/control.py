@@ -73,7 +73,12 @@ class Control:
     @property
     def paused(self) -> bool:
         """True while no step begins."""
-        return time.monotonic() < self._paused_until
+        return self.pause_left > 0
+
+    @property
+    def pause_left(self) -> float:
+        """Seconds until the pause ends by itself; 0: there is none."""
+        return max(0.0, self._paused_until - time.monotonic())
 
     def begin_step(self, step: int) -> bool:
         """Return whether `step` may begin, as the loop is not paused; with the answer True it has begun."""

@@ -181,7 +181,7 @@ class TrainingLoop:
         with self.status.during(trainer_pb2.TRAINER_PHASE_PAUSED):
             self._keep_current()
             self.status.wait_for(PAUSED)
-            self.control.wake.wait(LOOK_SECONDS)
+            self.control.wake.wait(min(LOOK_SECONDS, self.control.pause_left))
         if not self.control.paused:
             self.status.wait_for("")
 

@@ -65,7 +65,7 @@ def apply() -> None:
         os.environ[_CONNECTIONS] = before
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
     CpuAccelerator.set_rng_state = lambda self, new_state, device=None: torch.set_rng_state(new_state)
-    CpuAccelerator.manual_seed = lambda self, seed: torch.manual_seed(seed)
+    CpuAccelerator.manual_seed = lambda self, seed: torch.default_generator.manual_seed(seed)
     CpuAccelerator.Stream = lambda self, device=None, priority=0, **kwargs: None
     CpuAccelerator.current_stream = lambda self, device=None: None
     CpuAccelerator.stream = lambda self, stream_: nullcontext()

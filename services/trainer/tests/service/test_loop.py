@@ -7,7 +7,7 @@ import pytest
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2
 from receiver import Receivers
-from training import Train, Training, live_until
+from training import Train, live_until
 
 from quartet_common.ledger import ledger_digest, read_ledger
 from quartet_trainer.checkpoints import find_checkpoints
@@ -39,24 +39,6 @@ def test_a_run_without_rollouts_is_trained_committed_exported_and_finished(train
     assert "2+3=?" in sample and "Reference answer: `8`" in sample and "reward 1, correct" in sample
 
 
-def test_a_stop_in_mid_step_lets_the_step_finish(train: Train, broker: FakeBroker):
-    training = train()
-    go_on = training.start_held(1)
-    training.control.stop()
-    go_on.set()
-    assert training.join() == "the trainer was asked to stop"
-    assert broker.trained == [0, 1] and broker.committed == [2]
-
-
-def ledger_of(training: Training) -> list[tuple[int, list[str]]]:
-    """The newest checkpoint's."""
-    root = training.folder / "checkpoints"
-    newest = find_checkpoints(root)[-1]
-    manifest = json.loads((newest.path / "manifest.json").read_text())
-    assert (manifest["run_id"], manifest["step"]) == ("test", newest.step)
-    return read_ledger(root / "ledger.jsonl", manifest["ledger"])
-
-
 def names_of(step: int) -> list[str]:
     return [f"pass-0/{2 * step}", f"pass-0/{2 * step + 1}"]
 
@@ -73,36 +55,40 @@ def test_a_later_life_goes_on_from_the_checkpoint_and_cuts_off_what_a_lost_one_w
     assert [opened.checkpoint_step for opened in broker.opened] == [0, 2]
     assert broker.trained == [0, 1, 2]
     assert [(line["step"], "lost" in line) for line in second.lines()] == [(0, False), (1, False), (2, False)]
-    assert ledger_of(second) == [(step, names_of(step)) for step in range(3)]
+    root = second.folder / "checkpoints"
+    newest = find_checkpoints(root)[-1].manifest
+    assert read_ledger(root / "ledger.jsonl", newest["ledger"]) == [(step, names_of(step)) for step in range(3)]
 
 
-def test_a_ledger_that_was_changed_is_refused(train: Train, broker: FakeBroker):
+def test_checkpoints_that_are_not_the_runs_own_are_refused(train: Train, broker: FakeBroker):
     first = train().start()
     first.join()
+    broker.run.state = broker_pb2.RUN_STATE_ACTIVE
     path = first.folder / "checkpoints" / "ledger.jsonl"
     path.write_text(path.read_text().replace("pass-0/3", "pass-0/9"))
-    broker.run.state = broker_pb2.RUN_STATE_ACTIVE
     with pytest.raises(TrainingError, match="checkpoint and its ledger do not belong together: .* have the checksum"):
         train().start().join()
-    assert len(broker.opened) == 1, "no session was opened"
-
-
-def test_checkpoints_of_another_run_are_refused(train: Train, broker: FakeBroker):
-    first = train("trainer.checkpoint.interval=1").start()
-    first.join()
     broker.run.created_at.FromSeconds(1_800_000_000)
-    broker.run.state = broker_pb2.RUN_STATE_ACTIVE
     with pytest.raises(TrainingError, match="are of run 'test' created at 2023"):
         train().start().join()
     assert len(broker.opened) == 1, "no session was opened"
 
 
-def test_a_broker_that_stays_away_ends_the_training(train: Train, broker: FakeBroker):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"away": True}, r"away for \d+ s \(trainer.broker_timeout_seconds is 1\)"),
+        ({"session_epoch": 2}, "the broker refuses LeaseExperience of step 1: .* fenced by session 2"),
+    ],
+)
+def test_a_broker_that_stays_away_or_follows_another_ends_the_training(
+    train: Train, broker: FakeBroker, change: dict, sentence: str
+):
     broker.change(batches_allowed=1)
     training = train("trainer.broker_timeout_seconds=1").start()
     broker.wait_until(lambda: broker.trained == [0])
-    broker.change(away=True)
-    with pytest.raises(TrainingError, match=r"away for \d+ s \(trainer.broker_timeout_seconds is 1\)"):
+    broker.change(**change)
+    with pytest.raises(TrainingError, match=sentence):
         training.join()
 
 

@@ -1,9 +1,9 @@
 """The whole trainer as a process: command line, server, signals, exit status, with a real learner on a tiny model."""
 
+import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import grpc
 import pytest
 from fake_broker import FakeBroker
 from processes import Forked
-from quartet.v1 import common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from quartet.v1 import trainer_pb2, trainer_pb2_grpc
 from receiver import Receivers
 
 from quartet_common.ports import free_port
 from quartet_trainer.__main__ import main
+from quartet_trainer.status import Phase, phase_name
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,17 +40,6 @@ class TrainerProcess(Forked):
     def status(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
         request = trainer_pb2.TrainerServiceGetStatusRequest()
         return self.stub.GetStatus(request, timeout=60, wait_for_ready=True)
-
-    def handshake(self) -> common_pb2.HandshakeResponse:
-        stub = common_pb2_grpc.HandshakeServiceStub(self.channel)
-        return stub.Handshake(common_pb2.HandshakeRequest(), timeout=60, wait_for_ready=True)
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.poll() is None, self.said()
-            assert time.monotonic() < deadline, "did not come about in time"
-            time.sleep(0.05)
 
     def outcome(self, seconds: float = 120.0) -> tuple[int, str]:
         """Wait for its end; returns its exit status and what it said."""
@@ -86,27 +76,30 @@ def trainer(basics: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
         trainer.end()
 
 
-def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(trainer: Start, broker: FakeBroker):
+def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(
+    trainer: Start, broker: FakeBroker, tmp_path: Path
+):
     broker.change(batches_allowed=2)
-    process = trainer()
+    process = trainer(f"tracing.file={tmp_path / 'spans.json'}")
     broker.wait_until(lambda: broker.trained == [0, 1], 120)
     process.send(signal.SIGTERM)
     status, said = process.outcome(30)
     assert status == 0 and "Traceback" not in said, said
     assert broker.committed == [2]
+    assert_phases(tmp_path / "spans.json")
     broker.change(batches_allowed=10**9)
     assert trainer().wait(120) == 0
     assert broker.opened[1].checkpoint_step == 2 and broker.trained == [0, 1, 2]
 
 
-def test_a_fenced_trainer_ends_with_status_1_and_one_sentence(trainer: Start, broker: FakeBroker):
-    broker.change(batches_allowed=1)
-    process = trainer()
-    broker.wait_until(lambda: broker.trained == [0], 120)
-    broker.change(session_epoch=2)
-    status, said = process.outcome(60)
-    assert status == 1
-    assert "the broker refuses LeaseExperience of step 1" in said and "Traceback" not in said, said
+def assert_phases(path: Path) -> None:
+    """The trace holds what the trainer was doing all the time, phase after phase."""
+    events = [json.loads(line.rstrip(",")) for line in path.read_text().splitlines()[1:]]
+    begun = {event["id"]: event["ts"] for event in events if event["ph"] == "b"}
+    names = {phase_name(number).replace("_", " ") for number in Phase.values()}
+    phases = sorted((begun[e["id"]], e["ts"], e["name"]) for e in events if e["ph"] == "e" and e["name"] in names)
+    assert {name for *_, name in phases} >= {"starting", "training", "waiting for batch", "publishing", "checkpointing"}
+    assert sum(end - begin for begin, end, _ in phases) == pytest.approx(phases[-1][1] - phases[0][0], rel=0.05)
 
 
 def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiver: Receivers):
