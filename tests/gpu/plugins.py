@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "services" / "trainer" / "tests"))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from learner_helpers import Run, Sampling, make_group, make_model  # noqa: E402
+from learner_helpers import Run, make_group, make_model  # noqa: E402
 
 from quartet_trainer.learner import LearnerSettings, create_learner  # noqa: E402
 
@@ -52,7 +52,7 @@ def large_step(model: Path, plugin: str, precision: str, share_prompts: bool) ->
     settings = LearnerSettings(
         plugin=plugin, precision=precision, share_prompts=share_prompts, gradient_checkpointing=True
     )
-    learner = create_learner(settings, model, Run(sampling=Sampling(TOKENS)))
+    learner = create_learner(settings, model, Run(sampling={"max_new_tokens": TOKENS}))
     learner.train_step(groups)
     found = learner.train_step(groups)
     tokens_per_second = found["forward_tokens"] / found["train_step_seconds"]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from quartet.v1 import experience_pb2, tensor_pb2
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from quartet_common.config import RunSection
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.batch import decode_groups
 from quartet_trainer.learner import LearnerSettings
@@ -43,41 +45,28 @@ for _norm in (GraniteRMSNorm, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3R
     _norm_in_fp64(_norm)
 
 
-@dataclass
-class Sampling:
-    max_new_tokens: int = 16
+Run = partial(RunSection, max_steps=100, sampling={"max_new_tokens": 16})
+
+SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA_SIZES = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2}
+"""Of Llama and what came after it."""
+QWEN2 = {**LLAMA_SIZES, "max_position_embeddings": 128, "rope_theta": 1e6, "tie_word_embeddings": True}
 
 
-@dataclass
-class Run:
-    """The part of RunSection that the learner reads."""
-
-    max_steps: int = 100
-    sampling: Sampling = field(default_factory=Sampling)
-    sampling_masks: bool = False
-    router_replay: bool = False
-
-
-def make_model(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
-    """A random two-layer Qwen2 with tied embeddings, and a file that stands for its tokenizer."""
+def save_model(
+    folder: Path, family: str, size: float = 0.4, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any
+) -> Path:
+    """A random model whose weights have the standard deviation `size`: large ones make every operation visible."""
     torch.manual_seed(seed)
-    values = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        **config,
-    }
-    model = Qwen2ForCausalLM(Qwen2Config(**values)).to(dtype)
-    model.save_pretrained(folder)
+    made = getattr(transformers, f"{family}Config")(**config)
+    made.initializer_range = made.init_std = size
+    AutoModelForCausalLM.from_config(made).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def make_model(folder: Path, *, initializer_range: float = 0.2, **config: Any) -> Path:
+    """A random two-layer Qwen2 with tied embeddings, and a file that stands for its tokenizer."""
+    save_model(folder, "Qwen2", initializer_range, **{**QWEN2, **config})
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}\n', encoding="utf-8")
     return folder
 

@@ -42,9 +42,9 @@ def surrogate(difference: float, advantage: float, low: float, high: float, dual
     return -clipped * advantage, 0.0
 
 
-def cispo(difference: float, advantage: float, log_prob: float, high: float) -> Slope:
-    """-sg(min(r, 1 + high)) A log p."""
-    weight = min(math.exp(held(difference)[0]), 1 + high)
+def cispo(difference: float, advantage: float, log_prob: float, high: float, low: float | None = None) -> Slope:
+    """-sg(min(r, 1 + high)) A log p; with `low` the ratio is at least 1 - low."""
+    weight = min(max(math.exp(held(difference)[0]), 0.0 if low is None else 1 - low), 1 + high)
     return -weight * advantage * log_prob, -weight * advantage
 
 

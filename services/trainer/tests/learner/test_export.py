@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from learner_helpers import Run, assert_near, make_batch, make_model, settings
+from learner_helpers import LLAMA_SIZES, Run, assert_near, make_batch, make_model, save_model, settings
 from quartet.v1 import tensor_pb2
 from reference import own_attention
 from safetensors.torch import load_file
@@ -54,10 +53,7 @@ def test_an_untied_head_is_sent_and_the_dtype_is_the_folders(tmp_path: Path) -> 
 @pytest.mark.parametrize("family", ["Mixtral", "GPTNeoX"])
 def test_names_are_the_folders_whatever_transformers_makes_of_its_tensors(family: str, tmp_path: Path) -> None:
     """Of Mixtral's experts it makes one tensor, GPT-NeoX's head it calls otherwise."""
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
-    path, step = tmp_path / "model", tmp_path / "step"
-    AutoModelForCausalLM.from_config(getattr(transformers, f"{family}Config")(**sizes, **heads)).save_pretrained(path)
+    path, step = save_model(tmp_path / "model", family, 0.02, **LLAMA_SIZES, num_local_experts=2), tmp_path / "step"
     learner = trained(path)
     source, weights = load_file(path / "model.safetensors"), dict(learner.weights())
     assert {name: tensor.shape for name, tensor in weights.items()} == {name: t.shape for name, t in source.items()}
@@ -87,6 +83,23 @@ def test_an_export_is_the_trained_model_with_all_its_companions(model_path: Path
         inside = torch.log_softmax(learner._causal_lm(input_ids=torch.tensor(ids)[None]).logits[0].double(), dim=-1)
     torch.testing.assert_close(log_probs(tmp_path / "export", ids), inside, rtol=0, atol=1e-5)
     assert (log_probs(model_path, ids) - inside).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("values", [{}, {"lora": {"r": 4, "target_modules": ["q_proj"]}}], ids=["whole", "adapter"])
+def test_a_value_head_starts_at_0_and_is_neither_sent_nor_exported(
+    model_path: Path, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    critic = {"algorithm": "ppo", "critic": {"form": "head"}}
+    head, plain = (create_learner(settings(**each), model_path, Run()) for each in ({**critic, **values}, values))
+    assert not any(parameter.any() for parameter in head._plugin.value_head.parameters())
+    assert [name for name, _ in head.weights()] == [name for name, _ in plain.weights()]
+    assert head.weight_specs() == plain.weight_specs()
+    head.export(tmp_path / "head")
+    plain.export(tmp_path / "plain")
+    names, expected = ({path.name for path in (tmp_path / folder).iterdir()} for folder in ("head", "plain"))
+    assert names == expected
+    exported, expected = (load_file(tmp_path / folder / "model.safetensors") for folder in ("head", "plain"))
+    assert exported.keys() == expected.keys()
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from learner_helpers import Run, gradients, make_group, settings
+from learner_helpers import LLAMA_SIZES, SIZES, Run, gradients, make_group, save_model, settings
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quartet_common.tensors import decode, decode_ragged
@@ -19,31 +18,18 @@ from quartet_trainer.learner.checks import ModelFolderError, check_completion_le
 from quartet_trainer.learner.model import Policy, load_causal_lm
 
 TOKENS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(0))
-SIZES: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-OLDER: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 8, **SIZES, "head_dim": 8}
+LLAMA = {**LLAMA_SIZES, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 8, **LLAMA, "head_dim": 8}
 DROPOUT = {"hidden_dropout": 0.5, "attention_dropout": 0.5}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": GEMMA2,
-    "Cohere": {**SIZES, "logit_scale": 0.0625},
-    "GPTNeoX": {**OLDER, **DROPOUT},
-    "OPT": {**OLDER, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.5, "layerdrop": 0.5},
+    "Cohere": {**LLAMA, "logit_scale": 0.0625},
+    "GPTNeoX": {**SIZES, **DROPOUT},
+    "OPT": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.5, "layerdrop": 0.5},
     "Mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "attn_config": {"attn_pdrop": 1}},
-    "Qwen2": {**SIZES, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-    "Mixtral": {**SIZES, "router_jitter_noise": 0.5, "num_local_experts": 4, "sliding_window": 8},
+    "Qwen2": {**LLAMA, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "Mixtral": {**LLAMA, "router_jitter_noise": 0.5, "num_local_experts": 4, "sliding_window": 8},
 }  # fmt: skip
-
-
-def save(folder: Path, family: str, size: float = 0.4, **values: Any) -> Path:
-    """A random model whose weights have the standard deviation `size`: large ones make every operation visible."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**values)
-    config.initializer_range = config.init_std = size
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
 
 
 def trained(model: PreTrainedModel) -> torch.Tensor:
@@ -63,7 +49,7 @@ def plain(model: PreTrainedModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_are_those_of_the_familys_own_forward_pass(family: str, tmp_path: Path) -> None:
-    path = save(tmp_path, family, **FAMILIES[family])
+    path = save_model(tmp_path, family, **FAMILIES[family])
     expected = plain(AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager"))
     model = load_causal_lm(path, torch.float32, share_prompts=True)
     torch.testing.assert_close(trained(model), expected, rtol=0, atol=2e-5)
@@ -72,7 +58,7 @@ def test_log_probs_are_those_of_the_familys_own_forward_pass(family: str, tmp_pa
 
 def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
     """The bias by which ERNIE 4.5 chooses experts: `from_pretrained` makes it trainable, and it gets no gradient."""
-    path = save(tmp_path, "Ernie4_5_Moe", **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
+    path = save_model(tmp_path, "Ernie4_5_Moe", **LLAMA, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
                 moe_layer_start_index=1)  # fmt: skip
     learner = create_learner(settings(precision="fp32"), path, Run())
     for _ in range(2):  # DDP waits for every gradient that it was told of
@@ -84,14 +70,14 @@ def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "size", "values"),
-    [("RecurrentGemma", 0.01, {**SIZES, "lru_width": 32}), ("Falcon", 0.4, {**OLDER, "alibi": True})],
+    [("RecurrentGemma", 0.01, {**LLAMA, "lru_width": 32}), ("Falcon", 0.4, {**SIZES, "alibi": True})],
 )
 def test_families_that_training_would_compute_wrongly(
     family: str, size: float, values: dict[str, Any], tmp_path: Path
 ) -> None:
     """A cap by another key, which logits as small as these hide; and ALiBi, which fused attention scales otherwise."""
     with pytest.raises(LearnerError, match=f"{family}ForCausalLM has other log-probs in training"):
-        load_causal_lm(save(tmp_path, family, size, **values), torch.float32)
+        load_causal_lm(save_model(tmp_path, family, size, **values), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +90,7 @@ def test_families_that_training_would_compute_wrongly(
 def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batch(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
-    path = save(tmp_path, "Llama", **{**SIZES, **values})
+    path = save_model(tmp_path, "Llama", **{**LLAMA, **values})
     cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
     rng = np.random.default_rng(0)
     fits = [make_group(rng, [4, 9, 11]), make_group(rng, [2, 3, 5])]
@@ -119,7 +105,7 @@ def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batc
 
 def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
     """Cut into many passes, the same as in one forward pass of transformers' own over each completion."""
-    path = save(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
+    path = save_model(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [4, 9, 11], prompt=n) for n in (3, 6)]
     expected, entropies = torch.zeros(2, 4), []
@@ -148,9 +134,8 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
 def test_yarn_scales_by_its_factor_whatever_the_longest_position(tmp_path: Path) -> None:
     """As vLLM does."""
     yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
-    found, expected = (
-        trained(load_causal_lm(save(tmp_path / str(n), "Qwen2", **{**SIZES, **yarn, "max_position_embeddings": n}),
-                               torch.float32))
-        for n in (16, 64)
-    )  # fmt: skip
-    assert torch.equal(found, expected)
+    found = []
+    for longest in (16, 64):
+        path = save_model(tmp_path / str(longest), "Qwen2", **{**LLAMA, **yarn, "max_position_embeddings": longest})
+        found.append(trained(load_causal_lm(path, torch.float32)))
+    assert torch.equal(*found)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from learner_helpers import Run, assert_near, comparable, make_batch, make_model, settings
+from learner_helpers import LLAMA_SIZES, Run, assert_near, comparable, make_batch, make_model, save_model, settings
 from ranks import run_ranks, take_steps
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -75,10 +75,7 @@ CASES |= {name: {"algorithm": name} for name in ALGORITHMS if name not in CASES}
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}  # fmt: skip
+SMALL = {**LLAMA_SIZES, "num_hidden_layers": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
@@ -140,8 +137,8 @@ JOBS = [
 """Every algorithm is cut over ranks by ddp; from the log-probs on, the other layouts do the same. They meet each way in
 which one uses the model: a KL in the loss and in the reward, entropy, log-probs beforehand, a critic, texts, several
 updates. Of dapo's batches one share or none has work: other replicas are idle. Adapters are refused with torch_fsdp and
-tp_size > 1, value heads with torch_fsdp and hybrid_parallel. ZeRO treats all algorithms alike: its ways are its exchange
-of gradients and what it does to the optimizer."""
+tp_size > 1, value heads with torch_fsdp and hybrid_parallel. ZeRO treats all algorithms alike: its ways are how it
+exchanges gradients and what it does to the optimizer."""
 FSDP_BF16 = Job("fsdp", "grpo", "bf16")
 GEMINI_STANDS = Job("gemini", "standing still", "bf16", FSDP_BF16)
 NEAR = [
@@ -157,10 +154,7 @@ NEAR = [
 def models(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     for name, (family, values) in FAMILIES.items():
-        torch.manual_seed(5)
-        config = getattr(transformers, f"{family}Config")(**{**SMALL, "tie_word_embeddings": False, **values})
-        config.initializer_range = 0.2
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+        save_model(folder / name, family, 0.2, seed=5, **{**SMALL, "tie_word_embeddings": False, **values})
     calm = make_model(folder / "calm", initializer_range=0.05)
     return {"qwen2": model_path, "bf16": calm, **{name: folder / name for name in FAMILIES}}
 

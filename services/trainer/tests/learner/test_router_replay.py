@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_helpers import VOCABULARY, Run, make_group, settings
+from learner_helpers import VOCABULARY, Run, make_group, save_model, settings
 from quartet.v1 import experience_pb2, tensor_pb2
-from test_families import SIZES, save
+from test_families import LLAMA
 from torch.nn import functional
 from transformers import AutoConfig, Qwen3MoeForCausalLM
 
@@ -22,12 +22,12 @@ from quartet_weights.routed_experts import Routing
 EXPERTS, CHOSEN, LAYERS = 4, 2, 2
 ROUTING = Routing((0, 1), LAYERS, EXPERTS, CHOSEN)
 LENGTHS = [6, 1, 9]
-CONFIG = {**SIZES, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": 16}
+CONFIG = {**LLAMA, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return save(tmp_path_factory.mktemp("experts"), "Qwen3Moe", **CONFIG)
+    return save_model(tmp_path_factory.mktemp("experts"), "Qwen3Moe", **CONFIG)
 
 
 def routed_group(seed: int = 0, **fields) -> tuple[experience_pb2.GroupTensors, list[np.ndarray]]:

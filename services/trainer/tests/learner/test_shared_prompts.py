@@ -9,26 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import VOCABULARY, Run, assert_near, comparable, make_batch, make_group, make_model, settings
+from learner_helpers import (
+    LLAMA_SIZES,
+    SIZES,
+    VOCABULARY,
+    Run,
+    assert_near,
+    comparable,
+    make_batch,
+    make_group,
+    make_model,
+    save_model,
+    settings,
+)
 from quartet.v1 import experience_pb2
 from test_batches import plan_all
 from torch.nn.attention.varlen import varlen_attn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GptOssConfig,
-    MistralConfig,
-    OPTConfig,
-)
 
 from quartet_trainer.batch import collate, decode_groups
 from quartet_trainer.learner import attention, create_learner
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.model import load_causal_lm
-
-# --- The layout -------------------------------------------------------------------------------------------------------
-
 
 # --- The numbers ------------------------------------------------------------------------------------------------------
 
@@ -124,36 +125,22 @@ def test_what_the_variable_length_kernel_is_given(values: dict[str, Any], tmp_pa
 # --- Windows, caps and sinks ------------------------------------------------------------------------------------------
 
 
-def save(config: Any, folder: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    return folder
-
-
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-LLAMA_LIKE: dict[str, Any] = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
-GPT_OSS = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": None, "pad_token_id": 0}
+WINDOW = {**LLAMA_SIZES, "head_dim": 8, "sliding_window": 6}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Mistral": WINDOW,
+    "Gemma2": {**WINDOW, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
+    "Gemma3Text": WINDOW,
+    "GptOss": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": None, "pad_token_id": 0},
+    "OPT": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
+}
 
 
 @pytest.mark.parametrize("prompt", [None, 40])
-@pytest.mark.parametrize(
-    "config",
-    [
-        MistralConfig(**LLAMA_LIKE, sliding_window=6),
-        Gemma2Config(**LLAMA_LIKE, sliding_window=6, attn_logit_softcapping=0.5, query_pre_attn_scalar=8),
-        Gemma3TextConfig(**LLAMA_LIKE, sliding_window=6),
-        GptOssConfig(**GPT_OSS, sliding_window=6),
-        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
-    ],
-    ids=lambda config: getattr(config, "model_type", None),
-)
-def test_windows_caps_sinks_and_learned_positions_take_part(config: Any, prompt: int | None, tmp_path: Path) -> None:
-    config.initializer_range = config.init_std = 0.3
-    precision = "fp32" if config.model_type == "gpt_oss" else "fp64"  # experts have no other
-    found = compare(save(config, tmp_path), prompt, near=(1e-4, 1e-6), learning_rate=1e-5, precision=precision)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_caps_sinks_and_learned_positions_take_part(family: str, prompt: int | None, tmp_path: Path) -> None:
+    path = save_model(tmp_path, family, 0.3, **FAMILIES[family])
+    precision = "fp32" if family == "GptOss" else "fp64"  # experts have no other
+    found = compare(path, prompt, near=(1e-4, 1e-6), learning_rate=1e-5, precision=precision)
     assert found["shared_prompt_tokens"] > 0
 
 
@@ -163,11 +150,11 @@ def test_windows_caps_sinks_and_learned_positions_take_part(config: Any, prompt:
 def test_a_family_that_hides_its_window_or_cap_from_attention_is_found_out(tmp_path: Path, monkeypatch: Any) -> None:
     """However long the window, and however small the scores that a cap would bound."""
     forward = attention.packed_attention
-    for name, config in (
-        ("sliding_window", MistralConfig(**LLAMA_LIKE, sliding_window=4096)),
-        ("softcap", Gemma2Config(**LLAMA_LIKE, sliding_window=4096, attn_logit_softcapping=50.0)),
+    for name, family, cap in (
+        ("sliding_window", "Mistral", {}),
+        ("softcap", "Gemma2", {"attn_logit_softcapping": 50.0}),
     ):
-        path = save(config, tmp_path / name)
+        path = save_model(tmp_path / name, family, 0.02, **{**WINDOW, "sliding_window": 4096, **cap})
         assert attends_packed(model := load_causal_lm(path, torch.float32, share_prompts=True))
         assert model.config.sliding_window == 4096
         hidden = lambda *given, _name=name, **named: forward(*given, **{**named, _name: None})  # noqa: E731
