@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SERVICES = Path(__file__).resolve().parents[2] / "services"
@@ -26,6 +27,7 @@ class Metric:
         return {self.name}
 
 
+@cache
 def literals(service: str) -> set[str]:
     """Return every text that stands in the code of a service."""
     return {
@@ -36,6 +38,7 @@ def literals(service: str) -> set[str]:
     }
 
 
+@cache
 def declared_metrics() -> dict[str, Metric]:
     """Return every metric by name; a declaration is a call of `counter`, `gauge` or `histogram` with literals."""
     found = {}

@@ -5,15 +5,18 @@ generators are run: what differs then is what the change takes, and the test tha
 patch whose lines have moved is made again by hand: apply, change, `git diff -U1`.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pages import ROOT
+from preloaded import Pythons
 
 pytestmark = pytest.mark.timeout(600)
 PATCHES = Path(__file__).with_name("worked_changes")
@@ -64,27 +67,22 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def pythons() -> Iterator[Pythons]:
+    with contextlib.closing(Pythons()) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_worked_change_takes_the_files_that_it_lists(copy: Path, name: str) -> None:
-    change = CHANGES[name]
+def test_a_worked_change_takes_the_files_that_it_lists(copy: Path, pythons: Pythons, name: str) -> None:
+    change, dev = CHANGES[name], PYTHON / "dev" / "bin" / "python"
     git(copy, "apply", str(PATCHES / f"{name}.patch"))
     try:
         if "protos/" in (PATCHES / f"{name}.patch").read_text():
-            run(copy, "dev", "bash", "protos/generate.sh", str(PYTHON / "dev" / "bin" / "python"))
-        run(copy, "dev", "python", "docs/tools/write.py")
-        run(
-            copy,
-            change.environment,
-            "python",
-            "-m",
-            "pytest",
-            "-c",
-            "pyproject.toml",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *change.test,
-        )
+            run(copy, "bash", "protos/generate.sh", dev)
+        run(copy, dev, "docs/tools/write.py")
+        pytest_here = ["-m", "pytest", "-c", "pyproject.toml", "-q", "-p", "no:cacheprovider"]
+        run(copy, pythons.libraries(change.environment), *pytest_here, *change.test)
         takes = {
             *git(copy, "diff", "--name-only").split(),
             *git(copy, "ls-files", "--others", "--exclude-standard").split(),
@@ -108,13 +106,12 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def run(folder: Path, environment: str, program: str, *words: str) -> None:
-    """Run a program of an environment on the copy's packages."""
+def run(folder: Path, *command: Path | str) -> None:
+    """Run a program on the copy's packages."""
     packages = ("protos/python", "client", "deploy/local", *(f"services/{each}" for each in SERVICES))
     path = os.pathsep.join(str(folder / each) for each in packages)
-    own = PYTHON / environment / "bin" / program
     done = subprocess.run(
-        [own if own.exists() else program, *words],
+        command,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
