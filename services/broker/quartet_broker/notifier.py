@@ -83,11 +83,6 @@ class Notifier:
             of_run = self._waiters[run_id] = WeakSet()
         return Waiter(frozenset((*topics, EVERYONE)), self, of_run)
 
-    @property
-    def runs(self) -> int:
-        """Runs that somebody waits for."""
-        return len(self._waiters)
-
     async def listen(self) -> None:
         """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
         while not self.closed:

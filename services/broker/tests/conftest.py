@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from quartet_broker.sweeper import Sweeper
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.host import ServiceHost
+
+# For quartet_client.authority, which needs nothing else of the client's.
+sys.path.append(str(Path(__file__).parents[3] / "client"))
 
 _run_numbers = itertools.count()
 KINDS = ("redis", "valkey")
@@ -97,9 +101,10 @@ async def serving(
 
 
 @pytest.fixture
-async def broker(redis_server):
-    """(stub, servicer, host) of a broker over the session's Redis."""
-    async with serving(redis_server.url) as parts:
+async def broker(redis_server, request):
+    """(stub, servicer, host) of a broker over the session's Redis; `@pytest.mark.broker(max_runs=2)`: its settings."""
+    marker = request.node.get_closest_marker("broker")
+    async with serving(redis_server.url, **(marker.kwargs if marker else {})) as parts:
         yield parts
 
 

@@ -4,7 +4,6 @@ import functools
 
 import grpc
 import pytest
-from conftest import serving
 from google.protobuf.message import Message
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2, experience_pb2
@@ -83,50 +82,49 @@ async def test_structs_are_nested_sixteen_deep_at_most(world):
 MESSAGE_BYTES = 4 << 20
 
 
-async def test_every_call_answers_with_whatever_was_stored(redis_server, admin):
+@pytest.mark.broker(server={"max_message_bytes": MESSAGE_BYTES}, max_event_bytes=MESSAGE_BYTES)
+async def test_every_call_answers_with_whatever_was_stored(world):
     """Runs, members, events, prompts, reasons: each as large as it may be, and together far beyond one message."""
-    server = {"max_message_bytes": MESSAGE_BYTES}
-    async with serving(redis_server.url, server=server, max_event_bytes=MESSAGE_BYTES) as (stub, _, _):
-        world = World(stub, admin, "full")
-        await world.create(groups_per_step=4, max_deliveries=40)
-        others = [f"full-{n}" for n in range(30)]
-        for name in others:
-            await store(world, filled(functools.partial(spec, run_id=name), MOST_BYTES[pb.RunSpec]))
-        for n in range(127):
-            await store(world, filled(functools.partial(member, name=f"m{n}"), MOST_BYTES[pb.Member]))
-        for name in (f"{kind}{n}" for n in range(4) for kind in "dse"):
-            fields = {"s": {"purpose": SERVE}, "e": {"purpose": EVALUATE}}.get(name[0], {})
-            large = filled(functools.partial(prompt, name=name, **fields), MESSAGE_BYTES // 4)
-            await world.call("SubmitPrompts", instances=[large], evaluation_set="set" if name[0] == "e" else "")
-        for _ in range(30):
-            await store(world, filled(event, MOST_BYTES[pb.RunEvent]))
-        await world.start_evaluation(0, "set")
+    await world.create(groups_per_step=4, max_deliveries=40)
+    others = [f"full-{n}" for n in range(30)]
+    for name in others:
+        await store(world, filled(functools.partial(spec, run_id=name), MOST_BYTES[pb.RunSpec]))
+    for n in range(127):
+        await store(world, filled(functools.partial(member, name=f"m{n}"), MOST_BYTES[pb.Member]))
+    for name in (f"{kind}{n}" for n in range(4) for kind in "dse"):
+        fields = {"s": {"purpose": SERVE}, "e": {"purpose": EVALUATE}}.get(name[0], {})
+        large = filled(functools.partial(prompt, name=name, **fields), MESSAGE_BYTES // 4)
+        await world.call("SubmitPrompts", instances=[large], evaluation_set="set" if name[0] == "e" else "")
+    for _ in range(30):
+        await store(world, filled(event, MOST_BYTES[pb.RunEvent]))
+    await world.start_evaluation(0, "set")
 
-        # As many are granted as fit: each is answered, and none but those is held.
-        leases = [lease for _ in range(12) for lease in await world.lease()]
-        assert len(leases) == 12
-        for lease in leases:
-            if lease.instance.instance_id.startswith("d"):
-                await world.release(lease.lease_id, "because " * 1000, permanent=True)
-            else:
-                assert await world.put(group(lease)) == ["ACCEPTED"]
+    # As many are granted as fit: each is answered, and none but those is held.
+    leases = [lease for _ in range(12) for lease in await world.lease()]
+    assert len(leases) == 12
+    for lease in leases:
+        if lease.instance.instance_id.startswith("d"):
+            await world.release(lease.lease_id, "because " * 1000, permanent=True)
+        else:
+            assert await world.put(group(lease)) == ["ACCEPTED"]
 
-        listed = await pages(stub.ListRuns, pb.ListRunsRequest())
-        assert [run.spec.run_id for page in listed for run in page.runs] == [*reversed(others), "full"]
-        dead = [each for page in await pages(stub.ListDead, pb.ListDeadRequest(run_id="full")) for each in page.dead]
-        assert [each.instance.instance_id for each in dead] == ["d0", "d1", "d2", "d3"]
-        assert {len(each.reasons[0]) for each in dead} == {2000}
-        assert len((await world.call("GetRun")).members) == 128
-        watching = world.call("WatchMembers")
-        assert len((await watching.read()).members) == 128
-        watching.cancel()
-        results = [answer async for answer in world.call("CollectResults", instance_ids=["s0", "s1", "d0", "d1"])]
-        assert len(results) == 4
-        assert (await world.call("GetEvaluation", evaluation_id="set@0", summary_only=True)).complete
-        assert (await world.call("GetGroup", instance_id="d0")).state == pb.GROUP_STATE_DEAD
-        assert not await world.faults()
-        await world.finish()
-        assert 10 < len([answer async for answer in world.watch()]) < 25, "the oldest events went"
+    listed = await pages(world.stub.ListRuns, pb.ListRunsRequest())
+    assert [run.spec.run_id for page in listed for run in page.runs] == [*reversed(others), world.run_id]
+    listed = await pages(world.stub.ListDead, pb.ListDeadRequest(run_id=world.run_id))
+    dead = [each for page in listed for each in page.dead]
+    assert [each.instance.instance_id for each in dead] == ["d0", "d1", "d2", "d3"]
+    assert {len(each.reasons[0]) for each in dead} == {2000}
+    assert len((await world.call("GetRun")).members) == 128
+    watching = world.call("WatchMembers")
+    assert len((await watching.read()).members) == 128
+    watching.cancel()
+    results = [answer async for answer in world.call("CollectResults", instance_ids=["s0", "s1", "d0", "d1"])]
+    assert len(results) == 4
+    assert (await world.call("GetEvaluation", evaluation_id="set@0", summary_only=True)).complete
+    assert (await world.call("GetGroup", instance_id="d0")).state == pb.GROUP_STATE_DEAD
+    assert not await world.faults()
+    await world.finish()
+    assert 10 < len([answer async for answer in world.watch()]) < 25, "the oldest events went"
 
 
 async def pages(call, request: Message) -> list:
@@ -180,55 +178,53 @@ async def test_a_page_has_no_more_than_was_asked_for_and_the_next_goes_on_behind
         await refused(call, INVALID, "page_token")
 
 
+@pytest.mark.broker(max_prompt_bytes=1 << 20)
 @pytest.mark.parametrize("purpose", [TRAIN, EVALUATE, SERVE])
-async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_count(redis_server, admin, purpose):
-    async with serving(redis_server.url, max_prompt_bytes=1 << 20) as (stub, _, _):
-        world = World(stub, admin, "prompts")
-        await world.create(groups_per_step=1)
-        what = {"text": "x" * 500_000, "purpose": purpose, "evaluation_set": "set" if purpose == EVALUATE else ""}
-        await world.submit("a", **what)
-        await world.submit("b", **what)
-        await refused(world.submit("c", **what), EXHAUSTED, "broker.max_prompt_bytes")
-        if purpose == EVALUATE:
-            await world.start_evaluation(0, "set")
-            await refused(world.start_evaluation(1, "set"), EXHAUSTED, "broker.max_prompt_bytes")
-            await world.roll_out()
-            await world.start_evaluation(1, "set")
-        else:
-            await world.open()
-            await world.roll_out()
-            if purpose == TRAIN:
-                await world.train(0)
-                await world.commit(1)
-            await world.submit("c", **what)
-        assert not await world.faults()
+async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_count(world, purpose):
+    await world.create(groups_per_step=1)
+    what = {"text": "x" * 500_000, "purpose": purpose, "evaluation_set": "set" if purpose == EVALUATE else ""}
+    await world.submit("a", **what)
+    await world.submit("b", **what)
+    await refused(world.submit("c", **what), EXHAUSTED, "broker.max_prompt_bytes")
+    if purpose == EVALUATE:
+        await world.start_evaluation(0, "set")
+        await refused(world.start_evaluation(1, "set"), EXHAUSTED, "broker.max_prompt_bytes")
+        await world.roll_out()
+        await world.start_evaluation(1, "set")
+    else:
+        await world.open()
+        await world.roll_out()
+        if purpose == TRAIN:
+            await world.train(0)
+            await world.commit(1)
+        await world.submit("c", **what)
+    assert not await world.faults()
 
 
-async def test_long_prompts_for_which_there_is_no_room_are_not_sent_to_redis(redis_server, admin):
-    async with serving(redis_server.url, max_prompt_bytes=4 << 20) as (stub, _, _):
-        world = World(stub, admin, "long")
-        await world.create()
+@pytest.mark.broker(max_prompt_bytes=4 << 20)
+async def test_long_prompts_for_which_there_is_no_room_are_not_sent_to_redis(world, admin):
+    await world.create()
 
-        async def received() -> int:
-            return (await admin.info("stats"))["total_net_input_bytes"]
+    async def received() -> int:
+        return (await admin.info("stats"))["total_net_input_bytes"]
 
-        before = await received()
-        await world.submit("a", text="x" * (3 << 20))
-        assert await received() - before > 3 << 20
-        await refused(world.submit("b", text="x" * (3 << 20)), EXHAUSTED, "broker.max_prompt_bytes")
-        await refused(world.submit("a", text="y" * (3 << 20)), grpc.StatusCode.ALREADY_EXISTS, "'a'")
-        assert (await world.submit("a", text="x" * (3 << 20))).duplicates == 1
-        assert await received() - before < 7 << 20
-        assert not await world.faults()
+    before = await received()
+    await world.submit("a", text="x" * (3 << 20))
+    assert await received() - before > 3 << 20
+    await refused(world.submit("b", text="x" * (3 << 20)), EXHAUSTED, "broker.max_prompt_bytes")
+    await refused(world.submit("a", text="y" * (3 << 20)), grpc.StatusCode.ALREADY_EXISTS, "'a'")
+    assert (await world.submit("a", text="x" * (3 << 20))).duplicates == 1
+    assert await received() - before < 7 << 20
+    assert not await world.faults()
 
 
-async def test_runs_and_members_are_bounded_and_whoever_is_there_may_come_again(redis_server, admin):
-    async with serving(redis_server.url, max_runs=2, max_members=2) as (stub, _, _):
-        one, two, three = (World(stub, admin, run_id) for run_id in ("one", "two", "three"))
-        for world in (one, two, two):
-            await world.create(members=("m1", "m2"))
-        await refused(three.create(), EXHAUSTED, "broker.max_runs")
-        await one.delete(force=True)
-        await three.create()
-        await refused(two.register("m3"), EXHAUSTED, "broker.max_members")
-        await two.register("m1")
+@pytest.mark.broker(max_runs=2, max_members=2)
+async def test_runs_and_members_are_bounded_and_whoever_is_there_may_come_again(broker, admin):
+    one, two, three = (World(broker[0], admin, run_id) for run_id in ("one", "two", "three"))
+    for world in (one, two, two):
+        await world.create(members=("m1", "m2"))
+    await refused(three.create(), EXHAUSTED, "broker.max_runs")
+    await one.delete(force=True)
+    await three.create()
+    await refused(two.register("m3"), EXHAUSTED, "broker.max_members")
+    await two.register("m1")

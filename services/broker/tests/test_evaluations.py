@@ -3,10 +3,11 @@
 import asyncio
 
 import grpc
-from conftest import on_both, serving
+import pytest
+from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import EVALUATE, World, group, refused
+from world import EVALUATE, group, refused
 
 from quartet_broker import keys
 from quartet_common.durations import to_duration
@@ -58,21 +59,20 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     assert whole.complete and [header.min_policy_version for header in whole.headers] == [5, 9]
 
 
-async def test_the_oldest_complete_evaluations_are_let_go(redis_server, admin):
-    async with serving(redis_server.url, max_evaluation_bytes=700) as (stub, _, _):
-        world = World(stub, admin, "evaluated")
-        await world.create()
-        await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
-        await world.start_evaluation(0)  # nobody answers it
-        prefix = keys.prefix(world.run_id)
-        for version in range(1, 6):
-            await world.start_evaluation(version)
-            assert len(await world.roll_out(version=version)) == 2
-        kept = [name.decode() for name in await admin.lrange(prefix + "evaluations", 0, -1)]
-        assert kept[0] == "heldout@0" and kept[-1] == "heldout@5" and "heldout@1" not in kept and len(kept) < 5
-        assert {key.decode() for key in await admin.keys(prefix + "evaluation:*:headers")} == {
-            f"{prefix}evaluation:{name}:headers" for name in kept[1:]
-        }
-        await refused(get(world, "heldout@1"), grpc.StatusCode.NOT_FOUND, "max_evaluation_bytes")
-        held = [int(await admin.hget(f"{prefix}evaluation:{name}", "bytes") or 0) for name in kept]
-        assert int(await admin.hget(prefix + "stats", "evaluation_bytes")) == sum(held) <= 700 + 2 * max(held)
+@pytest.mark.broker(max_evaluation_bytes=700)
+async def test_the_oldest_complete_evaluations_are_let_go(world, admin):
+    await world.create()
+    await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
+    await world.start_evaluation(0)  # nobody answers it
+    prefix = keys.prefix(world.run_id)
+    for version in range(1, 6):
+        await world.start_evaluation(version)
+        assert len(await world.roll_out(version=version)) == 2
+    kept = [name.decode() for name in await admin.lrange(prefix + "evaluations", 0, -1)]
+    assert kept[0] == "heldout@0" and kept[-1] == "heldout@5" and "heldout@1" not in kept and len(kept) < 5
+    assert {key.decode() for key in await admin.keys(prefix + "evaluation:*:headers")} == {
+        f"{prefix}evaluation:{name}:headers" for name in kept[1:]
+    }
+    await refused(get(world, "heldout@1"), grpc.StatusCode.NOT_FOUND, "max_evaluation_bytes")
+    held = [int(await admin.hget(f"{prefix}evaluation:{name}", "bytes") or 0) for name in kept]
+    assert int(await admin.hget(prefix + "stats", "evaluation_bytes")) == sum(held) <= 700 + 2 * max(held)

@@ -1,21 +1,4 @@
-"""The events of a run: what is told, from where, until when."""
-
-import grpc
-
-
-async def test_watching_goes_on_from_an_id_and_ends_when_there_is_no_more(world):
-    await world.create()
-    first = await world.report(step={"step": 0})
-    second = await world.report(step={"step": 1})
-    call = world.watch(after=first)
-    assert (await call.read()).event.event_id == second
-    third = await world.report(step={"step": 2})
-    assert (await call.read()).event.event_id == third
-    await world.finish()
-    assert (await call.read()).event.HasField("run_state")
-    assert await call.read() == grpc.aio.EOF
-    last = [response.event async for response in world.watch()][-1].event_id
-    assert [response async for response in world.watch(after=last)] == []
+"""The events of a run: what the broker adds to them."""
 
 
 async def test_a_few_groups_of_each_version_and_dead_prompts_are_shown(world):
@@ -34,3 +17,4 @@ async def test_a_few_groups_of_each_version_and_dead_prompts_are_shown(world):
     assert kinds == ["run_state", "member", *two, "notice", *two, "run_state"]
     notice = events[4].notice
     assert (notice.level, notice.text) == ("warning", "prompt e was set aside as dead: prompt too long")
+    assert [response async for response in world.watch(after=events[-1].event_id)] == []

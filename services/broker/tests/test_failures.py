@@ -1,4 +1,4 @@
-"""Redis away, full, read-only, killed; several brokers over one Redis."""
+"""Redis away, full, read-only, killed, cut off; brokers that stop."""
 
 import asyncio
 import random
@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from conftest import KINDS, executable_of, on_both, serving
+from conftest import KINDS, executable_of, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from redis_process import RedisProcess
-from world import World, group, refused, world_of
+from world import group, refused, world_of
 
 from quartet_common.channel import connect
 
@@ -139,30 +139,6 @@ async def test_a_redis_that_takes_no_writes_changes_nothing_and_is_unhealthy(own
         assert (await world.submit("a")).accepted == 1, "it was not submitted before"
 
 
-@on_both
-async def test_forgotten_scripts_are_loaded_again(world):
-    await world.create()
-    await world.submit("a", "b")
-    leases = await world.lease()
-    await world.redis.script_flush()
-    assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
-
-
-@on_both
-async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server, admin, waiting):
-    async with serving(redis_server.url) as (stub, servicer, _), serving(redis_server.url) as (other_stub, _, _):
-        here, there = World(stub, admin, "two-brokers"), World(other_stub, admin, "two-brokers")
-        await here.create(groups_per_step=1)
-        there.session = (await here.open()).session_epoch
-        prompts, batch = asyncio.create_task(there.lease(wait=20)), asyncio.create_task(there.take(0, wait=20))
-        await waiting(2)
-        async with asyncio.timeout(15):
-            await here.submit("a")
-            (lease,) = await prompts
-            await here.put(group(lease))
-            assert (await batch)[0].granted
-
-
 async def test_what_changes_while_the_subscription_is_down_is_not_missed(world, waiting):
     await world.create()
     lease = asyncio.create_task(world.lease(wait=20))
@@ -173,20 +149,19 @@ async def test_what_changes_while_the_subscription_is_down_is_not_missed(world, 
         assert len(await lease) == 1
 
 
-async def test_stopping_lets_everyone_who_waits_go(redis_server, waiting):
-    async with serving(redis_server.url) as (stub, servicer, host):
-        world = await world_of(stub, servicer, "stopping")
-        await world.create()
-        lease = asyncio.create_task(world.ask(wait=30))
-        watch = asyncio.ensure_future(world.call("WatchMembers").read())
-        events = world.call("WatchRun", after_event_id="$")  # a call that nobody holds is cancelled
-        event = asyncio.ensure_future(events.read())
-        await asyncio.gather(watch, waiting(3))
-        host.stop("the test says so")
-        async with asyncio.timeout(10):
-            await host.drain()
-            assert not (await lease).leases
-            assert await code_of(event) == grpc.StatusCode.UNAVAILABLE
+async def test_stopping_lets_everyone_who_waits_go(world, broker, waiting):
+    _, _, host = broker
+    await world.create()
+    lease = asyncio.create_task(world.ask(wait=30))
+    watch = asyncio.ensure_future(world.call("WatchMembers").read())
+    events = world.watch(after="$")  # a call that nobody holds is cancelled
+    event = asyncio.ensure_future(events.read())
+    await asyncio.gather(watch, waiting(3))
+    host.stop("the test says so")
+    async with asyncio.timeout(10):
+        await host.drain()
+        assert not (await lease).leases
+        assert await code_of(event) == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_path):

@@ -11,9 +11,9 @@ import pytest_asyncio
 from conftest import serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc, common_pb2
-from tls import create_authority, export, issue
 from world import EVALUATE, World, group, instance, refused
 
+from quartet_client.authority import create_authority, export, issue
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection
 from quartet_common.identity import allowed_roles
@@ -81,11 +81,16 @@ async def stubs(redis_servers, authority):
         yield found
 
 
+def new_run(stubs) -> SimpleNamespace:
+    """A run that is not made yet, as each sees it: run.alice, run.gpu7, ..."""
+    name = f"identities-{next(_numbers)}"
+    return SimpleNamespace(**{file: World(stub, None, name) for file, stub in stubs.items()}, id=name)
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def run(stubs):
-    """A run of alice's as each sees it: run.alice, run.gpu7, ...; r1 is gpu7's, t1 trainer's, who has the session."""
-    name = f"identities-{next(_numbers)}"
-    made = SimpleNamespace(**{file: World(stub, None, name) for file, stub in stubs.items()}, id=name)
+    """A run of alice's; r1 is gpu7's, t1 trainer's, who has the session."""
+    made = new_run(stubs)
     await made.alice.create(members=())
     await made.gpu7.register("r1")
     await made.trainer.open(holder="t1")
@@ -218,21 +223,19 @@ async def test_an_address_is_at_a_host_that_the_certificate_names(run, who, addr
 
 
 async def test_what_was_made_without_a_certificate_is_everyones(stubs):
-    name = f"identities-{next(_numbers)}"
-    worlds = {file: World(stub, None, name) for file, stub in stubs.items()}
-    await worlds["open"].create(members=("r1",))
-    await worlds["gpu8"].register("r1")
-    await worlds["bob"].end_prompts()
-    assert await worlds["bob"].delete(force=True)
+    run = new_run(stubs)
+    await run.open.create(members=("r1",))
+    await run.gpu8.register("r1")
+    await run.bob.end_prompts()
+    assert await run.bob.delete(force=True)
 
 
 async def test_a_guest_has_its_share_of_a_runs_prompts_and_who_made_it_all(stubs):
-    name = f"identities-{next(_numbers)}"
-    run = SimpleNamespace(**{file: World(stub, None, name) for file, stub in stubs.items()})
+    run = new_run(stubs)
     await run.alice.create(members=(), max_queued_prompts=10)
     await run.bob.submit("b0", "b1", "b2", "b3")
     said = await refused(run.bob.submit("b4", "b5"), EXHAUSTED, "'bob' holds 4 and may hold at most 5")
-    assert said.startswith(f"prompts of run '{name}'")
+    assert said.startswith(f"prompts of run '{run.id}'")
     await run.bob.submit("b3", "b4")  # one of them is there
     await run.alice.submit(*(f"a{n}" for n in range(5)))
     # What is settled is given back.
@@ -261,25 +264,24 @@ async def test_a_certificate_has_its_share_of_the_members(run):
     await run.gpu7.register("r5")
 
 
-async def test_a_certificate_has_its_share_of_the_runs(redis_server, authority, stubs):
-    listed = len((await stubs["open"].ListRuns(pb.ListRunsRequest())).runs)
-    limits = {"max_runs": 2 * (listed + 2), "max_caller_share": 0.5}
-    names = [f"identities-{next(_numbers)}" for _ in range(listed + 4)]
-    async with contextlib.AsyncExitStack() as stack:
-        _, _, host = await stack.enter_async_context(
-            serving(redis_server.url, security=security(authority, "broker"), **limits)
-        )
-        channels = [connect(host.address, security(authority, who), service="broker") for who in ("alice", "bob")]
-        alice, bob = [broker_pb2_grpc.BrokerServiceStub(await stack.enter_async_context(each)) for each in channels]
+async def test_a_certificate_has_its_share_of_the_runs(redis_server, authority):
+    with redis_server.client() as client:
+        client.flushdb()
+    secured, limits = security(authority, "broker"), {"max_runs": 4, "max_caller_share": 0.5}
+    async with (
+        serving(redis_server.url, security=secured, **limits) as (_, _, host),
+        connect(host.address, security(authority, "alice"), service="broker") as to_alice,
+        connect(host.address, security(authority, "bob"), service="broker") as to_bob,
+    ):
 
-        async def create(stub, name: str) -> None:
-            await World(stub, None, name).create(members=())
+        async def create(channel: grpc.aio.Channel, name: str) -> None:
+            await World(broker_pb2_grpc.BrokerServiceStub(channel), None, name).create(members=())
 
-        for name in names[: listed + 2]:
-            await create(bob, name)
-        said = await refused(create(bob, names[-2]), EXHAUSTED)
-        assert said.startswith(f"runs: the certificate 'bob' holds {listed + 2} and may hold")
-        await create(bob, names[0])  # it stands
-        await create(alice, names[-1])
-        assert await World(bob, None, names[0]).delete(force=True)
-        await create(bob, names[-2])
+        for name in ("b0", "b1"):
+            await create(to_bob, name)
+        said = await refused(create(to_bob, "b2"), EXHAUSTED)
+        assert said.startswith("runs: the certificate 'bob' holds 2 and may hold")
+        await create(to_bob, "b0")  # it stands
+        await create(to_alice, "a0")
+        assert await World(broker_pb2_grpc.BrokerServiceStub(to_bob), None, "b0").delete(force=True)
+        await create(to_bob, "b2")

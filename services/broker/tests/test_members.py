@@ -18,14 +18,9 @@ async def beat(world, name: str, **fields):
     return await world.call("Heartbeat", member=pb.Member(instance_id=name, **fields))
 
 
-async def test_the_group_epoch_grows_with_the_set_of_rollouts_only(world):
-    await world.create(members=())
-    assert (await world.register("r1")).group_epoch == 1
-    assert (await world.register("r1")).group_epoch == 1, "again"
+async def test_a_trainer_is_no_rollout_of_the_group_and_who_beats_hears_that_the_run_ended(world):
+    await world.create()
     assert (await world.register("t1", kind=TRAINER)).group_epoch == 1
-    assert (await world.register("r2")).group_epoch == 2
-    assert (await world.register("r2", address="127.0.0.1:2")).group_epoch == 3, "it moved"
-    assert [await world.leave("r2"), await world.leave("r2")] == [4, 4]
     await world.finish()
     assert (await beat(world, "r1")).run_state == pb.RUN_STATE_SUCCEEDED
 

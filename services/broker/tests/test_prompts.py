@@ -1,27 +1,12 @@
-"""Prompts: submission, leases, expiry, fencing, dead letters."""
+"""Prompts: expired leases, dead letters."""
 
 import asyncio
-import time
 
-import grpc
 import pytest
-from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import SERVE, TRAIN, World, refused
+from world import SERVE, TRAIN
 
 from quartet_common.durations import to_duration
-from quartet_common.errors import retry_delay
-
-
-async def test_a_full_queue_asks_to_retry_later(world):
-    await world.create(max_queued_prompts=3)
-    await world.submit("a", "b")
-    with pytest.raises(grpc.RpcError) as caught:
-        await world.submit("c", "d")
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert retry_delay(caught.value) == 1.0
-    assert (await world.submit("c")).accepted == 1
-    await refused(world.submit("e", "f", "g", "h"), grpc.StatusCode.INVALID_ARGUMENT)  # it can never fit
 
 
 async def test_the_sweeper_returns_expired_leases_by_itself(world):
@@ -60,15 +45,14 @@ async def test_the_first_twenty_prompts_that_die_of_one_reason_end_the_run(world
     assert (run.stats.dead, run.stats.dead_training) == (40, 20)
 
 
-async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(redis_server, admin):
-    async with serving(redis_server.url, max_first_dead=2) as (stub, _, _):
-        world = World(stub, admin, f"expired-{time.time_ns()}")
-        await world.create(max_deliveries=1)
-        await world.submit("a", "b")
-        assert len(await world.lease()) == 2
-        await world.expire_leases()
-        async with asyncio.timeout(20):
-            async for response in world.call("WatchRun"):
-                last = response.event
-        assert last.run_state.state == pb.RUN_STATE_FAILED
-        assert last.run_state.reason.endswith("no group was made: the lease of r1 expired")
+@pytest.mark.broker(max_first_dead=2)
+async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(world):
+    await world.create(max_deliveries=1)
+    await world.submit("a", "b")
+    assert len(await world.lease()) == 2
+    await world.expire_leases()
+    async with asyncio.timeout(20):
+        async for response in world.watch():
+            last = response.event
+    assert last.run_state.state == pb.RUN_STATE_FAILED
+    assert last.run_state.reason.endswith("no group was made: the lease of r1 expired")

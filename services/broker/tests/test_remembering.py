@@ -2,21 +2,19 @@
 
 import grpc
 import pytest
-from conftest import serving
 from world import SERVE, World, group, refused
 
 from quartet_broker import keys
 
+pytestmark = pytest.mark.broker(remembered_instances=4)
+
 
 @pytest.fixture
-async def world(redis_server, admin):
+async def world(world):
     """A run that remembers four settled instances; batches of two."""
-    async with serving(redis_server.url, remembered_instances=4) as (stub, _, _):
-        World.number = getattr(World, "number", 0) + 1
-        world = World(stub, admin, f"remembering-{World.number}")
-        await world.create(max_staleness=50)
-        await world.open()
-        yield world
+    await world.create(max_staleness=50)
+    await world.open()
+    return world
 
 
 async def train(world: World, data_pass: int, *names: str) -> None:
@@ -38,7 +36,7 @@ async def test_a_pass_that_is_over_is_remembered_by_its_number(world):
     await train(world, 0, "a0", "a1", "a2", "a3")
     await train(world, 1, "b0", "b1", "b2", "b3")
     assert await remembered(world) == 4
-    assert await world.redis.hget(keys.run(world.run_id), "first_pass") == b"1"
+    assert (await world.call("Commit", session_epoch=world.session, step=4)).first_remembered_pass == 1
     # The feeder starts again from the beginning: nothing of either pass is accepted again.
     again = await world.submit("a0", "a3", "never seen", data_pass=0)
     assert (again.accepted, again.duplicates) == (0, 3)

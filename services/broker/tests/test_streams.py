@@ -6,7 +6,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest import serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc
 from world import World, refused
@@ -33,9 +32,9 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(redis_server, admin):
-    async with serving(redis_server.url, max_streams_per_peer=400) as (stub, _, host), unread(host) as channel:
-        world = World(stub, admin, "watched")
+@pytest.mark.broker(max_streams_per_peer=400)
+async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(world, broker):
+    async with unread(broker[2]) as channel:
         await world.create()
         for _ in range(40):
             await world.report(**EVENT)
@@ -52,9 +51,9 @@ async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(redis_serve
             watcher.cancel()
 
 
-async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_server, admin):
-    async with serving(redis_server.url, watcher_patience=0.5) as (stub, _, host), unread(host) as channel:
-        world = World(stub, admin, "slowly")
+@pytest.mark.broker(watcher_patience=0.5)
+async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(world, broker):
+    async with unread(broker[2]) as channel:
         await world.create(members=())
         slow = over(channel, world).watch()
         seen = [(await slow.read()).event.event_id]
@@ -74,49 +73,47 @@ async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_s
         assert seen[1:] == written, "none is lost, none comes twice"
 
 
-async def test_however_many_watchers_read_the_past_others_wait_for_one_message_of_theirs(redis_server, admin):
+async def test_however_many_watchers_read_the_past_others_wait_for_one_message_of_theirs(world, broker):
     passes, written = 0, []
-    async with serving(redis_server.url) as (stub, servicer, _):
-        world = World(stub, admin, "passing")
-        await world.create(members=())
-        last = [await world.report(**EVENT) for _ in range(6)][-1]
+    _, servicer, _ = broker
+    await world.create(members=())
+    last = [await world.report(**EVENT) for _ in range(6)][-1]
 
-        async def read() -> None:
-            async with aclosing(servicer.events.watch(pb.WatchRunRequest(run_id=world.run_id))) as events:
-                async for response in events:
-                    written.append(passes)
-                    if pb.WatchRunResponse.FromString(response).event.event_id == last:
-                        return
+    async def read() -> None:
+        async with aclosing(servicer.events.watch(pb.WatchRunRequest(run_id=world.run_id))) as events:
+            async for response in events:
+                written.append(passes)
+                if pb.WatchRunResponse.FromString(response).event.event_id == last:
+                    return
 
-        watching = asyncio.gather(*(read() for _ in range(50)))
-        while not watching.done():
-            await asyncio.sleep(0)
-            passes += 1
-        await watching
+    watching = asyncio.gather(*(read() for _ in range(50)))
+    while not watching.done():
+        await asyncio.sleep(0)
+        passes += 1
+    await watching
     assert len(written) == len(set(written)) >= 300, "no two within one pass of the event loop"
 
 
-async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
-    async with serving(redis_server.url, max_streams_per_peer=3) as (stub, _, _):
-        world = World(stub, admin, "many")
-        await world.create()
-        calls = [world.watch(), world.watch(), world.call("WatchMembers")]
-        for call in calls:
-            await call.read()
-        for one_more in (world.watch(), world.call("AuditRun"), world.call("LeaseExperience")):
-            await refused(one_more.read(), EXHAUSTED, "broker.max_streams_per_peer")
-        assert (await world.run()).spec.run_id == "many", "calls are not streams"
-        calls[0].cancel()
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    assert (await world.watch().read()).event.HasField("run_state")
-                    break
-                except grpc.RpcError as error:
-                    assert error.code() == EXHAUSTED
+@pytest.mark.broker(max_streams_per_peer=3)
+async def test_a_peer_has_so_many_streams_and_no_more(world):
+    await world.create()
+    calls = [world.watch(), world.watch(), world.call("WatchMembers")]
+    for call in calls:
+        await call.read()
+    for one_more in (world.watch(), world.call("AuditRun"), world.call("LeaseExperience")):
+        await refused(one_more.read(), EXHAUSTED, "broker.max_streams_per_peer")
+    assert (await world.run()).spec.run_id == world.run_id, "calls are not streams"
+    calls[0].cancel()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert (await world.watch().read()).event.HasField("run_state")
+                break
+            except grpc.RpcError as error:
+                assert error.code() == EXHAUSTED
 
 
-async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
+async def test_an_event_is_read_from_redis_once_for_all_watchers(world, waiting):
     await world.create()
     watchers = [world.watch() for _ in range(50)]
     for watcher in watchers:
@@ -126,10 +123,8 @@ async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
     async def reads() -> int:
         return (await world.redis.info("commandstats"))["cmdstat_xrange"]["calls"]
 
-    before = -1
-    while before != (now := await reads()):  # each has looked for what is behind its second message
-        before = now
-        await asyncio.sleep(0.2)
+    await waiting(50)  # each has looked for what is behind its second message
+    before = await reads()
     new = await world.report(**EVENT)
     assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
     # Those who wait look once for the event, and once for what is behind it.
@@ -149,20 +144,19 @@ async def test_a_run_made_anew_shows_none_of_the_events_of_the_one_before(world)
     assert len([answer async for answer in world.watch()]) == 2
 
 
-async def test_one_connection_has_so_many_calls_and_others_go_on(redis_server, admin):
-    async with serving(redis_server.url, server={"max_connection_calls": 16}) as (stub, _, host):
-        world = World(stub, admin, "wide")
-        await world.create()
-        async with unread(host) as channel:
-            calls = [over(channel, world).watch() for _ in range(17)]
-            first_reads = {asyncio.ensure_future(call.read()): call for call in calls}
-            answered: set[asyncio.Future] = set()
-            while len(answered) < 16:
-                answered, waiting = await asyncio.wait([*first_reads], timeout=0.1)
-            assert (await world.run()).spec.run_id == "wide"
-            (last,) = waiting
-            assert not last.done()
-            first_reads[answered.pop()].cancel()
-            assert (await last).event.HasField("run_state")
-            for call in calls:
-                call.cancel()
+@pytest.mark.broker(server={"max_connection_calls": 16})
+async def test_one_connection_has_so_many_calls_and_others_go_on(world, broker):
+    await world.create()
+    async with unread(broker[2]) as channel:
+        calls = [over(channel, world).watch() for _ in range(17)]
+        first_reads = {asyncio.ensure_future(call.read()): call for call in calls}
+        answered: set[asyncio.Future] = set()
+        while len(answered) < 16:
+            answered, waiting = await asyncio.wait([*first_reads], timeout=0.1)
+        assert (await world.run()).spec.run_id == world.run_id
+        (last,) = waiting
+        assert not last.done()
+        first_reads[answered.pop()].cancel()
+        assert (await last).event.HasField("run_state")
+        for call in calls:
+            call.cancel()
