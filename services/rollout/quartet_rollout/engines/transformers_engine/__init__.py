@@ -4,7 +4,7 @@ engine.py       `TransformersEngine`, in the rollout's event loop
 messages.py     what it and its process say to each other
 engine_loop.py  that process: steps the decoder, and between two steps pauses, takes weights, aborts
 decoder.py      admission, one token a step for every running completion, ends
-rows.py         running completions, and a table of what a step must know of each
+rows.py         completions that run or wait
 slots.py        their keys and values; rows come and go without the others being touched
 attention.py    attention of one new token for each row; which layers can be served
 sampler.py      temperature, min_p, top_k, top_p, and the log-prob of what was drawn

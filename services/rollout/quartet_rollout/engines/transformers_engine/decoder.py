@@ -18,8 +18,8 @@ from quartet_rollout.engines.base import FinishReason
 from quartet_rollout.engines.model_folder import config_dtype, context_length, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
-from quartet_rollout.engines.transformers_engine.rows import Row, Table
-from quartet_rollout.engines.transformers_engine.sampler import Sampler
+from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.transformers_engine.sampler import sample
 from quartet_rollout.engines.transformers_engine.slots import Slots
 from quartet_rollout.errors import EngineError
 from quartet_weights.routed_experts import Routing
@@ -63,7 +63,8 @@ class Decoder:
         self.max_model_len = _context(int(self.model.config.max_position_embeddings), wanted)
         self._ends = _end_of_sequence(self.model, self._tokenizer)
         self._waiting: deque[Row] = deque()
-        self._table = Table(self._max_rows)
+        self._running: list[Row] = []
+        """Row i has slot i: rows move when others end."""
         self._slots = Slots()
         try:
             self._kinds = layer_kinds(self.model.config)
@@ -92,22 +93,22 @@ class Decoder:
         """Take completions out, with what they have."""
         gone = set(rows)
         self._waiting = deque(row for row in self._waiting if row not in gone)
-        self._leave([i for i, row in enumerate(self._table.rows) if row in gone])
+        self._leave([i for i, row in enumerate(self._running) if row in gone])
 
     @property
     def rows(self) -> list[Row]:
         """All unfinished completions."""
-        return [*self._table.rows, *self._waiting]
+        return [*self._running, *self._waiting]
 
     @property
     def busy(self) -> bool:
         """Whether there are unfinished completions."""
-        return bool(self._table.rows or self._waiting)
+        return bool(self._running or self._waiting)
 
     @property
     def running(self) -> int:
         """How many of them are being generated, those included whose keys and values the next steps compute again."""
-        return len(self._table.rows) + sum(1 for row in self._waiting if row.output)
+        return len(self._running) + sum(1 for row in self._waiting if row.output)
 
     @property
     def waiting(self) -> int:
@@ -124,7 +125,6 @@ class Decoder:
     def sleep(self) -> None:
         """Free the accelerator's memory. On a CPU that of keys and values alone: the weights are in host memory."""
         self.reset_kv_cache()
-        self._slots = Slots()
         self.model.to("cpu")
         torch.cuda.empty_cache()
 
@@ -146,9 +146,9 @@ class Decoder:
 
     def reset_kv_cache(self) -> None:
         """Forget all keys and values; those of unfinished completions are computed again when they go on."""
-        self._waiting.extendleft(reversed(self._table.rows))
-        self._table = Table(self._max_rows)
-        self._slots.clear()
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
+        self._slots = Slots()
 
     # ------------------------------------------------------------------ steps
 
@@ -156,21 +156,19 @@ class Decoder:
         """Generate at most one token for each running completion; return those that ended. Without `admit` no new one
         is begun."""
         if admitted := self._admit(admit):
-            first = len(self._table.rows)
+            first = len(self._running)
             logits = self._prefill(admitted)
-        elif self._table.rows:
+        elif self._running:
             first = 0
             logits = self._decode()
         else:
             return []
-        sampler = Sampler(self._table, first, self._device)
-        tokens, log_probs = sampler.sample(logits)
-        return self._take(first, tokens.cpu().numpy(), log_probs.cpu().numpy(), sampler.candidates)
+        return self._take(first, *sample(self._running[first:], logits))
 
     def _admit(self, new: bool) -> list[Row]:
         """Take waiting rows, in order, while there are places and their padded prompts fit one forward pass. Rows that
         have begun are before the new ones."""
-        places = self._max_rows - len(self._table.rows)
+        places = self._max_rows - len(self._running)
         if not self._waiting or places < min(len(self._waiting), max(1, self._max_rows // _ADMIT_SHARE)):
             return []
         admitted: list[Row] = []
@@ -186,8 +184,8 @@ class Decoder:
         return admitted
 
     def _prefill(self, rows: list[Row]) -> torch.Tensor:
-        """Compute the rows' tokens and add them to the table. Returns the last token's logits, [rows, V]."""
-        rows.sort(key=lambda row: len(row.prompt) + len(row.output))  # for `Slots.add`
+        """Compute the rows' tokens and add them to those that run. Returns the last token's logits, [rows, V]."""
+        rows.sort(key=Row.length)  # for `Slots.add`
         # The completions of a group begin with the same prompt: it is computed once.
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(row.tokens()), len(distinct)) for row in rows]
@@ -203,26 +201,23 @@ class Decoder:
         logits, experts = self._forward(*on_device, cache, rows)
         if experts is not None:
             for row, i in zip(rows, which, strict=True):
-                row.experts = [experts[i, width - len(row.prompt) - len(row.output) :]]
-        first = len(self._table.rows)
-        self._table.add(rows)
-        self._slots.add(first, cache, which, self._table.column("length", first).tolist())
+                row.experts = [experts[i, width - row.length() :]]
+        self._slots.add(len(self._running), cache, which, [row.length() for row in rows])
+        self._running += rows
         return logits[torch.tensor(which, device=self._device)]
 
     def _decode(self) -> torch.Tensor:
         """The newest token of each row. Returns logits [rows, V]."""
-        lengths = self._table.column("length")
-        widest = int(lengths.max())
-        positions = torch.from_numpy(lengths.copy()).to(self._device)
-        ids = torch.from_numpy(self._table.column("newest").copy()).to(self._device)
+        rows = self._running
+        before = [row.length() - 1 for row in rows]
+        positions, widest = torch.tensor(before, device=self._device), max(before)
+        ids = torch.tensor([row.output[-1] for row in rows], device=self._device)
         self._slots.expect(positions, widest)
         mask = step_mask(positions, widest + 1, self._kinds, self._window, self._mask_dtype)
-        rows = self._table.rows
         logits, experts = self._forward(ids[:, None], mask, positions[:, None], self._slots.cache, rows)
         if experts is not None:
             for row, own in zip(rows, experts, strict=True):
                 row.experts.append(own)
-        lengths += 1
         return logits
 
     def _forward(
@@ -243,16 +238,15 @@ class Decoder:
         return output.logits[:, -1], experts
 
     def _take(
-        self, first: int, tokens: np.ndarray, log_probs: np.ndarray, candidates: dict[int, np.ndarray]
+        self, first: int, tokens: list[int], log_probs: list[float], candidates: dict[int, np.ndarray]
     ) -> list[tuple[Row, FinishReason]]:
         """Give the rows from `first` on their tokens. Returns those that end with them."""
-        rows = self._table.rows[first:]
-        self._table.column("newest", first)[:] = tokens
+        rows = self._running[first:]
         for i, ids in candidates.items():
             rows[i].candidates.append(ids)
         leaving: list[int] = []
         ended: list[tuple[Row, FinishReason]] = []
-        for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), log_probs.tolist(), strict=True), first):
+        for i, (row, token, log_prob) in enumerate(zip(rows, tokens, log_probs, strict=True), first):
             row.output.append(token)
             row.log_probs.append(log_prob)
             if (stops := self._stops(row)) or len(row.output) >= row.limit:
@@ -273,9 +267,15 @@ class Decoder:
         text = self._tokenizer.decode(row.output[-window:], skip_special_tokens=False)
         return any(stop in text for stop in row.sampling.stop)
 
-    def _leave(self, rows: list[int]) -> None:
-        if rows:
-            self._slots.move(*self._table.remove(rows))
+    def _leave(self, leaving: Collection[int]) -> None:
+        """Take rows out, and move the last ones into their places."""
+        gone, left = set(leaving), len(self._running) - len(leaving)
+        to = sorted(i for i in gone if i < left)
+        moved = [i for i in range(left, len(self._running)) if i not in gone]
+        for place, row in zip(to, moved, strict=True):
+            self._running[place] = self._running[row]
+        del self._running[left:]
+        self._slots.move(to, moved)
 
 
 def _context(allowed: int, wanted: int | None) -> int:

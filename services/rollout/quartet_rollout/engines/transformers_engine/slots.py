@@ -69,13 +69,6 @@ class Slots:
             layer.keys[to] = layer.keys[source]
             layer.values[to] = layer.values[source]
 
-    def clear(self) -> None:
-        """Forget everything, but keep the memory. What weights that are no numbers left here would outlive them."""
-        for layer in self.layers:
-            layer.keys.zero_()
-            layer.values.zero_()
-        self.width = 0
-
     def write(self, into: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Put [rows, heads, 1, size] at the rows' positions; return [rows, heads, width, size]."""
         into[self._every, :, self.positions] = new[:, :, 0]
