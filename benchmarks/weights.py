@@ -101,7 +101,7 @@ class Sides:
     def copy(self) -> None:
         """What happens before an update begins."""
         self._snapshot.take(0, self._tensors())
-        self._snapshot.checksum()
+        self._snapshot.checksums()
 
     def ours(self) -> None:
         self._transfer(self._snapshot)

@@ -98,7 +98,7 @@ def work(model: Path, said) -> None:
 
     def copied() -> None:
         snapshot.take(0, learner.weights())
-        snapshot.checksum()
+        snapshot.checksums()
 
     found = {}
     for how, send in (("overlap = false", straight), ("overlap = true", copied)):

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pydantic import Field
 
 from quartet_common.transports import TransportParameters
-from quartet_common.weights import Checksum
 
 LOOK_SECONDS = 0.1
 SHOW_SECONDS = 2.0
@@ -107,11 +106,10 @@ class SocketChannel:
     def __init__(self, peers: list[socket.socket]):
         self._peers = peers
 
-    def transfer(self, update) -> int:
-        """Send every bucket to all, and return the checksum of what was sent. Raises what `update.check` does when
-        the time is over or a rollout gone; OSError, which Quartet takes for a transfer that failed."""
+    def transfer(self, update) -> None:
+        """Send every bucket to all. Raises what `update.check` does when the time is over or a rollout gone; OSError,
+        which Quartet takes for a transfer that failed."""
         update.begin()
-        checksum = Checksum()
         for bucket in update.buckets():
             content = memoryview(bucket.numpy())
             for peer in self._peers:
@@ -120,8 +118,6 @@ class SocketChannel:
                     update.check()
                     with suppress(TimeoutError):
                         left = left[peer.send(left) :]
-            checksum.update(content)
-        return checksum.value()
 
     def drop(self, wait: float = 0.0) -> None:
         """Leave the epoch."""

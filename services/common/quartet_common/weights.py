@@ -1,4 +1,4 @@
-"""The wire form of a weight update: which tensor lies where in which bucket, and the checksum of it all.
+"""The wire form of a weight update: which tensor lies where in which bucket, and their checksums.
 
 Torch-free: the trainer fills the buckets, the rollout reads them, both by the same WeightManifest.
 """
@@ -91,29 +91,31 @@ class Checksum:
 
 
 class BackgroundChecksum:
-    """A Checksum that is computed on a thread of its own while other bytes are on their way.
+    """Checksums of buckets, each of all bytes up to the bucket's end, computed on a thread of its own.
 
-    xxHash lets the interpreter go while it works, so the thread costs neither packing nor a transfer its time.
+    xxHash lets the interpreter go while it works, so the thread costs neither packing nor a transfer its time. The last
+    is the checksum of everything, and the first that differs between two ends names the bucket.
     """
 
     def __init__(self) -> None:
         self._checksum = Checksum()
         self._thread = ThreadPoolExecutor(1, "weight-checksum")
-        self._pieces: list[Future[None]] = []
+        self._buckets: list[Future[int]] = []
 
-    def add(self, piece: Callable[[], memoryview]) -> "Future[None]":
-        """Take in the next bytes, which `piece` returns when it is called on the thread; once the result is there they
+    def add(self, bucket: Callable[[], memoryview]) -> "Future[int]":
+        """Take in the next bytes, which `bucket` returns when it is called on the thread; once the result is there they
         have been read and may change."""
-        read = self._thread.submit(lambda: self._checksum.update(piece()))
-        self._pieces.append(read)
-        return read
+        self._buckets.append(self._thread.submit(self._read, bucket))
+        return self._buckets[-1]
 
-    def value(self) -> int:
-        """Wait for all pieces and return the checksum; raises what a piece raised."""
-        self.close()
-        for piece in self._pieces:
-            piece.result()
+    def _read(self, bucket: Callable[[], memoryview]) -> int:
+        self._checksum.update(bucket())
         return self._checksum.value()
+
+    def values(self) -> list[int]:
+        """Wait for all buckets and return the checksum up to the end of each; raises what a bucket raised."""
+        self.close()
+        return [bucket.result() for bucket in self._buckets]
 
     def close(self) -> None:
         """End the thread after what it has been given."""

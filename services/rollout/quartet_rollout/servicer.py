@@ -128,7 +128,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def FinishWeightUpdate(self, request, context):  # noqa: N802
         await self._check_call(request)
         version = _policy_version(request)
-        paused = await self._updates.finish(request.group_epoch, version, request.checksum)
+        paused = await self._updates.finish(request)
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=version, paused=to_duration(paused))
 
     async def AbortWeightUpdate(self, request, context):  # noqa: N802

@@ -67,8 +67,8 @@ class _Update:
     seconds: float
     """That it may take: to arrive and be finished, to pause, to be installed."""
     began: float
-    expected: asyncio.Future[int]
-    """Checksum of what was sent; set by finish."""
+    expected: asyncio.Future[list[int]]
+    """Checksums of what was sent, up to the end of each bucket or of the last alone; set by finish."""
     transfer: asyncio.Task[None] = field(init=False)
     """Until everything has arrived as it was sent. Cancelling it gives the update up; once it has ended, an update can
     only be waited for."""
@@ -92,6 +92,22 @@ class _Failed(Exception):
         """`outcome`: as the metric counts it."""
         super().__init__(error.message)
         self.outcome, self.error = outcome, error
+
+
+def _compare(received: list[int], sent: list[int]) -> None:
+    """Raise _Failed where checksums differ, naming the first bucket that came otherwise than it was sent."""
+    for bucket, (came, went) in enumerate(zip(received, sent, strict=True), start=1):
+        if came != went:
+            where = f"bucket {bucket} of {len(sent)}: " if len(sent) > 1 else ""
+            reason = f"{where}received {came:016x}, sent {went:016x}; the old weights stand, join again"
+            raise _Failed("checksum_differs", data_loss("checksum", reason))
+
+
+def _why(error: Exception, late: str = "") -> str:
+    """What went wrong in an engine, in words: `late` for a deadline. One of another package may raise anything."""
+    if isinstance(error, TimeoutError):
+        return late
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 class WeightUpdates:
@@ -156,8 +172,8 @@ class WeightUpdates:
         try:
             async with asyncio.timeout(info.timeout_seconds + _JOIN_GRACE_SECONDS):
                 await self._engine.join_weight_group(info)
-        except (EngineError, TimeoutError) as error:
-            reason = str(error) or f"not all ranks met within {info.timeout_seconds:g} s"
+        except Exception as error:
+            reason = _why(error, f"not all ranks met within {info.timeout_seconds:g} s")
             log.warning("could not join weight group: %s", reason, extra={"epoch": info.epoch})
             self._set_apart(f"joining it failed: {reason}")
             await self._engine.leave_weight_group()
@@ -212,8 +228,15 @@ class WeightUpdates:
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
     async def _live(self, update: _Update) -> float | ContractError:
-        """An update's life, from the receive to the resume."""
-        await asyncio.wait({update.transfer})
+        """An update's life, from the receive to the resume. Where the engine fails in its end, the service stops."""
+        try:
+            await asyncio.wait({update.transfer})
+            return await self._conclude(update)
+        finally:
+            self._update, self._state.updating = None, False
+
+    async def _conclude(self, update: _Update) -> float | ContractError:
+        """Install what has arrived, if it has, and resume."""
         arrived = time.monotonic()
         result: float | ContractError
         try:
@@ -236,7 +259,6 @@ class WeightUpdates:
                 result = paused
                 times = {"received_ms": round((arrived - update.began) * 1000), "paused_ms": round(paused * 1000)}
                 log.info("weights installed", extra={"version": update.version, **times})
-        self._update, self._state.updating = None, False
         WEIGHT_UPDATES.labels(outcome).inc()
         return result
 
@@ -247,14 +269,14 @@ class WeightUpdates:
             async with asyncio.timeout(left):
                 received = await self._engine.receive_weights(request.manifest, max(left, 0.001), request.path)
                 sent = await asyncio.shield(update.expected)  # the deadline must not cancel what finish sets
+            _compare(received[-len(sent) :], sent)
+        except _Failed:
+            raise
         except TimeoutError:
             reason = f"the update was not finished within {update.seconds:g} s"
             raise _Failed("given_up", aborted("weight update", reason)) from None
-        except EngineError as error:
-            raise _Failed("transfer_failed", aborted("transfer", str(error))) from error
-        if received != sent:
-            reason = f"received {received:016x}, sent {sent:016x}; the old weights stand, join again"
-            raise _Failed("checksum_differs", data_loss("checksum", reason))
+        except Exception as error:
+            raise _Failed("transfer_failed", aborted("transfer", _why(error))) from error
 
     async def _install(self, update: _Update) -> None:
         """Pause, and install what was received. Raises _Failed, as the transfer did where it failed."""
@@ -266,16 +288,16 @@ class WeightUpdates:
             async with asyncio.timeout(update.seconds):
                 await self._engine.pause(update.pause_mode, update.request.keep_kv_cache)
                 await self._sleep.end()  # paused: nothing is generated with the old weights
-        except (EngineError, TimeoutError) as error:
-            why = str(error) or f"{update.seconds:g} s have passed"
+        except Exception as error:
+            why = _why(error, f"{update.seconds:g} s have passed")
             raise _Failed("given_up", aborted("pause", f"generation did not pause: {why}")) from error
         try:
             async with asyncio.timeout(update.seconds):
                 await self._engine.install_weights(update.version)
-        except (EngineError, TimeoutError) as error:
+        except Exception as error:
             await self._engine.set_version(UNKNOWN_VERSION)
             await self._groups.give_back_all(_UNKNOWN)
-            reason = str(error) or f"not installed within {update.seconds:g} s"
+            reason = _why(error, f"not installed within {update.seconds:g} s")
             failure = data_loss("installation", f"{reason}; the weights are unknown")
             raise _Failed("install_failed", failure) from error
 
@@ -286,16 +308,18 @@ class WeightUpdates:
             update.transfer.cancel()
             await asyncio.wait({update.outcome})
 
-    async def finish(self, epoch: int, policy_version: int, checksum: int) -> float:
+    async def finish(self, request: rollout_pb2.FinishWeightUpdateRequest) -> float:
         """Compare, install, resume; return the seconds that generation stood still. Raises ContractError."""
-        update = self._last
-        if update is None or not update.is_for(epoch, policy_version):
-            raise failed_precondition(
-                "policy_version", f"no update to version {policy_version} was begun in epoch {epoch}"
-            )
+        update, version, epoch = self._last, request.policy_version, request.group_epoch
+        if update is None or not update.is_for(epoch, version):
+            raise failed_precondition("policy_version", f"no update to version {version} was begun in epoch {epoch}")
+        buckets = len(update.request.manifest.bucket_bytes)
+        if len(request.bucket_checksums) not in (0, buckets):  # earlier trainers tell the last alone
+            raise invalid_argument("bucket_checksums", len(request.bucket_checksums), f"none, or all {buckets}")
+        checksums = [*request.bucket_checksums[:-1], request.checksum]
         if not update.expected.done():
-            update.expected.set_result(checksum)
-        elif update.expected.result() != checksum:
+            update.expected.set_result(checksums)
+        elif update.expected.result() != checksums:
             raise failed_precondition("checksum", "this update was finished before with another checksum")
         outcome = await asyncio.shield(update.outcome)
         if isinstance(outcome, ContractError):

@@ -216,16 +216,18 @@ class BeginWeightUpdateResponse(_message.Message):
     def __init__(self, paused_completions: _Optional[int] = ...) -> None: ...
 
 class FinishWeightUpdateRequest(_message.Message):
-    __slots__ = ("run_id", "group_epoch", "policy_version", "checksum")
+    __slots__ = ("run_id", "group_epoch", "policy_version", "checksum", "bucket_checksums")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_epoch: int
     policy_version: int
     checksum: int
-    def __init__(self, run_id: _Optional[str] = ..., group_epoch: _Optional[int] = ..., policy_version: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    bucket_checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., group_epoch: _Optional[int] = ..., policy_version: _Optional[int] = ..., checksum: _Optional[int] = ..., bucket_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FinishWeightUpdateResponse(_message.Message):
     __slots__ = ("policy_version", "paused")

@@ -5,7 +5,7 @@ nothing of gRPC, brokers or rewards. All methods are called from one asyncio eve
 
 A weight update, as the service drives it:
 
-    join_weight_group -> pause -> receive_weights -> [service compares the checksum] -> install_weights -> resume
+    join_weight_group -> pause -> receive_weights -> [service compares the checksums] -> install_weights -> resume
 
 `receive_weights` fills buffers of its own and touches no parameter, so a transfer that fails or does not match its
 checksum (`leave_weight_group`) leaves the model as it was. It may also run while the engine generates: then only the
@@ -263,8 +263,8 @@ class Engine(Protocol):
 
     async def receive_weights(
         self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
-    ) -> int:
-        """Receive every bucket into buffers and return the checksum of what came. Installs nothing.
+    ) -> list[int]:
+        """Receive every bucket into buffers; return the checksum of what came up to the end of each. Installs nothing.
 
         `path`: with the file transport, the folder of this version's files.
 

@@ -74,11 +74,14 @@ class WeightGroupMixin:
 
     async def receive_weights(
         self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
-    ) -> int:
+    ) -> list[int]:
         self.check_manifest(manifest)
         arguments = manifest.SerializeToString(), timeout_seconds, path
-        checksums = await self._transfer(timeout_seconds, "the transfer", "receive", *arguments)
-        return next((each for each in checksums if each != checksums[0]), checksums[0])
+        first, *others = await self._transfer(timeout_seconds, "the transfer", "receive", *arguments)
+        if any(other != first for other in others):
+            await self.leave_weight_group()
+            raise WeightTransferError("the engine's workers did not receive the same bytes")
+        return first
 
     async def call_members(self, method: str, *args: Any) -> list[Any]:
         """Have every member call a method of its `WeightReceiver`, each of which returns at once."""

@@ -43,7 +43,7 @@ class WeightReceiver:
         self.member = member
         self._folder = folder
         self._base: Base | None = None
-        self._call: Future[int | None] = Future()
+        self._call: Future[list[int] | None] = Future()
         self._lock = threading.Lock()
         self._group: Transport | None = None
         self._transport = ""
@@ -58,7 +58,7 @@ class WeightReceiver:
             args: of join, the fields of the engine's `WeightGroupInfo`, and the names of the model's parameters; of
                 receive, its own, the manifest serialized.
         """
-        call: Future[int | None] = Future()
+        call: Future[list[int] | None] = Future()
         self._call = call
 
         def run() -> None:
@@ -105,8 +105,10 @@ class WeightReceiver:
             group.close()
         return membership
 
-    def receive(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = "") -> int:
-        """Receive the manifest's buckets; return their checksum. `path`: where they are, with the file transport.
+    def receive(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = "") -> list[int]:
+        """Receive the manifest's buckets; return the checksum up to the end of each.
+
+        `path`: where they are, with the file transport.
 
         Raises EngineError when in no group, and for an adapter of another base model; WeightTransferError when the
         sender is gone or the time is over, and then the group has been left: buckets that come late would be taken for
@@ -131,7 +133,7 @@ class WeightReceiver:
                     deadline - time.monotonic(),
                     lambda bucket: checksum.add(lambda: memoryview(bucket.cpu().numpy())),
                 )
-            value = checksum.value()
+            values = checksum.values()
         except WeightTransferError:
             with self._lock:
                 if self._membership == membership:
@@ -144,7 +146,7 @@ class WeightReceiver:
             if self._membership != membership:
                 raise WeightTransferError("the weight group was left during the transfer")
             self._received = (manifest, buckets)
-        return value
+        return values
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, tensor) of all parameters: what was received, or the base model with the adapter

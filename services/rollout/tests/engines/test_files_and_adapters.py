@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from quartet.v1 import rollout_pb2
 
 from quartet_common.weights import bucket_file, folder_checksum
 from quartet_rollout.engines import EngineError, ManifestError, SamplingSettings, WeightGroupInfo, WeightTransferError
+from quartet_rollout.weight_sync.spec import ModelSpec
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=20)
@@ -35,7 +37,7 @@ async def update(harness: Harness, manifest: rollout_pb2.WeightManifest, folder:
         await harness.engine.install_weights(version)
     finally:
         await harness.engine.resume()
-    return came
+    return came[-1]
 
 
 def test_weights_from_files_are_installed_as_any_others(harness: Harness, tmp_path: Path) -> None:
@@ -62,17 +64,15 @@ def test_files_that_are_not_there_or_broken_leave_the_old_weights(harness: Harne
 # ------------------------------------------------------------------ adapters
 
 
-def config(harness: Harness) -> rollout_pb2.LoraConfig:
-    return rollout_pb2.LoraConfig(
-        r=RANK, alpha=ALPHA, target_modules=TARGETS, base_checksum=folder_checksum(harness.folders[0])
-    )
+def config(base: Path) -> rollout_pb2.LoraConfig:
+    return rollout_pb2.LoraConfig(r=RANK, alpha=ALPHA, target_modules=TARGETS, base_checksum=folder_checksum(base))
 
 
-def adapter(harness: Harness, seed: int, size: float = 0.1) -> dict[str, torch.Tensor]:
+def adapter(base: Path, seed: int, size: float = 0.1) -> dict[str, torch.Tensor]:
     """Random A and B for every matrix that TARGETS names, under PEFT's names."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
-    for name, weight in read_weights(harness.folders[0]).items():
+    for name, weight in read_weights(base).items():
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in TARGETS and weight.dim() == 2:
             out, into = weight.shape
@@ -101,7 +101,7 @@ def install(harness: Harness, weights: dict[str, torch.Tensor], folder: Path, ve
     """Install an adapter from files; return a greedy completion."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    manifest, sent = write(weights, folder, BUCKET_BYTES, config(harness))
+    manifest, sent = write(weights, folder, BUCKET_BYTES, config(harness.folders[0]))
     assert harness.run(update(harness, manifest, folder, version)) == sent
     (completion,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
     assert completion.version_spans[0][0] == version
@@ -109,7 +109,7 @@ def install(harness: Harness, weights: dict[str, torch.Tensor], folder: Path, ve
 
 
 def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Harness, tmp_path: Path) -> None:
-    first, second = adapter(harness, 1), adapter(harness, 2)
+    first, second = (adapter(harness.folders[0], seed) for seed in (1, 2))
     for version, weights in enumerate((first, first, second), start=1):
         completion = install(harness, weights, tmp_path / "adapter", version)
         expected = unmerged(harness, weights, completion.token_ids)
@@ -122,24 +122,35 @@ def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Ha
     np.testing.assert_allclose(completion.log_probs, base.log_probs[:20], atol=1e-6)
 
 
-def test_adapters_that_do_not_fit_are_refused_by_name(harness: Harness) -> None:
-    for spoil, words in (
-        (lambda m: m.lora.ClearField("alpha"), "manifest.lora.alpha: got 0"),
-        (lambda m: m.lora.target_modules.append("lm_head"), "'lm_head' is no inner linear layer"),
-        (lambda m: m.lora.target_modules.append("o_proj"), "o_proj.lora_A.weight' and 3 more are missing"),
-        (lambda m: setattr(m.lora, "r", RANK + 1), r"has shape \[4, (\d+)\]; allowed: \[5, \1\]"),
-    ):
-        manifest, _ = pack(adapter(harness, 1), BUCKET_BYTES, config(harness))
-        harness.engine.check_manifest(manifest)
-        spoil(manifest)
-        with pytest.raises(ManifestError, match=words):
-            harness.engine.check_manifest(manifest)
+@pytest.mark.parametrize(
+    ("adapted", "spoil", "words"),
+    [
+        (False, lambda m: m.tensors.pop(), "is missing"),
+        (False, lambda m: setattr(m.tensors[2], "name", "layers.7.w"), "'layers.7.w' is not a parameter"),
+        (False, lambda m: m.tensors[0].shape.append(1), r"has shape \[.*, 1\]; allowed: \["),
+        (False, lambda m: m.tensors.append(m.tensors[0]), "comes twice"),
+        (False, lambda m: setattr(m.tensors[0], "offset", m.bucket_bytes[0]), "weight'"),
+        (True, lambda m: m.lora.ClearField("alpha"), "manifest.lora.alpha: got 0"),
+        (True, lambda m: m.lora.target_modules.append("lm_head"), "'lm_head' is no inner linear layer"),
+        (True, lambda m: m.lora.target_modules.append("o_proj"), "o_proj.lora_A.weight' and 3 more are missing"),
+        (True, lambda m: setattr(m.lora, "r", RANK + 1), r"has shape \[4, (\d+)\]; allowed: \[5, \1\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(models: dict, adapted: bool, spoil: Any, words: str) -> None:
+    folder = models[False, 0]
+    weights, lora = (adapter(folder, 1), config(folder)) if adapted else (read_weights(folder), None)
+    manifest, _ = pack(weights, BUCKET_BYTES, lora)
+    spec = ModelSpec.of_folder(str(folder))
+    spec.check(manifest)
+    spoil(manifest)
+    with pytest.raises(ManifestError, match=words):
+        spec.check(manifest)
 
 
 def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path: Path) -> None:
-    lora = config(harness)
+    lora = config(harness.folders[0])
     lora.base_checksum ^= 1
-    manifest, _ = write(adapter(harness, 1), tmp_path, BUCKET_BYTES, lora)
+    manifest, _ = write(adapter(harness.folders[0], 1), tmp_path, BUCKET_BYTES, lora)
     with pytest.raises(EngineError, match="the adapter is for a base model of checksum"):
         harness.run(update(harness, manifest, tmp_path, 1))
     assert harness.engine.policy_version == 0

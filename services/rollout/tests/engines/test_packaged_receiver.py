@@ -1,4 +1,4 @@
-"""The rollout's end of a transport that another package brings: what its code raises is a transfer that failed."""
+"""What a package's transport raises, and what only one of several workers receives, are transfers that failed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from quartet.v1 import rollout_pb2
 
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
+from quartet_rollout.engines.weight_group import WeightGroupMixin
 from quartet_rollout.weight_sync import transports
 from quartet_rollout.weight_sync.receiver import WeightReceiver
 
@@ -31,3 +32,30 @@ def test_whatever_is_raised_is_a_transfer_that_failed(monkeypatch: pytest.Monkey
         receiver.receive(rollout_pb2.WeightManifest(), 1.0)
     with pytest.raises(EngineError, match="in no weight group"):
         receiver.receive(rollout_pb2.WeightManifest(), 1.0)
+
+
+class Workers(WeightGroupMixin):
+    """An engine whose workers have received so."""
+
+    def __init__(self, *checksums: list[int]) -> None:
+        super().__init__("")
+        self._spec: Any = object()  # it has been started
+        self.asked: list[str] = []
+        self._checksums = checksums
+
+    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+        """They fit."""
+
+    async def call_members(self, method: str, *args: Any) -> list[Any]:
+        self.asked.append(method)
+        return [["", each] for each in self._checksums]
+
+
+async def test_workers_that_received_different_bytes_leave_the_group() -> None:
+    good, bad = [3, 5], [3, 6]
+    assert await Workers(good, good).receive_weights(rollout_pb2.WeightManifest(), 1.0) == good
+    for received in ((good, bad), (bad, good)):
+        workers = Workers(*received)
+        with pytest.raises(WeightTransferError, match="workers did not receive the same bytes"):
+            await workers.receive_weights(rollout_pb2.WeightManifest(), 1.0)
+        assert workers.asked[-1] == "leave"

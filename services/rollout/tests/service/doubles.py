@@ -18,7 +18,6 @@ from quartet_common.host import ServiceHost
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
     EngineCompletion,
-    EngineError,
     EngineStats,
     SamplingMask,
     SamplingSettings,
@@ -80,8 +79,8 @@ class ScriptedEngine:
         self.meet, self.arrive = asyncio.Event(), asyncio.Event()  # of an update's ranks and weights
         self.meet.set()
         self.arrive.set()
-        self.checksum = 0xC0FFEE
-        self.errors: dict[str, EngineError] = {}  # what calls of these names raise
+        self.checksums = [0xC0FFEE]
+        self.errors: dict[str, Exception] = {}  # what calls of these names raise
         self.gives_masks = self.can_sleep = self.asleep = self.paused = False
         self.takes: list[str] = []  # capabilities of sampling parameters
         self.group: WeightGroupInfo | None = None
@@ -192,11 +191,11 @@ class ScriptedEngine:
         self.calls.append("leave")
         self.group = None
 
-    async def receive_weights(self, manifest, timeout_seconds: float, path: str = "") -> int:
+    async def receive_weights(self, manifest, timeout_seconds: float, path: str = "") -> list[int]:
         self.calls.append("receive")
         await self.arrive.wait()
         self._fail("receive")
-        return self.checksum
+        return self.checksums
 
     async def install_weights(self, policy_version: int) -> None:
         self.calls.append(f"install {policy_version}")

@@ -54,10 +54,12 @@ async def test_join_answers_before_the_ranks_have_met_and_begin_waits_for_them(r
     [
         ({}, 20, 5, DATA_LOSS, "received 0000000000c0ffee, sent 0000000000000005"),
         ({"receive": WeightTransferError("the sender is gone")}, 20, SENT, ABORTED, "the sender is gone"),
+        ({"receive": KeyError("a hawk")}, 20, SENT, ABORTED, "KeyError: 'a hawk'"),
         ({"pause": EngineError("a step does not end")}, 20, SENT, ABORTED, "a step does not end"),
+        ({"pause": KeyError("a hawk")}, 20, SENT, ABORTED, "KeyError: 'a hawk'"),
         ({}, 0.2, SENT, ABORTED, "within 0.2 s"),
     ],
-    ids=["another checksum", "a transfer that fails", "no pause", "a trainer that vanished"],
+    ids=["another checksum", "no transfer", "an engine's bug in it", "no pause", "a bug in it", "no trainer"],
 )
 async def test_an_update_that_fails_keeps_the_old_weights_and_leaves_the_epoch(
     joined, errors, seconds, checksum, code, words
@@ -88,11 +90,24 @@ async def test_generation_goes_on_while_weights_arrive_and_a_finish_nobody_waits
     assert (await joined.finish(1)).policy_version == 1
 
 
-async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joined):
+async def test_the_first_bucket_that_came_otherwise_is_named(joined):
+    joined.engine.checksums = [7, 8, SENT]  # up to the end of each bucket
+    await joined.begin(1, buckets=3)
+    few = joined.finish(1, bucket_checksums=[7, SENT])
+    assert "bucket_checksums: got 2; allowed: none, or all 3" in await refused(few, grpc.StatusCode.INVALID_ARGUMENT)
+    sentence = await refused(joined.finish(1, bucket_checksums=[7, 9, SENT]), DATA_LOSS)
+    assert "bucket 2 of 3: received 0000000000000008, sent 0000000000000009" in sentence
+    await joined.join(2)
+    await joined.begin(1, epoch=2, buckets=3)
+    assert (await joined.finish(1, epoch=2, bucket_checksums=[7, 8, SENT])).policy_version == 1
+
+
+@pytest.mark.parametrize("error", [WeightInstallError("half of it went in"), KeyError("half of it went in")], ids=repr)
+async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joined, error):
     joined.engine.hold(1)
     await joined.broker.submit(instance())
     await joined.until(lambda: joined.engine.tokens_total > 0)
-    joined.engine.errors["install"] = WeightInstallError("half of it went in")
+    joined.engine.errors["install"] = error
     await joined.begin(1)
     sentence = await refused(joined.finish(1), DATA_LOSS)
     assert "half of it went in" in sentence and "unknown" in sentence
@@ -147,7 +162,7 @@ async def test_an_invitation_to_a_group_that_never_forms_rules_out_no_later_one(
     begin = ready.begin(1, epoch=2**31 - 1)
     assert "not all ranks met" in await refused(begin, grpc.StatusCode.FAILED_PRECONDITION)
     engine.meet.set()
-    engine.errors["join"] = WeightTransferError("the store does not answer")
+    engine.errors["join"] = ConnectionError("the store does not answer")  # of a kind that no engine should raise
     await ready.join(1)
     assert "the store does not answer" in await refused(ready.begin(1), grpc.StatusCode.FAILED_PRECONDITION)
     engine.errors.clear()

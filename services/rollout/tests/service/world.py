@@ -210,16 +210,15 @@ def join_request(epoch: int = 1, **fields) -> rollout_pb2.JoinWeightGroupRequest
     return rollout_pb2.JoinWeightGroupRequest(**fields)
 
 
-def begin_request(version: int, epoch: int = 1, seconds: float = 20.0, **fields):
+def begin_request(version: int, epoch: int = 1, seconds: float = 20.0, buckets: int = 1, **fields):
     manifest = rollout_pb2.WeightManifest(
-        kind=rollout_pb2.WEIGHT_KIND_FULL, bucket_bytes=[16], checksum_algorithm="xxh3_64"
+        kind=rollout_pb2.WEIGHT_KIND_FULL, bucket_bytes=[16] * buckets, checksum_algorithm="xxh3_64"
     )
     manifest.tensors.add(name="w", dtype=6, shape=[4], bucket=0, offset=0)
     update = {"group_epoch": epoch, "policy_version": version, "timeout": to_duration(seconds), "manifest": manifest}
     return rollout_pb2.BeginWeightUpdateRequest(**{"run_id": "demo", **update, **fields})
 
 
-def finish_request(version: int, epoch: int = 1, checksum: int = 0xC0FFEE, run_id: str = "demo"):
-    return rollout_pb2.FinishWeightUpdateRequest(
-        run_id=run_id, group_epoch=epoch, policy_version=version, checksum=checksum
-    )
+def finish_request(version: int, epoch: int = 1, **fields):
+    update = {"group_epoch": epoch, "policy_version": version, "checksum": 0xC0FFEE}
+    return rollout_pb2.FinishWeightUpdateRequest(**{"run_id": "demo", **update, **fields})

@@ -224,10 +224,6 @@ class Transfer:
         return self.packer.manifest
 
     @property
-    def checksum(self) -> Callable[[], int] | None:
-        return self.weights.checksum if isinstance(self.weights, Snapshot) else None
-
-    @property
     def _update(self) -> dict[str, Any]:
         """What every request about it says."""
         return {"run_id": self.group.run_id, "group_epoch": self.group.epoch, "policy_version": self.version}
@@ -239,11 +235,12 @@ class Transfer:
             TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
         """
         try:
-            checksum = self.group.channel.transfer(self)
+            self.group.channel.transfer(self)
         except OSError as error:  # of a package's sockets and files
             name = self.group.transport
             raise TransferFailed(f"transport '{name}' failed: {type(error).__name__}: {error}") from error
-        finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=checksum)
+        sums = (self.weights if isinstance(self.weights, Snapshot) else self.packer).checksums()
+        finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=sums[-1], bucket_checksums=sums)
         return self.group.call("FinishWeightUpdate", finish, self.deadline)
 
     def buckets(self) -> Iterator[torch.Tensor]:

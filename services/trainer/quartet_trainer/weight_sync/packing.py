@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from functools import partial
 
 import torch
@@ -18,95 +19,96 @@ Weights = Callable[[], Generator[tuple[str, torch.Tensor], None, None]]
 
 
 class Packer:
-    """Fills the buckets of a manifest. Memory is allocated once: fresh pages cost more than the copy."""
+    """Fills the buckets of a manifest, and checksums each on a thread meanwhile.
 
-    def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
-        """`device`: where the buckets are; default: the CPU, in memory that a GPU can write at full speed."""
+    Memory is allocated once: fresh pages cost more than the copy.
+    """
+
+    def __init__(
+        self,
+        manifest: rollout_pb2.WeightManifest,
+        device: torch.device | None = None,
+        buffers: int = BUFFERS,
+        pinned: bool = True,
+    ):
+        """Prepare.
+
+        Args:
+            device: where the buckets are; default: the CPU.
+            buffers: how many there are at a time.
+            pinned: have those on the CPU in memory that a GPU, if there is one, can write at full speed.
+        """
         self.manifest = manifest
         self._device = device or torch.device("cpu")
+        self._pinned = pinned and self._device.type == "cpu" and torch.cuda.is_available()
+        self._count = min(buffers, len(manifest.bucket_bytes))
         self._buffers: list[torch.Tensor] = []
+        self._checksum = BackgroundChecksum()
 
     def pack(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
-        """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the BUFFERS-th after it is due.
+        """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the `buffers`-th after it is due.
 
         Raises:
             ValueError: the weights are not those of the manifest; the text names the tensor.
         """
+        sizes, tensors, count = self.manifest.bucket_bytes, iter(self.manifest.tensors), self._count
         if not self._buffers:
-            sizes = self.manifest.bucket_bytes
-            pinned = self._device.type == "cpu" and torch.cuda.is_available()
             self._buffers = [
-                torch.zeros(max(sizes[buffer::BUFFERS]), dtype=torch.uint8, device=self._device, pin_memory=pinned)
-                for buffer in range(min(BUFFERS, len(sizes)))  # a large tensor, in a bucket of its own, enlarges one
+                torch.zeros(max(sizes[buffer::count]), dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
+                for buffer in range(count)  # a large tensor, in a bucket of its own, enlarges one
             ]
-        return fill(self.manifest, weights, lambda index, size: self._buffers[index % BUFFERS][:size])
+        last, self._checksum = self._checksum, BackgroundChecksum()
+        last.values()  # it may still read what is about to change
+        reads: list[Future[int]] = []
+        planned = next(tensors, None)
+        for index, size in enumerate(sizes):
+            if index >= count:
+                reads[index - count].result()
+            bucket, end = self._buffers[index % count][:size], 0
+            while planned is not None and planned.bucket == index:
+                name, tensor = next(weights, ("", None))
+                if tensor is None or name != planned.name:
+                    raise ValueError(f"weights: got '{name}' where '{planned.name}' was announced")
+                if tensor.dtype != torch_dtype(planned) or list(tensor.shape) != list(planned.shape):
+                    raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}, not as announced")
+                data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+                bucket[end : planned.offset].zero_()  # padding is part of the checksum
+                end = planned.offset + math.prod(data.shape)
+                bucket[planned.offset : end].copy_(data)
+                planned = next(tensors, None)
+            bucket[end:].zero_()
+            reads.append(self._checksum.add(partial(_bytes, bucket)))
+            yield bucket
+
+    def checksums(self) -> list[int]:
+        """Return the checksum up to the end of each bucket that was packed last, waiting for them if need be."""
+        return self._checksum.values()
 
 
-class Snapshot:
-    """A copy of the weights of one version that leaves as it stands: all buckets, packed, and their checksum.
+class Snapshot(Packer):
+    """A copy of the weights of one version that leaves as it stands: all buckets, packed, and their checksums.
 
     It is taken before an update begins, so that nothing but the broadcast is left for the time in which generation
-    stands still; another attempt, and a rollout that comes late, are served from it too. Memory is allocated once.
+    stands still; another attempt, and a rollout that comes late, are served from it too.
     """
 
     def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
         """`device`: where the copy stands; default: the CPU."""
+        super().__init__(manifest, device, buffers=len(manifest.bucket_bytes), pinned=False)
         self.version = -1
-        self.manifest = manifest
         self.buckets: list[torch.Tensor] = []
         """uint8 [bucket_bytes] each, in order; of `version`, if that is not -1."""
-        self._device = device or torch.device("cpu")
-        self._checksum = BackgroundChecksum()
 
     def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Copy the weights of `version`; the checksum is computed on a thread meanwhile, and maybe a little longer.
+        """Copy the weights of `version`; the checksums are computed on a thread meanwhile, and maybe a little longer.
 
         Raises:
             ValueError: the weights are not those of the manifest; the text names the tensor.
         """
         self.version = -1
-        last, self._checksum = self._checksum, BackgroundChecksum()
-        last.value()  # nobody may have asked for it, and it reads what is about to change
-        if not self.buckets:
-            sizes = self.manifest.bucket_bytes
-            self.buckets = [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in sizes]
-        for bucket in fill(self.manifest, weights, lambda index, _: self.buckets[index]):
-            self._checksum.add(partial(_bytes, bucket))
+        self.buckets = list(self.pack(weights))
         self.version = version
-
-    def checksum(self) -> int:
-        """Return the checksum of all buckets, waiting for it if need be."""
-        return self._checksum.value()
 
 
 def _bytes(bucket: torch.Tensor) -> memoryview:
     return memoryview(bucket.cpu().numpy())
-
-
-def fill(
-    manifest: rollout_pb2.WeightManifest,
-    weights: Iterator[tuple[str, torch.Tensor]],
-    bucket_of: Callable[[int, int], torch.Tensor],
-) -> Iterator[torch.Tensor]:
-    """Fill the buckets in order and yield each. `bucket_of(index, size)` is where one is made, uint8 [size].
-
-    Raises:
-        ValueError: the weights are not those of the manifest; the text names the tensor.
-    """
-    tensors = iter(manifest.tensors)
-    planned = next(tensors, None)
-    for index, size in enumerate(manifest.bucket_bytes):
-        bucket, end = bucket_of(index, size), 0
-        while planned is not None and planned.bucket == index:
-            name, tensor = next(weights, ("", None))
-            if tensor is None or name != planned.name:
-                raise ValueError(f"weights: got '{name}' where '{planned.name}' was announced")
-            if tensor.dtype != torch_dtype(planned) or list(tensor.shape) != list(planned.shape):
-                raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}, not as announced")
-            data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-            bucket[end : planned.offset].zero_()  # padding is part of the checksum
-            end = planned.offset + math.prod(data.shape)
-            bucket[planned.offset : end].copy_(data)
-            planned = next(tensors, None)
-        bucket[end:].zero_()
-        yield bucket

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from quartet_common.config import ConfigError
-from quartet_common.weights import BackgroundChecksum
 from quartet_trainer.weight_sync.packing import BUFFERS
 from quartet_trainer.weight_sync.transports import TransferFailed, Transport, WeightUpdate
 from quartet_weights.process_group import ProcessGroup, device_of, epoch_store, first_line, nccl_version
@@ -102,33 +101,15 @@ class GroupChannel:
     def __init__(self, group: ProcessGroup, timeout: float):
         self._group, self._timeout = group, timeout
 
-    def transfer(self, update: WeightUpdate) -> int:
+    def transfer(self, update: WeightUpdate) -> None:
         update.begin()
-        checksum = BackgroundChecksum()
-        under_way: deque[Callable[[], None]] = deque()
-        try:
-            for bucket in update.buckets():
-                under_way.append(self._send(bucket, update, checksum))
-                if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
-                    under_way.popleft()()
-            while under_way:
-                under_way.popleft()()
-            return (update.checksum or checksum.value)()
-        finally:
-            checksum.close()
-
-    def _send(self, bucket: torch.Tensor, update: WeightUpdate, checksum: BackgroundChecksum) -> Callable[[], None]:
-        """Begin to send a bucket, and to read it unless its checksum is there. Returns what waits until it may be
-        overwritten."""
-        sent = self.send(bucket)
-        read = checksum.add(lambda: memoryview(bucket.cpu().numpy())) if update.checksum is None else None
-
-        def wait() -> None:
-            sent(update.check)
-            if read is not None:
-                read.result()
-
-        return wait
+        under_way: deque[Wait] = deque()
+        for bucket in update.buckets():
+            under_way.append(self.send(bucket))
+            if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
+                under_way.popleft()(update.check)
+        while under_way:
+            under_way.popleft()(update.check)
 
     def send(self, bucket: torch.Tensor) -> Wait:
         """Begin to send a bucket, uint8, to all. Returns a function that waits for its end; raises TransferFailed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
 from quartet_common.transports import load_transports, read_parameters
-from quartet_common.weights import Checksum, bucket_file
+from quartet_common.weights import bucket_file
 from quartet_weights.buckets import view
 
 # Versions that stay: the newest, and the one that a rollout may just be reading.
@@ -51,10 +51,6 @@ class WeightUpdate(Protocol):
     def manifest(self) -> rollout_pb2.WeightManifest:
         """What is in the buckets."""
 
-    @property
-    def checksum(self) -> Callable[[], int] | None:
-        """The buckets' checksum, where they stand packed already and need not be read for it; may block a little."""
-
     def buckets(self) -> Iterator[torch.Tensor]:
         """Yield each bucket, uint8 on the transport's device; at most `packing.BUFFERS` of them stand at a time."""
 
@@ -68,8 +64,8 @@ class WeightUpdate(Protocol):
 class Channel(Protocol):
     """Rank 0's end of one group epoch, made when all ranks have met."""
 
-    def transfer(self, update: WeightUpdate) -> int:
-        """Get all buckets to all members, and return their checksum. Raises TransferFailed."""
+    def transfer(self, update: WeightUpdate) -> None:
+        """Get all buckets to all members. Raises TransferFailed."""
 
     def drop(self, wait: float = 0.0) -> None:
         """Leave. What is under way ends by its own deadline on a thread; wait so many seconds for that thread."""
@@ -116,43 +112,40 @@ class Files(Transport):
         self.libraries = {}
         # A restarted trainer may make another version of the same number: its folder has another name.
         self._process = secrets.token_hex(4)
-        self._written: tuple[int, Path, int] | None = None
+        self._written: tuple[int, Path] | None = None
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Files:
         return self
 
-    def transfer(self, update: WeightUpdate) -> int:
+    def transfer(self, update: WeightUpdate) -> None:
         if self._written is None or self._written[0] != update.version:
             try:
                 self._written = self._write(update)
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise TransferFailed(f"trainer.weights.folder '{self._folder}' cannot be written: {reason}") from error
-        _, path, checksum = self._written
-        update.begin(str(path))
-        return checksum
+        update.begin(str(self._written[1]))
 
     def drop(self, wait: float = 0.0) -> None:
         """See `Channel.drop`: the files stay for the next epoch."""
 
-    def _write(self, update: WeightUpdate) -> tuple[int, Path, int]:
-        """Write a version's folder, atomically; return version, folder and checksum. Raises OSError, TransferFailed."""
+    def _write(self, update: WeightUpdate) -> tuple[int, Path]:
+        """Write a version's folder, atomically; return version and folder. Raises OSError, TransferFailed."""
         path = self._folder / f"{PREFIX}{update.version:08d}-{self._process}"
         writing = path.with_name(f".{path.name}.writing")
         for unfinished in self._folder.glob(f".{PREFIX}*.writing"):
             shutil.rmtree(unfinished, ignore_errors=True)  # of an attempt that failed, or a process that ended
         writing.mkdir(parents=True)
-        manifest, checksum = update.manifest, Checksum()
+        manifest = update.manifest
         tensors = {index: list(group) for index, group in groupby(manifest.tensors, key=lambda tensor: tensor.bucket)}
         for index, bucket in enumerate(update.buckets()):
             update.check()
             contents = {tensor.name: view(tensor, bucket) for tensor in tensors.get(index, [])}
             save_file(contents, writing / bucket_file(manifest, index), metadata={"format": "pt"})
-            checksum.update(memoryview(bucket.numpy()))
         _write_index(writing, manifest)
         writing.rename(path)
         self._remove_old(path)
-        return update.version, path, checksum.value()
+        return update.version, path
 
     def _remove_old(self, newest: Path) -> None:
         others = [path for path in self._folder.glob(f"{PREFIX}*") if path != newest]

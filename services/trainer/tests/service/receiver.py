@@ -107,10 +107,11 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         if self.options.spoil == begin.policy_version:
             self.options.spoil = None
             buckets[0][0] ^= 1
-        checksum = Checksum()
+        checksum, checksums = Checksum(), []
         for bucket in buckets:
             checksum.update(memoryview(bucket.numpy()))
-        if checksum.value() != request.checksum:
+            checksums.append(checksum.value())
+        if checksums != [*request.bucket_checksums] or checksums[-1] != request.checksum:
             self.version = self.epoch = -1
             context.abort(grpc.StatusCode.DATA_LOSS, "checksum differs")
         path = self.folder / f"{self.name}-v{request.policy_version}.bin"
