@@ -1,36 +1,36 @@
-"""RewardService over a real socket, good and bad input."""
+"""RewardService over a real socket: who is answered when, and what becomes of work that is given up.
+
+What is refused is in tests/contract/suite, and by field in test_verifiers.py.
+"""
 
 import asyncio
+import itertools
 import os
 import signal
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
 from reward_samples import ENDLESS, hard, item, serving, spec, tagged, until
 
-from quartet_common.errors import describe, retry_delay
+from quartet_common.errors import ContractError, retry_delay
+from quartet_reward.queue import Admission
+from quartet_reward.servicer import RewardServicer
 
 TIMEOUT = 60.0
+NEW = itertools.count()  # numbers of questions that the service of this file has not been asked yet
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def score(service, *items, timeout: float = TIMEOUT):
-    response = await service.stub.Score(reward_pb2.ScoreRequest(items=items), timeout=timeout)
+async def score(service, *items):
+    response = await service.stub.Score(reward_pb2.ScoreRequest(items=items), timeout=TIMEOUT)
     return list(response.results)
 
 
-async def refused(service, *items) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await score(service, *items)
-    return caught.value.code(), describe(caught.value)
-
-
-def requests(*items):
-    return [reward_pb2.ScoreStreamRequest(item=one) for one in items]
-
-
-def bad(verifier: str = "boxed", **fields) -> reward_pb2.ScoreItem:
-    return item("8", verifiers=[spec(verifier, **fields)])
+def request(one: reward_pb2.ScoreItem) -> reward_pb2.ScoreStreamRequest:
+    return reward_pb2.ScoreStreamRequest(item=one)
 
 
 async def test_a_bad_reference_is_the_failure_of_its_item_alone(service):
@@ -53,59 +53,18 @@ async def test_a_bad_reference_is_the_failure_of_its_item_alone(service):
         assert "reference" in each.failure.message
 
 
-async def test_verifiers_are_weighed_and_summed(service):
-    one = item(
-        tagged("9"),
-        completion_tokens=95,
-        verifiers=[
-            spec("length", weight=0.5, penalty=1.0, max_tokens=100, buffer_tokens=10),
-            spec("format", reward=2.0),
-            spec("think_answer_tags", weight=3.0),
-            spec("exact", weight=1.0, answer_in="answer_tags"),
-        ],
-    )
-    (result,) = await score(service, one)
-    assert result.score.reward == pytest.approx(0.5 * -0.5 + 2.0)
-    assert result.score.outcome == reward_pb2.OUTCOME_INCORRECT  # of think_answer_tags: the first to judge answers
-    assert result.score.format_acc == 1.0 and result.score.ans_acc == 0.0
-    assert [part.name for part in result.score.verifiers] == ["length", "format", "think_answer_tags", "exact"]
-    assert [part.reward for part in result.score.verifiers] == [-0.5, 2.0, 0.0, 0.0]
-    assert not any(part.tests or part.HasField("tests_passed") for part in result.score.verifiers)
-
-
-@pytest.mark.parametrize(
-    ("one", "field", "allowed"),
-    [
-        (item("8", verifier="boxd"), "items[0].verifiers[0].name", "did you mean 'boxed'"),
-        (item("8", item_id="a" * 257), "items[0].item_id", "1 to 256"),
-        (bad(reward=1), "items[0].verifiers[0].parameters.reward", "correct_reward, string_match_reward"),
-        (bad(weight=float("nan")), "items[0].verifiers[0].weight", "finite"),
-        (bad(correct_reward=float("nan")), "items[0].verifiers[0].parameters.correct_reward", "got nan; allowed: a f"),
-    ],
-)
-async def test_bad_items_are_refused_by_field(service, one, field, allowed):
-    code, sentence = await refused(service, one)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert sentence.startswith(field + ":") and allowed in sentence
-
-
-async def kill_busy_workers(service, times: int) -> None:
-    for _ in range(times):
-        await until(lambda: service.pool.busy == 1)
-        (pid,) = service.pool.pids
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda pid=pid: pid not in service.pool.pids)
-
-
 async def test_a_stream_answers_each_item_as_it_completes(service):
-    await score(service, hard(101))  # a worker is there
     call = service.stub.ScoreStream(timeout=TIMEOUT)
-    await call.write(requests(item(tagged(ENDLESS), item_id="slow"))[0])
+    await call.write(request(item(tagged(ENDLESS), item_id="slow")))
     for i in range(100):  # they do not queue behind the slow one
-        await call.write(requests(item(tagged("8"), item_id=f"quick-{i}"))[0])
+        await call.write(request(item(tagged("8"), item_id=f"quick-{i}")))
         assert (await call.read()).result.item_id == f"quick-{i}"
     await call.done_writing()
-    await kill_busy_workers(service, 2)
+    for _ in range(2):  # it is tried again where its worker dies
+        await until(lambda: service.pool.busy == 1)
+        (worker,) = service.pool.pids
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda worker=worker: worker not in service.pool.pids)
     slow = (await call.read()).result
     assert slow.item_id == "slow" and slow.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
     assert await call.read() is grpc.aio.EOF
@@ -114,14 +73,15 @@ async def test_a_stream_answers_each_item_as_it_completes(service):
 
 @pytest.mark.parametrize("ends", ["cancelled", "cancelled stream", "deadline"])
 async def test_a_call_that_ends_early_kills_its_work(service, ends):
-    await score(service, hard(102))
+    await score(service, hard(next(NEW)))  # a worker is there
     (victim,) = service.pool.pids
-    request = reward_pb2.ScoreRequest(items=[item(tagged(ENDLESS))])
+    endless = item(tagged(ENDLESS))
     if ends == "cancelled stream":
         call = service.stub.ScoreStream(timeout=TIMEOUT)
-        await call.write(requests(*request.items)[0])
+        await call.write(request(endless))
     else:
-        call = service.stub.Score(request, timeout=TIMEOUT if ends == "cancelled" else 3.0)
+        timeout = TIMEOUT if ends == "cancelled" else 3.0
+        call = service.stub.Score(reward_pb2.ScoreRequest(items=[endless]), timeout=timeout)
     await until(lambda: service.pool.busy == 1)
     if ends == "deadline":
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -129,49 +89,50 @@ async def test_a_call_that_ends_early_kills_its_work(service, ends):
         call.cancel()
     await until(lambda: not os.path.exists(f"/proc/{victim}"))
     assert service.pool.waiting == service.pool.busy == 0
-    (result,) = await score(service, hard(77))
+    (result,) = await score(service, hard(next(NEW)))
     assert result.score.reward == 10.0
 
 
 async def test_a_full_queue_says_when_to_come_back_and_plain_numbers_pass(service):
-    slow = [hard(i, item_id=str(i)) for i in range(1023)]
+    slow = [hard(next(NEW), item_id=str(i)) for i in range(1023)]
     first = asyncio.create_task(score(service, item(tagged(ENDLESS)), *slow))
     await until(lambda: service.pool.waiting == 1023)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await score(service, hard(103))
+        await score(service, hard(next(NEW)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert retry_delay(caught.value) > 0
     (quick,) = await score(service, item(tagged("8")))
     assert quick.score.reward == 10.0
     first.cancel()
     await until(lambda: service.pool.waiting == service.pool.busy == 0)
-    (result,) = await score(service, hard(104))
+    (result,) = await score(service, hard(next(NEW)))
     assert result.score.reward == 10.0
 
 
-async def test_what_is_not_done_at_the_end_is_told(service):
-    await score(service, hard(105))
-    call = service.stub.ScoreStream(timeout=TIMEOUT)
-    await call.write(requests(item(tagged(ENDLESS), item_id="long"))[0])
-    await until(lambda: service.pool.busy == 1)
-    draining = asyncio.create_task(service.host.drain())
-    result = (await call.read()).result
-    assert result.item_id == "long" and result.failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN
-    assert result.failure.retryable
-    await draining
+async def test_what_is_not_done_at_the_end_is_told():
+    async with serving() as service:
+        call = service.stub.ScoreStream(timeout=TIMEOUT)
+        await call.write(request(item(tagged(ENDLESS), item_id="long")))
+        await until(lambda: service.pool.busy == 1)
+        draining = asyncio.create_task(service.host.drain())
+        result = (await call.read()).result
+        assert result.item_id == "long" and result.failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN
+        assert result.failure.retryable
+        await draining
 
 
 async def test_a_flood_of_one_run_does_not_keep_another_waiting(service):
-    await score(service, hard(106))
+    await score(service, hard(next(NEW)))
     (worker,) = service.pool.pids
     os.kill(worker, signal.SIGSTOP)
     # More than the room's half, which is what one run may have: the stream is not read to its end.
-    many = (requests(hard(i, item_id=str(i), run_id="flood"))[0] for i in range(600))
-    flood = service.stub.ScoreStream(many, timeout=TIMEOUT)
+    numbers = list(itertools.islice(NEW, 605))
+    many = [request(hard(i, item_id=str(i), run_id="flood")) for i in numbers[:600]]
+    flood = service.stub.ScoreStream(iter(many), timeout=TIMEOUT)
     await until(lambda: service.pool.waiting == 511)
     os.kill(worker, signal.SIGCONT)
     # Half of its questions are among the flood's: those do not have to wait for the flood's turn either.
-    small = [hard(i, item_id=str(i), run_id="small") for i in (*range(400, 405), *range(5000, 5005))]
+    small = [hard(i, item_id=str(i), run_id="small") for i in (*numbers[400:405], *numbers[600:])]
     results = await score(service, *small)
     assert [result.score.reward for result in results] == [10.0] * 10
     assert service.pool.waiting >= 400  # the flood was not served first
@@ -184,8 +145,8 @@ async def test_a_message_of_several_items_is_answered_as_they_complete():
     bad = item("8", verifier="boxd", item_id="bad")
     slow = item(tagged(ENDLESS), item_id="slow")
     several = reward_pb2.ScoreStreamRequest(items=[slow, *quick, bad, hard(item_id="hard")])
-    sent = (several, *requests(item(tagged("9"), item_id="alone")))
-    async with serving("reward.deadline_seconds=3") as service:
+    sent = (several, request(item(tagged("9"), item_id="alone")))
+    async with serving("reward.deadline_seconds=2") as service:
         messages = [message async for message in service.stub.ScoreStream(iter(sent), timeout=TIMEOUT)]
     batched = [result for message in messages for result in message.results]
     assert {result.item_id for result in batched} == {"slow", "bad", "hard", *(one.item_id for one in quick)}
@@ -195,3 +156,50 @@ async def test_a_message_of_several_items_is_answered_as_they_complete():
     kinds = {result.item_id: result.WhichOneof("result") for result in batched}
     assert kinds.pop("bad") == "failure" and set(kinds.values()) == {"score"}
     assert [message.result.item_id for message in messages if message.HasField("result")] == ["alone"]
+
+
+async def test_what_goes_wrong_in_a_program_is_an_outcome(service):
+    async def execute(source: str, **limits) -> reward_pb2.ExecuteResponse:
+        return await service.stub.Execute(reward_pb2.ExecuteRequest(source=source, limits=limits), timeout=TIMEOUT)
+
+    raised, endless, chatty, killed, odd = await asyncio.gather(
+        execute("print('so far')\n1 / 0"),
+        execute("while True: pass", wall_time=Duration(seconds=1)),
+        execute("while True: print('x')", output_bytes=1000),
+        execute("import os; os.kill(os.getpid(), 11)"),
+        execute(r"import sys; sys.stdout.buffer.write(b'a\xffb')"),
+    )
+    assert (raised.outcome, raised.exit_code) == (reward_pb2.EXECUTION_OUTCOME_EXITED, 1)
+    assert raised.stdout == "so far\n" and "ZeroDivisionError" in raised.stderr
+    assert endless.outcome == reward_pb2.EXECUTION_OUTCOME_TIMED_OUT
+    assert chatty.outcome == reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED and 0 < len(chatty.stdout) <= 1000
+    assert (killed.outcome, killed.signal) == (reward_pb2.EXECUTION_OUTCOME_SIGNALLED, 11)
+    assert odd.stdout == "a\N{REPLACEMENT CHARACTER}b"
+
+
+class Held:
+    """A sandbox in which every program runs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started, self.killed = asyncio.Event(), asyncio.Event()
+
+    async def run(self, job):
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.killed.set()
+
+
+async def test_a_full_queue_refuses_a_program_and_a_cancelled_call_kills_its_own_and_frees_its_place():
+    admission, sandbox = Admission(2), Held()  # of two places a run alone may hold one
+    servicer = RewardServicer(None, {}, admission, sandbox)
+    program = reward_pb2.ExecuteRequest(source="1", run_id="demo")
+    first = asyncio.create_task(servicer.Execute(program, None))
+    await asyncio.wait_for(sandbox.started.wait(), TIMEOUT)
+    with pytest.raises(ContractError) as caught:
+        await servicer.Execute(program, None)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED and len(caught.value.details) == 2
+    first.cancel()
+    await asyncio.wait({first})
+    assert sandbox.killed.is_set() and admission.free == 2

@@ -4,12 +4,16 @@ import doctest
 import inspect
 from types import SimpleNamespace
 
+import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
 from reward_samples import begun, decided, item, result_of, scored, scorer, spec, tagged
 
 from quartet_common.config import ConfigError
+from quartet_common.errors import ContractError
 from quartet_reward.errors import VerifierFailure
+from quartet_reward.servicer import read_job
 from quartet_reward.verifiers.base import Parameters, Verdict
 from quartet_reward.verifiers.registry import load_verifiers
 
@@ -38,9 +42,7 @@ def test_every_verifier_does_what_its_docstring_shows(name):
 PAID = {
     # completion, reference answer, parameters, reward and outcome
     "think_answer_tags": (
-        (tagged("8"), "8", {}, (10.0, CORRECT)),
         (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", "8", {}, (10.0, CORRECT)),
-        (tagged("8.0"), "8", {}, (10.0, CORRECT)),
         (tagged("9"), "8", {}, (0.0, INCORRECT)),
         (tagged(""), "8", {}, (0.0, MALFORMED)),
         ("<answer>8</answer>", "8", {}, (0.0, MALFORMED)),
@@ -50,7 +52,6 @@ PAID = {
         (tagged("8") + "<eos>", "8", {"special_tokens": []}, (0.0, MALFORMED)),
     ),
     "boxed": (
-        (r"so \boxed{8}", "8", {}, (10.0, CORRECT)),
         (r"\boxed{8} no: \boxed{7}", "8", {}, (0.0, INCORRECT)),
         ("8", "8", {}, (0.0, MALFORMED)),
         (r"\boxed{\text{East}}", "east", {}, (10.0, CORRECT)),
@@ -99,6 +100,54 @@ def test_an_empty_reference_is_a_failure_whatever_the_completion(verifier, compl
         decided(item(completion, " ", verifier=verifier))
     assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
     assert not caught.value.retryable
+
+
+def test_verifiers_are_weighed_and_summed():
+    one = item(
+        tagged("9"),
+        completion_tokens=95,
+        verifiers=[
+            spec("length", weight=0.5, penalty=1.0, max_tokens=100, buffer_tokens=10),
+            spec("format", reward=2.0),
+            spec("think_answer_tags", weight=3.0),
+            spec("exact", weight=1.0, answer_in="answer_tags"),
+        ],
+    )
+    score = begun(one).score
+    assert score.reward == pytest.approx(0.5 * -0.5 + 2.0)
+    assert score.outcome == INCORRECT  # of think_answer_tags: the first to judge answers
+    assert score.format_acc == 1.0 and score.ans_acc == 0.0
+    assert [part.name for part in score.verifiers] == ["length", "format", "think_answer_tags", "exact"]
+    assert [part.reward for part in score.verifiers] == [-0.5, 2.0, 0.0, 0.0]
+    assert not any(part.tests or part.HasField("tests_passed") for part in score.verifiers)
+
+
+def boxed(**fields) -> reward_pb2.ScoreItem:
+    return item("8", verifiers=[spec("boxed", **fields)])
+
+
+def program(source: str, **limits) -> reward_pb2.ExecuteRequest:
+    return reward_pb2.ExecuteRequest(source=source, limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("read", "one", "field", "allowed"),
+    [
+        (begun, item("8", verifier="boxd"), "item.verifiers[0].name", "did you mean 'boxed'"),
+        (begun, item("8", item_id="a" * 257), "item.item_id", "1 to 256"),
+        (begun, boxed(reward=1), "item.verifiers[0].parameters.reward", "correct_reward, string_match_reward"),
+        (begun, boxed(weight=float("nan")), "item.verifiers[0].weight", "finite"),
+        (begun, boxed(correct_reward=float("nan")), "item.verifiers[0].parameters.correct_reward", "got nan; allowed"),
+        (read_job, program("x" * ((1 << 20) + 1)), "source", "1 to 1048576 bytes"),
+        (read_job, program("1", wall_time=Duration(seconds=601)), "limits.wall_time", "0.1 s to 600 s"),
+        (read_job, program("1", output_bytes=-1), "limits.output_bytes", "1 to 16777216"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_by_field(read, one, field, allowed):
+    with pytest.raises(ContractError) as refused:
+        read(one)
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.message.startswith(field + ":") and allowed in refused.value.message
 
 
 class Expression(Parameters):

@@ -9,17 +9,21 @@ import sys
 
 import grpc
 import pytest
+import pytest_asyncio
 import reward_samples
 from conftest import END, LETTERS
 from quartet.v1 import reward_pb2
-from reward_samples import spec
+from reward_samples import spec, until
 
 from quartet_common.config import ConfigError, load_config
+from quartet_reward import metrics
 from quartet_reward.app import Resources
 from quartet_reward.config import RewardSection
 from quartet_reward.preflight import preflight
 
 TIMEOUT = 100.0
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def overrides(folder, **settings) -> list[str]:
@@ -31,8 +35,17 @@ async def serving(folder, **settings):
     def start(parts: Resources) -> None:
         parts.tools.reward_model.start()
 
+    # Texts that are sent together are in one batch, if there is room.
+    settings = {"batch": 16, "batch_tokens": 600, "max_tokens": 200, "wait_seconds": 0.2} | settings
     async with reward_samples.serving(*overrides(folder, **settings), start=start) as running:
         yield running.stub, running.parts.tools.reward_model
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(qwen2):
+    """A service with the decoder, for all tests that need no other: its process takes seconds to import torch."""
+    async with serving(qwen2.folder) as (stub, model):
+        yield stub, model
 
 
 def item(prompt: str, completion: str, item_id: str = "a", run_id: str = "r", **parameters):
@@ -50,51 +63,58 @@ def text(rng: random.Random, longest: int) -> str:
     return "".join(rng.choices(LETTERS, k=rng.randint(1, longest)))
 
 
-@pytest.mark.parametrize(("kind", "label"), [("qwen2", 0), ("bert", 2), ("unpadded", 0)])
-async def test_scores_are_those_of_plain_transformers_whatever_the_batch(request, kind, label):
-    saved = request.getfixturevalue(kind)
+async def assert_scores_are_those_of_plain_transformers(stub, saved, label=0):
     rng = random.Random(3)
     texts = [(text(rng, 40) + "?", text(rng, 120) + END) for _ in range(60)]
     expected = [saved.logits(prompt + completion)[label] for prompt, completion in texts]
     assert max(expected) - min(expected) > 0.1  # the model tells texts apart, so that a mistake would be seen
-    for batch, batch_tokens in ((64, 100_000), (7, 300)) if kind == "qwen2" else ((16, 600),):
-        async with serving(saved.folder, batch=batch, batch_tokens=batch_tokens) as (stub, _):
-            items = [item(*both, item_id=str(i), label=label) for i, both in enumerate(texts)]
-            results = await score(stub, *items)
-            for result, logit in zip(results, expected, strict=True):
-                assert result.score.reward == pytest.approx(logit, abs=1e-5)
-                assert f"{len(''.join(texts[int(result.item_id)])) - len(END) + 1} tokens" in result.score.reason
-                assert result.score.ans_acc == result.score.format_acc == 0.0
+    items = [item(*both, item_id=str(i), label=label) for i, both in enumerate(texts)]
+    for result, logit in zip(await score(stub, *items), expected, strict=True):
+        assert result.score.reward == pytest.approx(logit, abs=1e-5)
+        assert f"{len(''.join(texts[int(result.item_id)])) - len(END) + 1} tokens" in result.score.reason
+        assert result.score.ans_acc == result.score.format_acc == 0.0
 
 
-async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(qwen2):
+async def test_scores_of_a_decoder_are_those_of_plain_transformers(served, qwen2):
+    await assert_scores_are_those_of_plain_transformers(served[0], qwen2)
+
+
+@pytest.mark.parametrize(("kind", "label"), [("bert", 2), ("unpadded", 0)])
+async def test_scores_of_other_models_are_those_of_plain_transformers(request, kind, label):
+    saved = request.getfixturevalue(kind)
+    async with serving(saved.folder) as (stub, _):
+        await assert_scores_are_those_of_plain_transformers(stub, saved, label)
+
+
+async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(served, qwen2):
+    stub, _ = served
     logit = qwen2.logits("2+2=?4.")[0]
-    async with serving(qwen2.folder, max_tokens=50) as (stub, _):
-        plain, scaled, low, high, mixed = await score(
-            stub,
-            item("2+2=?", "4.", "plain"),
-            item("2+2=?", "4.", "scaled", scale=-2.0, shift=0.5),
-            item("2+2=?", "4.", "low", scale=1000.0 if logit < 0 else -1000.0, clip_low=-1.0),
-            item("2+2=?", "4.", "high", scale=1000.0 if logit > 0 else -1000.0, clip_high=1.5),
-            reward_pb2.ScoreItem(
-                item_id="mixed",
-                prompt="2+2=?",
-                completion="4.",
-                reference=reward_pb2.Reference(answer="4."),
-                verifiers=[spec("exact", weight=0.1), spec("reward_model", weight=2.0)],
-            ),
-        )
-        assert plain.score.reward == pytest.approx(logit, abs=1e-5)
-        assert scaled.score.reward == pytest.approx(-2 * logit + 0.5, abs=1e-5)
-        assert low.score.reward == -1.0 and high.score.reward == 1.5
-        assert mixed.score.reward == pytest.approx(0.1 * 10 + 2 * logit, abs=1e-5) and mixed.score.ans_acc == 1.0
-        long = "1+" * 100
-        (cut,) = await score(stub, item(long, "4.", "long"))
-        assert cut.score.reward == pytest.approx(qwen2.logits((long + "4.")[-50:])[0], abs=1e-5)
-        assert "50 tokens, the last of 202" in cut.score.reason
+    long = "1+" * 150
+    plain, scaled, low, high, mixed, cut = await score(
+        stub,
+        item("2+2=?", "4.", "plain"),
+        item("2+2=?", "4.", "scaled", scale=-2.0, shift=0.5),
+        item("2+2=?", "4.", "low", scale=1000.0 if logit < 0 else -1000.0, clip_low=-1.0),
+        item("2+2=?", "4.", "high", scale=1000.0 if logit > 0 else -1000.0, clip_high=1.5),
+        reward_pb2.ScoreItem(
+            item_id="mixed",
+            prompt="2+2=?",
+            completion="4.",
+            reference=reward_pb2.Reference(answer="4."),
+            verifiers=[spec("exact", weight=0.1), spec("reward_model", weight=2.0)],
+        ),
+        item(long, "4.", "long"),
+    )
+    assert plain.score.reward == pytest.approx(logit, abs=1e-5)
+    assert scaled.score.reward == pytest.approx(-2 * logit + 0.5, abs=1e-5)
+    assert low.score.reward == -1.0 and high.score.reward == 1.5
+    assert mixed.score.reward == pytest.approx(0.1 * 10 + 2 * logit, abs=1e-5) and mixed.score.ans_acc == 1.0
+    assert cut.score.reward == pytest.approx(qwen2.logits((long + "4.")[-200:])[0], abs=1e-5)
+    assert "200 tokens, the last of 302" in cut.score.reason
 
 
-async def test_what_cannot_be_read_is_a_failure_alone_and_never_a_number(qwen2):
+async def test_what_cannot_be_read_is_a_failure_alone_and_never_a_number(served, qwen2):
+    stub, _ = served
     items = [item("2+2=?", "4", str(n)) for n in range(12)]
     bad = {
         "no-prompt": (item("", "4"), reward_pb2.FAILURE_KIND_INVALID_ITEM, "item.prompt"),
@@ -105,41 +125,38 @@ async def test_what_cannot_be_read_is_a_failure_alone_and_never_a_number(qwen2):
     for name, (one, _, _) in bad.items():
         one.item_id = name
         items.insert(5, one)
-    async with serving(qwen2.folder, wait_seconds=0.5) as (stub, _):
-        results = {result.item_id: result for result in await score(stub, *items)}
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await score(stub, item("2+2=?", "4", clip_low=2, clip_high=1))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    results = {result.item_id: result for result in await score(stub, *items)}
     for name, (_, kind, words) in bad.items():
         failure = results.pop(name).failure
         assert failure.kind == kind and words in failure.message
     assert {round(result.score.reward, 4) for result in results.values()} == {round(qwen2.logits("2+2=?4")[0], 4)}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await score(stub, item("2+2=?", "4", clip_low=2, clip_high=1))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(qwen2):
-    async with serving(qwen2.folder) as (stub, model):
-        (first,) = await score(stub, item("2+2=?", "4"))
-        (victim,) = model.pids
-        os.kill(victim, signal.SIGSTOP)  # a batch is under way when it dies
-        waiting = asyncio.create_task(score(stub, item("2+2=?", "4")))
-        await asyncio.sleep(0.3)
-        os.kill(victim, signal.SIGKILL)
-        (again,) = await waiting  # tried once more, by the process that takes its place
-        assert again.score.reward == pytest.approx(first.score.reward, abs=1e-6)
-        assert victim not in model.pids
+async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(served):
+    stub, model = served
+    (first,) = await score(stub, item("2+2=?", "4"))
+    (victim,) = model.pids
+    os.kill(victim, signal.SIGSTOP)  # a batch is under way when it dies
+    waiting = asyncio.create_task(score(stub, item("2+2=?", "4")))
+    await until(lambda: metrics.QUEUE_DEPTH.labels("reward_model", "running")._value.get() == 1)
+    os.kill(victim, signal.SIGKILL)
+    (again,) = await waiting  # tried once more, by the process that takes its place
+    assert again.score.reward == pytest.approx(first.score.reward, abs=1e-6)
+    assert victim not in model.pids
 
 
-async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(qwen2):
-    async with serving(qwen2.folder, batch=4) as (stub, model):
-        await score(stub, item("2+2=?", "4"))
-        flood = asyncio.create_task(
-            score(stub, *(item("2+2=?", LETTERS * 3, item_id=str(i), run_id="flood") for i in range(600)))
-        )
-        while not model.waiting:
-            await asyncio.sleep(0.001)
-        await asyncio.wait_for(score(stub, item("2+2=?", "4", run_id="small")), 30)
-        assert not flood.done()
-        await flood
+async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(served):
+    stub, model = served
+    flood = asyncio.create_task(
+        score(stub, *(item("2+2=?", LETTERS * 3, item_id=str(i), run_id="flood") for i in range(600)))
+    )
+    await until(lambda: model.waiting)
+    await asyncio.wait_for(score(stub, item("2+2=?", "4", run_id="small")), 30)
+    assert not flood.done()
+    await flood
 
 
 def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_path, monkeypatch):
