@@ -159,7 +159,7 @@ async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(served)
     await flood
 
 
-def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_path, monkeypatch):
+async def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_path, monkeypatch):
     def check(folder, **settings):
         preflight(load_config("reward", RewardSection, overrides=overrides(folder, **settings)))
 
