@@ -209,7 +209,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[EngineCompletion, None]:
         """Draw `n` completions of one prompt and yield each as it finishes, in that order, not by index.
 
-        `request_id` is the caller's, unique among those running. While the engine is paused the request waits.
+        `request_id` is the caller's name of it, for an engine's log. While the engine is paused the request waits.
         Closing the iterator early (or cancelling the task that reads it) aborts what is left.
 
         Raises PromptError, at the first `anext`, for a prompt that is empty, holds ids outside the vocabulary, or

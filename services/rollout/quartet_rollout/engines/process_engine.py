@@ -22,8 +22,6 @@ class ProcessEngine(WeightGroupMixin, Engine):
         self._failure = ""
         self._tokenizer: Any = None
         self._vocab_size = 0
-        self._requests: set[str] = set()
-        """Names of those under way."""
         self._asleep: SleepLevel | None = None
         self._version = UNKNOWN_VERSION
 
@@ -76,9 +74,7 @@ class ProcessEngine(WeightGroupMixin, Engine):
         if awake and self._asleep is not None:
             raise EngineError("the engine sleeps: wake it before weights are installed")
 
-    def _check_request(
-        self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
-    ) -> list[int]:
+    def _check_request(self, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings) -> list[int]:
         """Return the prompt as a list. Raises what `Engine.generate` raises at first."""
         self._check_usable()
         prompt = check_prompt(prompt_token_ids, n, self.max_model_len, self._vocab_size)
@@ -87,6 +83,4 @@ class ProcessEngine(WeightGroupMixin, Engine):
             raise PromptError("sampling.masks is true; allowed: false, as this engine cannot give the candidates")
         if sampling.routed_experts and "routed_experts" not in offered:
             raise PromptError("sampling.routed_experts is true; allowed: false, as this engine does not record them")
-        if request_id in self._requests:
-            raise EngineError(f"request '{request_id}' is running already")
         return prompt

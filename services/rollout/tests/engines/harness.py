@@ -65,7 +65,6 @@ class Harness:
         self._installed: Path | None = folders[0]
         self._references: dict[Path, Any] = {}
         self._in_group = False
-        self._count = 0
         self.fresh = [self.generate(prompt, temperature=0.0, max_new_tokens=40)[0] for prompt in PROMPTS]
         """Greedy completions of the first folder's weights, as they were loaded."""
 
@@ -75,15 +74,9 @@ class Harness:
 
     # ------------------------------------------------------------ generation
 
-    def request_id(self) -> str:
-        self._count += 1
-        return f"request-{self._count}"
-
-    async def collect(
-        self, prompt: list[int], n: int, sampling: SamplingSettings, request_id: str = ""
-    ) -> list[EngineCompletion]:
+    async def collect(self, prompt: list[int], n: int, sampling: SamplingSettings) -> list[EngineCompletion]:
         """All completions, by index."""
-        stream = self.engine.generate(request_id or self.request_id(), prompt, n, sampling)
+        stream = self.engine.generate("a request", prompt, n, sampling)
         completions = [completion async for completion in stream]
         return sorted(completions, key=lambda completion: completion.index)
 

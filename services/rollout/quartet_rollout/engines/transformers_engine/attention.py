@@ -15,6 +15,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from quartet_rollout.errors import EngineError
+
 GROUPED = "quartet_grouped"
 _LAYERS = ("full_attention", "sliding_attention")
 
@@ -51,12 +53,13 @@ def use_grouped(model: Any) -> None:
 
 
 def layer_kinds(config: Any) -> set[str]:
-    """The kinds of attention of a model's layers. Raises ValueError naming one that has no keys and values to keep."""
+    """The kinds of attention of a model's layers. Raises EngineError naming one that has no keys and values to keep."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
         kinds = {"sliding_attention"} if getattr(config, "use_sliding_window", True) else kinds
     if other := kinds - set(_LAYERS):
-        raise ValueError(f"layers of kind {', '.join(sorted(other))}; allowed: {', '.join(_LAYERS)}")
+        layers = f"layers of kind {', '.join(sorted(other))}; allowed: {', '.join(_LAYERS)}"
+        raise EngineError(f"the transformers engine cannot run this model: {layers}; use the vllm engine")
     return kinds
 
 

@@ -66,10 +66,7 @@ class Decoder:
         self._running: list[Row] = []
         """Row i has slot i: rows move when others end."""
         self._slots = Slots()
-        try:
-            self._kinds = layer_kinds(self.model.config)
-        except ValueError as error:
-            raise EngineError(f"the transformers engine cannot run this model: {error}; use the vllm engine") from error
+        self._kinds = layer_kinds(self.model.config)
         self._window = getattr(self.model.config, "sliding_window", None)
         self.routing = Routing.of(self.model.config, self.model, self._try)
         use_grouped(self.model)

@@ -115,8 +115,7 @@ class TransformersEngine(ProcessEngine):
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        prompt = self._check_request(request_id, prompt_token_ids, n, sampling)
-        self._requests.add(request_id)
+        prompt = self._check_request(prompt_token_ids, n, sampling)
         number = next(self._numbers)
         outbox = self._outboxes[number] = asyncio.Queue()
         self._send("generate", number, prompt, n, sampling.model_dump())
@@ -129,7 +128,6 @@ class TransformersEngine(ProcessEngine):
                 left -= 1
                 yield item
         finally:
-            self._requests.discard(request_id)
             del self._outboxes[number]
             # Whoever stops reading, for whatever reason, wants no more.
             if left:

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _LEAST_POSITIONS = 64
@@ -115,9 +116,7 @@ class _SlotLayer(CacheLayerMixin):
 def _grown(old: torch.Tensor, rows: int, positions: int) -> torch.Tensor:
     """At least so large, by steps that grow with it, with what was there. Behind that zeros: a masked product with
     what is no number would be none."""
-    had_rows, heads, had_positions, size = old.shape
-    rows = max(rows, 2 * had_rows) if rows > had_rows else had_rows
-    more = max(positions + positions // 2, _LEAST_POSITIONS)
-    new = old.new_zeros(rows, heads, more if positions > had_positions else had_positions, size)
-    new[:had_rows, :, :had_positions] = old
-    return new
+    had_rows, _, had_positions, _ = old.shape
+    more_rows = max(rows, 2 * had_rows) - had_rows if rows > had_rows else 0
+    wide = max(positions + positions // 2, _LEAST_POSITIONS)
+    return pad(old, (0, 0, 0, wide - had_positions if positions > had_positions else 0, 0, 0, 0, more_rows))

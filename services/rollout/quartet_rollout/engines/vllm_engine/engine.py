@@ -177,8 +177,7 @@ class VllmEngine(ProcessEngine):
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        prompt = self._check_request(request_id, prompt_token_ids, n, sampling)
-        self._requests.add(request_id)
+        prompt = self._check_request(prompt_token_ids, n, sampling)
         # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
         draws = (self._draw(f"{request_id}/{next(self._numbers)}", prompt, index, sampling) for index in range(n))
         tasks = [asyncio.create_task(draw) for draw in draws]
@@ -186,7 +185,6 @@ class VllmEngine(ProcessEngine):
             for completion in asyncio.as_completed(tasks):
                 yield await completion
         finally:
-            self._requests.discard(request_id)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
