@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 from quartet.v1 import rollout_pb2 as pb
 
 from quartet_common.durations import to_duration
@@ -141,16 +140,12 @@ class WeightEpochs:
 
     def ensure(self, w: "World") -> None:
         """Have the rollout generate with weights of a known version."""
-        now = w.call("RolloutService.GetStatus", pb.RolloutServiceGetStatusRequest())
-        if now.paused:
-            w.call("RolloutService.AbortWeightUpdate", self.surrender())
-        if now.paused or now.policy_version < 0:
+        if self.settle(w) < 0:
             self.publish(w)
 
-    def settle(self, w: "World") -> None:
-        """Leave no update open behind a test."""
-        try:
-            if w.call("RolloutService.GetStatus", pb.RolloutServiceGetStatusRequest()).paused:
-                w.call("RolloutService.AbortWeightUpdate", self.surrender())
-        except grpc.RpcError as error:
-            raise AssertionError(f"the rollout could not be settled: {error.details()}") from error
+    def settle(self, w: "World") -> int:
+        """Leave no update open behind a test; return the version that stands."""
+        now = w.call("RolloutService.GetStatus", pb.RolloutServiceGetStatusRequest())
+        if not now.paused:
+            return now.policy_version
+        return w.call("RolloutService.AbortWeightUpdate", self.surrender()).policy_version

@@ -273,8 +273,8 @@ class Engine(Protocol):
         """
 
     async def install_weights(self, policy_version: int) -> None:
-        """Install what `receive_weights` got, between two token steps; `policy_version` is then this version. Tokens
-        sampled afterwards belong to it. Raises EngineError when nothing was received, WeightInstallError."""
+        """Install what `receive_weights` got, within a pause; `policy_version` is then this version. Tokens sampled
+        afterwards belong to it. Raises EngineError when nothing was received, WeightInstallError."""
 
     async def set_version(self, policy_version: int) -> None:
         """Count the weights that are there, e.g. those of the model folder, as this policy version; -1: they are no

@@ -62,24 +62,23 @@ class WeightSync:
     def epoch(self) -> int:
         return self._publisher.epoch
 
-    def begin(self) -> bool:
-        """Begin to bring the rollouts that lack the learner's version to it; False if there are none.
+    def begin(self) -> None:
+        """Begin to bring the rollouts that lack the learner's version to it, if there are any.
 
         Only when none is under way: `collect` with `wait` first.
         """
         assert self._update is None, "an update is under way"
         version = self._learner.step
         if not self._publisher.behind(version):
-            return False
+            return
         if not self._overlap:
             self._update = Future()
             self._update.set_result(self._send(version, self._learner.weights))
-            return True
+            return
         if self._snapshot.version != version:
             self._snapshot.take(version, self._learner.weights())
         self._update = self._executor.submit(self._send, version, self._snapshot)
         self._update.add_done_callback(lambda _: self._on_end())
-        return True
 
     def _send(self, version: int, weights: Weights | Snapshot) -> Published | None:
         with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):

@@ -275,24 +275,18 @@ class VllmEngine(ProcessEngine):
 
     async def install_weights(self, policy_version: int) -> None:
         self._check_usable(awake=True)
-        pauses, keep = self._unpaused.is_set(), self._keep_kv_cache
         if not all(await self.call_members("has_received")):
             raise EngineError("no weights were received that could be installed")
-        if pauses:
-            await self.pause("keep")
         try:
             await self._call(self._llm.start_weight_update())
             await self._call(self._llm.update_weights(WeightTransferUpdateRequest({})))
             await self._call(self._llm.finish_weight_update(str(policy_version)))
             self._installs += 1
-            if not keep:
+            if not self._keep_kv_cache:
                 await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
         except Exception as error:
             await self.set_version(UNKNOWN_VERSION)
             raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
-        finally:
-            if pauses:
-                await self.resume()
         self._version = policy_version
 
     async def set_version(self, policy_version: int) -> None:
