@@ -20,7 +20,7 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"
 HERE = [block for block in SHELL if not block.mark]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 PROGRAMS = {"quartet": "client", **{f"quartet-{name}": name for name in ("broker", "reward", "rollout", "trainer")}}
-RUN_FROM_THE_PAGE = ("docs/start.md",)  # tests/learning/first_hour.py runs whatever stands there
+RUN_FROM_THE_PAGE = ("docs/start.md",)  # tests/learning/test_learning.py runs whatever stands there
 RUN_FILE = """\
 [run]
 id = "mine"

@@ -10,7 +10,6 @@ import pytest
 from curve_cases import CASES
 
 GRPO = next(case for case in CASES if case.name == "grpo")
-SHUFFLED = next(case for case in CASES if case.shuffled)
 
 
 @pytest.fixture
@@ -40,9 +39,7 @@ def test_a_result_counts_only_for_the_settings_model_and_seed_it_was_made_with(p
     assert curve_runs.kept(tmp_path, GRPO, 1) is None
 
 
-def test_bars_are_of_what_a_run_gained_and_a_run_without_its_evaluations_is_no_result(prepared, tmp_path):
-    assert GRPO.holds(0.2) and not GRPO.holds(0.19)
-    assert SHUFFLED.holds(-0.08) and not SHUFFLED.holds(0.09)
+def test_a_run_without_its_evaluations_is_no_result(prepared, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"kind": "evaluation", "step": 0, "eval/heldout/ans_acc": 0.2}) + "\n")
     with pytest.raises(curve_runs.RunFailed, match=r"evaluations at \[0\] of 0 steps"):

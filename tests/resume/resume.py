@@ -31,15 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "integration"))
 
 from by_hand import ByHand  # noqa: E402
-from preloaded import Pythons  # noqa: E402
+from preloaded import Pythons, make_models  # noqa: E402, F401
 
 RUN = "resume"
 GROUPS_PER_STEP = 2
 LOOK_SECONDS = 0.003
 LIFE_SECONDS = 180.0
-MAKE_MODEL = (
-    "import sys; from pathlib import Path; from learner_helpers import make_model; make_model(Path(sys.argv[1]))"
-)
 
 
 @dataclass(frozen=True)
@@ -98,14 +95,6 @@ class Left:
     def times(self) -> Counter:
         """How often each instance is in the weights."""
         return Counter(name for _, names in self.ledger for name in names)
-
-
-def make_model(pythons: Pythons, folder: Path) -> Path:
-    """Write a Qwen2 of 64 tokens."""
-    subprocess.run(
-        [pythons["trainer"], "-c", MAKE_MODEL, folder], cwd=ROOT / "services/trainer/tests", check=True, timeout=120
-    )
-    return folder
 
 
 class Town(ByHand):

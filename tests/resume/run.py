@@ -21,7 +21,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="quartet-resume-") as temporary, closing(resume.Pythons()) as pythons:
         folder = arguments.folder or Path(temporary)
         began = time.monotonic()
-        model, steps = resume.make_model(pythons, folder / "model"), arguments.steps
+        model, steps = folder / "model", arguments.steps
+        resume.make_models(pythons["trainer"], model)
         unkilled = resume.train(folder / "unkilled", pythons, model, steps)
         kills = resume.draw(arguments.seed, steps, arguments.kills)
         killed = resume.train(folder / "killed", pythons, model, steps, kills)

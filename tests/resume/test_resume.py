@@ -16,7 +16,8 @@ STEPS, KILLS, SEED = 6, 3, 5
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., resume.Left]]:
     """`resume.train` of one model, by preloaded interpreters."""
     with closing(resume.Pythons()) as pythons:
-        model = resume.make_model(pythons, tmp_path_factory.mktemp("model"))
+        model = tmp_path_factory.mktemp("model")
+        resume.make_models(pythons["trainer"], model)
         yield partial(resume.train, pythons=pythons, model=model)
 
 

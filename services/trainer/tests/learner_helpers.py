@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from quartet_common.config import RunSection
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.batch import decode_groups
-from quartet_trainer.learner import LearnerSettings
+from quartet_trainer.learner import LearnerSettings, create_learner
 
 VOCABULARY = 64
 
@@ -124,6 +124,11 @@ def make_batch(seed: int = 0, groups: int = 4, size: int = 4, longest: int = 16)
 def settings(**values: Any) -> LearnerSettings:
     """fp64, so that comparisons show mistakes and not rounding."""
     return LearnerSettings(**{"precision": "fp64", "learning_rate": 1e-3, "max_grad_norm": 0.0, **values})
+
+
+def make_learner(path: Path, run: RunSection | None = None, **values: Any) -> Any:
+    """A learner of the model at `path`, as one process's, with these `settings`."""
+    return create_learner(settings(**values), path, run or Run())
 
 
 def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:

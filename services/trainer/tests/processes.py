@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+CUDA_QUEUES = "8"
+"""In the environment of the server of forks, which importing ColossalAI must not change."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["preloaded"])
 
 
 def start_server() -> None:
     """Have the server of forks import what it has to, beside this process; again is harmless."""
-    os.environ["PYTHONPATH"], before = os.pathsep.join(sys.path), os.environ.get("PYTHONPATH", "")
-    forkserver.ensure_running()
-    os.environ["PYTHONPATH"] = before
+    given = {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_DEVICE_MAX_CONNECTIONS": CUDA_QUEUES}
+    with mock.patch.dict(os.environ, given):
+        forkserver.ensure_running()
 
 
 def _enter(errors: str, environment: Mapping[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner_helpers import VOCABULARY, Run, settings
+from learner_helpers import VOCABULARY, make_learner
 from processes import Forked
 from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from quartet_common.ports import free_port
 from quartet_trainer.batch import decode_groups
 from quartet_trainer.launch import leave_process
-from quartet_trainer.learner import create_learner, distributed
+from quartet_trainer.learner import distributed
 
 
 def take_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -31,7 +31,7 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     """Load a checkpoint, take as many steps as the job says, save and export."""
     folder = out / job["name"]
     folder.mkdir(exist_ok=True)
-    learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
+    learner = make_learner(Path(job["model"]), **job["settings"])
     if job["resume"]:
         plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
         # A pass without gradient before: nothing of the weights that it saw may stay.

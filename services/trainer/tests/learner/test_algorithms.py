@@ -11,21 +11,19 @@ import pytest
 import torch
 from learner_helpers import (
     VOCABULARY,
-    Run,
     all_parameters,
     assert_near,
     gradients,
     make_batch,
     make_group,
+    make_learner,
     moved,
-    settings,
 )
 from reference import SharedTrunk, batch_loss, load
 
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.batch import decode_groups
-from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.metrics import METRICS
 
@@ -101,7 +99,7 @@ def test_loss_and_gradient(
     logits_at_once: int,
 ) -> None:
     monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", logits_at_once)
-    learner = moved(create_learner(settings(micro_batch_tokens=micro_batch_tokens, **values), model_path, Run()))
+    learner = moved(make_learner(model_path, micro_batch_tokens=micro_batch_tokens, **values))
     model, reference = (load(model_path) for _ in range(2))
     model.load_state_dict(learner._causal_lm.state_dict())
     head, critic, coefficient = learner._plugin.value_head, None, 0.0
@@ -130,7 +128,7 @@ def test_loss_and_gradient(
 
 def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: Path) -> None:
     """AdamW moves on by its momentum, exactly as it would had everything been computed."""
-    learners = [create_learner(settings(skip_zero_advantage=skip), model_path, Run()) for skip in (True, False)]
+    learners = [make_learner(model_path, skip_zero_advantage=skip) for skip in (True, False)]
     flat = make_batch(seed=14)
     for group in flat:
         group.rewards.data = bytes(len(group.rewards.data))
@@ -146,7 +144,7 @@ def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_batch_without_a_trained_token_changes_nothing(model_path: Path, algorithm: str) -> None:
-    learner = create_learner(settings(algorithm=algorithm, kl_coefficient=0.1), model_path, Run())
+    learner = make_learner(model_path, algorithm=algorithm, kl_coefficient=0.1)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     metrics = learner.train_step([extremes()[1]])
     assert metrics["loss"] == metrics["grad_norm"] == 0.0
@@ -162,7 +160,7 @@ def test_every_metric_has_a_documented_name(model_path: Path) -> None:
         ({"algorithm": "ppo"}, {"", "critic", "separate critic"}),
         ({"algorithm": "ppo", "critic": {"form": "head"}}, {"", "critic"}),
     ):
-        metrics = create_learner(settings(**values), model_path, Run()).train_step(make_batch())
+        metrics = make_learner(model_path, **values).train_step(make_batch())
         assert metrics.keys() == {name for name, metric in METRICS.items() if metric.only_with in parts}
         assert all(isinstance(value, float) for value in metrics.values())
 
@@ -170,20 +168,20 @@ def test_every_metric_has_a_documented_name(model_path: Path) -> None:
 @pytest.mark.parametrize("values", [{}, {"algorithm": "ppo", "critic": {"form": "head"}}], ids=["grpo", "value head"])
 def test_a_ratio_too_high_changes_no_weight(model_path: Path, values: dict[str, Any]) -> None:
     groups = make_batch(seed=35)
-    learner = moved(create_learner(settings(max_mean_ratio=1e-3, **values), model_path, Run()))
+    learner = moved(make_learner(model_path, max_mean_ratio=1e-3, **values))
     before = {name: parameter.detach().clone() for name, parameter in all_parameters(learner._plugin)}
     metrics = learner.train_step(groups)
     assert metrics["ratio_mean"] > 1e-3
     assert metrics["update_skipped"] == 1.0
     assert all(torch.equal(parameter, before[name]) for name, parameter in all_parameters(learner._plugin))
-    assert create_learner(settings(max_mean_ratio=1e9), model_path, Run()).train_step(groups)["update_skipped"] == 0.0
+    assert make_learner(model_path, max_mean_ratio=1e9).train_step(groups)["update_skipped"] == 0.0
 
 
 def test_accuracy_and_solved_groups_are_those_of_judged_answers(model_path: Path) -> None:
     groups = make_batch()
     for group in groups:
         group.ans_judged.CopyFrom(encode(np.zeros(4, dtype=np.uint8)))
-    learner = create_learner(settings(), model_path, Run())
+    learner = make_learner(model_path)
     accuracy = ("ans_acc", "solve_none", "solve_all")
     assert not learner.train_step(groups).keys() & {*accuracy}
     right = (([1, 1, 0, 0], [1, 0, 0, 0]), ([0, 1, 0, 0], [0, 0, 0, 0]), ([0, 0, 0, 1], [0, 0, 0, 1]))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_helpers import Run, make_batch, make_model, settings
+from learner_helpers import make_batch, make_learner, make_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
-from quartet_trainer.learner import create_learner
 from quartet_trainer.learner.model import Policy
 
 
@@ -25,7 +24,7 @@ def test_what_is_not_rounded(model_path: Path, plugin: str, monkeypatch: pytest.
         return models[-1]
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", keep)
-    learner = create_learner(settings(plugin=plugin, precision="bf16", kl_coefficient=0.1), model_path, Run())
+    learner = make_learner(model_path, plugin=plugin, precision="bf16", kl_coefficient=0.1)
     exact = dict(load(model_path).named_buffers())
     assert len(models) == 2, "the policy and the reference model"
     for model in models:
@@ -57,7 +56,7 @@ GEMINI = {"plugin": "gemini", "precision": "bf16"}
 
 
 def test_a_step_that_is_not_taken_leaves_no_gradient(model_path: Path) -> None:
-    learner, other = (create_learner(settings(**GEMINI, algorithm="dapo"), model_path, Run()) for _ in range(2))
+    learner, other = (make_learner(model_path, **GEMINI, algorithm="dapo") for _ in range(2))
     usual, learner._algorithm = learner._algorithm, replace(learner._algorithm, max_mean_ratio=1e-6)
     assert learner.train_step(make_batch(seed=72))["update_skipped"] == 1.0
     learner._algorithm = usual

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, all_parameters, make_batch, make_model, settings
+from learner_helpers import Run, all_parameters, make_batch, make_learner, make_model
 from processes import Forked
 
 from quartet_common.ports import free_port
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.launch import leave_process
-from quartet_trainer.learner import LearnerError, create_learner, storage
+from quartet_trainer.learner import LearnerError, storage
 
 
 def write(root: Path, step: int, text: str = "weights") -> Path:
@@ -90,7 +90,7 @@ HEAD = {**SEPARATE, "critic": {"form": "head", "learning_rate": 1e-2}}
 def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
     """From a checkpoint that was written while training went on."""
     batches = [make_batch(seed=30 + step) for step in range(6)]
-    unbroken, resumed = (create_learner(settings(**values), model_path, Run(max_steps=6)) for _ in range(2))
+    unbroken, resumed = (make_learner(model_path, Run(max_steps=6), **values) for _ in range(2))
     for groups in batches[:3]:
         unbroken.train_step(groups)
     folder = tmp_path / "step-00000003"
@@ -109,10 +109,10 @@ def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path
 
 
 def test_what_is_not_this_models_checkpoint_is_refused(model_path: Path, tmp_path: Path) -> None:
-    learner, separate = (create_learner(settings(**values), model_path, Run()) for values in ({}, SEPARATE))
+    learner, separate = (make_learner(model_path, **values) for values in ({}, SEPARATE))
     with pytest.raises(LearnerError, match="is no complete checkpoint"):
         learner.load(tmp_path)
-    other = create_learner(settings(), make_model(tmp_path / "other", hidden_size=16), Run())
+    other = make_learner(make_model(tmp_path / "other", hidden_size=16))
     other.snapshot(tmp_path / "checkpoint", {})()
     with pytest.raises(LearnerError, match=r"holds model\.\S+ \[\d+, 16\], which this model has not"):
         learner.load(tmp_path / "checkpoint")
@@ -125,7 +125,7 @@ def rank_of_two(rank: int, port: int, model: Path, root: Path) -> None:
     """Two ranks: a checkpoint of which one cannot write its share, and one that is written."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
-    learner = create_learner(settings(plugin="torch_fsdp"), model, Run())
+    learner = make_learner(model, plugin="torch_fsdp")
     learner.train_step(make_batch(seed=1))
     write_optimizer = storage.write_optimizer
 
@@ -157,7 +157,7 @@ def test_each_rank_writes_its_share_and_a_single_one_reads_them_all(model_path: 
     for pattern in ("model/model-*.safetensors", "optimizer-*.safetensors"):
         shares = [path.stat().st_size for path in sorted(checkpoint.path.glob(pattern))]
         assert len(shares) == 2 and max(shares) < 0.65 * sum(shares), pattern
-    learner, unbroken = (create_learner(settings(), model_path, Run()) for _ in range(2))
+    learner, unbroken = (make_learner(model_path) for _ in range(2))
     learner.load(checkpoint.path)
     unbroken.train_step(make_batch(seed=1))
     for one in (learner, unbroken):

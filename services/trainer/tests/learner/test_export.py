@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import LLAMA_SIZES, Run, assert_near, make_batch, make_model, save_model, settings
+from learner_helpers import LLAMA_SIZES, assert_near, make_batch, make_learner, make_model, save_model
 from quartet.v1 import tensor_pb2
 from reference import own_attention
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from quartet_trainer.learner import create_learner
 
 CONFIGS = json.loads((Path(__file__).parent / "configs_by_version.json").read_text(encoding="utf-8"))
 """config.json of one model of each family, as versions of transformers wrote it; made by `tests/folders/models.py`."""
@@ -27,7 +25,7 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def trained(path: Path, **values):
-    learner = create_learner(settings(precision="fp32", learning_rate=1e-2, **values), path, Run())
+    learner = make_learner(path, precision="fp32", learning_rate=1e-2, **values)
     learner.train_step(make_batch())
     return learner
 
@@ -62,7 +60,7 @@ def test_names_are_the_folders_whatever_transformers_makes_of_its_tensors(family
     assert_near(load_file(tmp_path / "export" / "model.safetensors"), weights, rtol=0, atol=0)
     learner.snapshot(step, {})()
     assert_near(load_file(step / "model" / "model.safetensors"), weights, rtol=0, atol=0)
-    resumed = create_learner(settings(precision="fp32"), path, Run())
+    resumed = make_learner(path, precision="fp32")
     resumed.load(step)
     assert_near(dict(resumed.weights()), weights, rtol=0, atol=0)
 
@@ -90,7 +88,7 @@ def test_a_value_head_starts_at_0_and_is_neither_sent_nor_exported(
     model_path: Path, tmp_path: Path, values: dict[str, Any]
 ) -> None:
     critic = {"algorithm": "ppo", "critic": {"form": "head"}}
-    head, plain = (create_learner(settings(**each), model_path, Run()) for each in ({**critic, **values}, values))
+    head, plain = (make_learner(model_path, **each) for each in ({**critic, **values}, values))
     assert not any(parameter.any() for parameter in head._plugin.value_head.parameters())
     assert [name for name, _ in head.weights()] == [name for name, _ in plain.weights()]
     assert head.weight_specs() == plain.weight_specs()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import LLAMA_SIZES, SIZES, Run, gradients, make_group, save_model, settings
+from learner_helpers import LLAMA_SIZES, SIZES, gradients, make_group, make_learner, save_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batch import ExperienceError
-from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import LearnerError
 from quartet_trainer.learner.checks import ModelFolderError, check_completion_length, check_model_folder
 from quartet_trainer.learner.model import Policy, load_causal_lm
 
@@ -60,7 +60,7 @@ def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
     """The bias by which ERNIE 4.5 chooses experts: `from_pretrained` makes it trainable, and it gets no gradient."""
     path = save_model(tmp_path, "Ernie4_5_Moe", **LLAMA, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
                 moe_layer_start_index=1)  # fmt: skip
-    learner = create_learner(settings(precision="fp32"), path, Run())
+    learner = make_learner(path, precision="fp32")
     for _ in range(2):  # DDP waits for every gradient that it was told of
         learner.train_step([make_group(np.random.default_rng(0), [4, 9])])
     parameters = load_causal_lm(path, torch.float32).named_parameters()
@@ -91,7 +91,7 @@ def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batc
     values: dict[str, Any], tmp_path: Path
 ) -> None:
     path = save_model(tmp_path, "Llama", **{**LLAMA, **values})
-    cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
+    cuts = [make_learner(path, micro_batch_tokens=tokens) for tokens in (16, 1000)]
     rng = np.random.default_rng(0)
     fits = [make_group(rng, [4, 9, 11]), make_group(rng, [2, 3, 5])]
     for found, expected in zip(*(gradients(cut, fits).values() for cut in cuts), strict=True):
@@ -121,9 +121,7 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
                 entropies.append(-(chances * chances.log()).sum(-1))
                 counts += torch.nn.functional.one_hot(chances.topk(2).indices, 4).sum((0, 1))
     for cut in (20, 1000):
-        learner = create_learner(
-            settings(precision="fp32", micro_batch_tokens=cut, skip_zero_advantage=False), path, Run()
-        )
+        learner = make_learner(path, precision="fp32", micro_batch_tokens=cut, skip_zero_advantage=False)
         found = learner.train_step(groups)
         shares = expected / expected.sum(-1, keepdim=True)
         assert found["router_load_max"] == pytest.approx(float(4 * shares.amax(-1).mean()))

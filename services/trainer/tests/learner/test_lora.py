@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, assert_near, gradients, make_batch, make_model, settings
+from learner_helpers import assert_near, gradients, make_batch, make_learner, make_model
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from quartet.v1 import tensor_pb2
 from reference import batch_loss, load
 from transformers import AutoModelForCausalLM
 
 from quartet_common.weights import folder_checksum
-from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import LearnerError
 
 LORA = {"r": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
-def make_learner(path: Path, **values: Any) -> Any:
-    return create_learner(settings(learning_rate=1e-2, lora=LORA, **values), path, Run())
+def with_adapter(path: Path, **values: Any) -> Any:
+    return make_learner(path, learning_rate=1e-2, lora=LORA, **values)
 
 
 def by_hand(path: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
@@ -46,7 +46,7 @@ def copy(learner: Any) -> dict[str, torch.Tensor]:
 
 
 def test_a_step_is_the_step_that_peft_takes(model_path: Path) -> None:
-    learner, groups = make_learner(model_path, aggregation="token-mean"), make_batch(seed=40)
+    learner, groups = with_adapter(model_path, aggregation="token-mean"), make_batch(seed=40)
     learner.train_step(make_batch(seed=41))  # after it B is not 0 any more, and A gets a gradient too
     before = copy(learner)
     model = by_hand(model_path, before)
@@ -59,7 +59,7 @@ def test_a_step_is_the_step_that_peft_takes(model_path: Path) -> None:
 
 
 def test_only_the_adapter_is_sent_by_pefts_names_and_the_model_stays(model_path: Path) -> None:
-    learner = make_learner(model_path)
+    learner = with_adapter(model_path)
     base = {name: p.clone() for name, p in learner._causal_lm.named_parameters() if not p.requires_grad}
     first = copy(learner)
     learner.train_step(make_batch(seed=42))
@@ -74,11 +74,11 @@ def test_only_the_adapter_is_sent_by_pefts_names_and_the_model_stays(model_path:
     lora = learner.lora
     assert (lora.r, lora.alpha, list(lora.target_modules)) == (4, 8.0, LORA["target_modules"])
     assert lora.base_checksum == folder_checksum(model_path)
-    assert create_learner(settings(), model_path, Run()).lora is None
+    assert make_learner(model_path).lora is None
 
 
 def test_an_export_is_the_merged_model(model_path: Path, tmp_path: Path) -> None:
-    learner = make_learner(model_path)
+    learner = with_adapter(model_path)
     learner.train_step(make_batch(seed=43))
     learner.export(tmp_path / "export")
     assert not list((tmp_path / "export").glob("adapter*"))
@@ -88,21 +88,21 @@ def test_an_export_is_the_merged_model(model_path: Path, tmp_path: Path) -> None
 
 
 def test_another_base_or_another_kind_is_refused(model_path: Path, tmp_path: Path) -> None:
-    learner = make_learner(model_path)
+    learner = with_adapter(model_path)
     learner.snapshot(tmp_path / "adapter", {})()
-    whole = create_learner(settings(), model_path, Run())
+    whole = make_learner(model_path)
     whole.snapshot(tmp_path / "whole", {})()
     with pytest.raises(LearnerError, match=r"holds an adapter: trainer\.lora\.r was above 0"):
         whole.load(tmp_path / "adapter")
     with pytest.raises(LearnerError, match=r"holds a whole model: trainer\.lora\.r was 0"):
         learner.load(tmp_path / "whole")
-    other = make_learner(make_model(tmp_path / "other", seed=9))
+    other = with_adapter(make_model(tmp_path / "other", seed=9))
     with pytest.raises(LearnerError, match=f"is an adapter of the model that was at {model_path}, checksum"):
         other.load(tmp_path / "adapter")
 
 
 def test_an_adapter_folder_is_as_peft_reads_it_and_may_be_the_start(model_path: Path, tmp_path: Path) -> None:
-    learner = make_learner(model_path)
+    learner = with_adapter(model_path)
     learner.train_step(make_batch(seed=47))
     trained, checkpoint = copy(learner), tmp_path / "step-00000001"
     learner.snapshot(checkpoint, {})()
@@ -112,13 +112,13 @@ def test_an_adapter_folder_is_as_peft_reads_it_and_may_be_the_start(model_path: 
     by_hand(model_path, trained).save_pretrained(tmp_path / "by-peft")
     learner.train_step(make_batch(seed=48))
     for folder in (checkpoint, checkpoint / "adapter", tmp_path / "by-peft"):
-        start = create_learner(settings(learning_rate=1e-2, lora={**LORA, "path": folder}), model_path, Run())
+        start = make_learner(model_path, learning_rate=1e-2, lora={**LORA, "path": folder})
         assert all(torch.equal(tensor, trained[name].float()) for name, tensor in start.weights()), folder
         assert start.step == 0
 
 
 def test_the_reference_is_the_model_without_its_adapter(model_path: Path) -> None:
-    learner = make_learner(model_path, kl_coefficient=0.1)
+    learner = with_adapter(model_path, kl_coefficient=0.1)
     groups = make_batch(seed=46)
     assert learner.train_step(groups)["kl"] == pytest.approx(0.0, abs=1e-12)
     adapted, base = (logits(by_hand(model_path, copy(learner))), logits(load(model_path)))

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import Run, assert_near, make_batch, settings
+from learner_helpers import assert_near, make_batch, make_learner
 from reference import SharedTrunk, estimate, load, policy_losses, read, value_losses
-
-from quartet_trainer.learner import create_learner
 
 EPOCHS, MINI_BATCHES, CLIP = 2, 2, 0.02
 PASSES = {"epochs": EPOCHS, "mini_batches": MINI_BATCHES}
@@ -64,11 +62,11 @@ def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
         values["critic"] = {"learning_rate": 1e-2, "value_clip": CLIP}
     if of == "value head":
         values["critic"] |= {"form": "head", "value_coefficient": 1.0}
-    learner = create_learner(settings(**values), model_path, Run())
+    learner = make_learner(model_path, **values)
     model, critic, ours = load(model_path), None, None
     if of == "critic":
         ours = learner._critic._model.unwrap()
-        critic = create_learner(settings(**values), model_path, Run())._critic._model.unwrap()
+        critic = make_learner(model_path, **values)._critic._model.unwrap()
     elif of == "value head":
         ours = learner._plugin.value_head
         critic = SharedTrunk(model, ours)

@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from learner_helpers import LLAMA_SIZES, Run, assert_near, comparable, make_batch, make_model, save_model, settings
+from learner_helpers import (
+    LLAMA_SIZES,
+    assert_near,
+    comparable,
+    make_batch,
+    make_learner,
+    make_model,
+    save_model,
+    settings,
+)
 from ranks import run_ranks, take_steps
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from quartet_trainer.algorithms import ALGORITHMS
-from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import LearnerError
 from quartet_trainer.learner.checks import check_model
 from quartet_trainer.learner.plugins.sharding_policy import check_modules
 
@@ -215,7 +224,7 @@ def alone(models: dict[str, Path], texts: Path, batches: list[list], done: dict[
     def of(job: Job) -> Any:
         key = job.case, job.model, job.resume
         if key not in known:
-            learner = create_learner(settings(**values_of(job, texts), **WHOLE), models[job.model], Run())
+            learner = make_learner(models[job.model], **values_of(job, texts), **WHOLE)
             if job.resume:
                 learner.load(done[job.resume] / "checkpoint")
             known[key] = learner, *take_steps(learner, batches[: job.steps])
@@ -266,7 +275,7 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_bf16_is_near(models: dict[str, Path], done: dict[Job, Path], alone: Any, job: Job) -> None:
     learner, _, expected_metrics = alone(job)
     _, weights, seen = seen_by(job, done)
-    before = flat(dict(create_learner(settings(), models["bf16"], Run()).weights()))
+    before = flat(dict(make_learner(models["bf16"]).weights()))
     moved, expected_move = flat(weights) - before, flat(dict(learner.weights())) - before
     assert torch.nn.functional.cosine_similarity(moved, expected_move, dim=0) > 0.98
     for ours, theirs in zip(seen["metrics"], expected_metrics, strict=True):
@@ -283,7 +292,7 @@ def test_gemini_goes_on_from_another_plugins_checkpoint(models: dict[str, Path],
     assert_near(found, left, rtol=0, atol=0)
     moments = saved_moments(done[GEMINI_STANDS])
     assert int(moments["step/model.norm.weight"]) == 4
-    one = create_learner(settings(**COMMON, plugin="gemini", precision="bf16"), models["bf16"], Run())
+    one = make_learner(models["bf16"], **COMMON, plugin="gemini", precision="bf16")
     one.load(done[GEMINI_STANDS] / "checkpoint")
     assert_near(dict(one._plugin.weights()), left, rtol=0, atol=0)
     assert_near(dict(one._plugin.moments()), moments, rtol=0, atol=0)

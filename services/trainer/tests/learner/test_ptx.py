@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_helpers import Run, assert_near, gradients, make_batch, settings
+from learner_helpers import assert_near, gradients, make_batch, make_learner
 from reference import load
 
-from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import LearnerError
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [9, 8], [7, 7, 7, 1]]
 
@@ -25,8 +25,8 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
     data = write(tmp_path / "texts.jsonl", [{"input_ids": text} for text in TEXTS])
     ptx = {"coefficient": 0.25, "data": data, "sequences_per_step": 3}
     groups = make_batch(seed=41)
-    with_texts = create_learner(settings(ptx=ptx, micro_batch_tokens=tokens), model_path, Run())
-    policy = gradients(create_learner(settings(), model_path, Run()), groups)
+    with_texts = make_learner(model_path, ptx=ptx, micro_batch_tokens=tokens)
+    policy = gradients(make_learner(model_path), groups)
     model = load(model_path)
     total = torch.zeros((), dtype=torch.float64)
     for text in TEXTS:
@@ -49,4 +49,4 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
 def test_texts_that_cannot_be_read(model_path: Path, tmp_path: Path, line: dict, message: str) -> None:
     ptx = {"coefficient": 0.25, "data": write(tmp_path / "texts.jsonl", [line])}
     with pytest.raises(LearnerError, match=message):
-        create_learner(settings(ptx=ptx), model_path, Run())
+        make_learner(model_path, ptx=ptx)

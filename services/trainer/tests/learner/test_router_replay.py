@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_helpers import VOCABULARY, Run, make_group, save_model, settings
+from learner_helpers import VOCABULARY, Run, make_group, make_learner, save_model
 from quartet.v1 import experience_pb2, tensor_pb2
 from test_families import LLAMA
 from torch.nn import functional
@@ -16,7 +16,7 @@ from transformers import AutoConfig, Qwen3MoeForCausalLM
 
 from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
 from quartet_trainer.batch import ExperienceError, collate, decode_groups
-from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import LearnerError
 from quartet_weights.routed_experts import Routing
 
 EXPERTS, CHOSEN, LAYERS = 4, 2, 2
@@ -76,7 +76,7 @@ def plain(path: Path, group: experience_pb2.GroupTensors, experts: list[np.ndarr
 @pytest.mark.parametrize("options", [{}, {"share_prompts": False}, {"gradient_checkpointing": True}])
 def test_the_policy_computes_with_the_rollouts_experts(path: Path, options) -> None:
     group, experts = routed_group()
-    learner = create_learner(settings(skip_zero_advantage=False, **options), path, Run(router_replay=True))
+    learner = make_learner(path, Run(router_replay=True), skip_zero_advantage=False, **options)
     batch = decode_groups([group], VOCABULARY, routing=ROUTING)
     plan = learner._planner.plan(batch)[0]
     (completions,) = plan.micro_batches
@@ -104,10 +104,10 @@ def test_a_step_measures_how_often_the_router_would_have_chosen_otherwise(path: 
     rows = [row.detach().numpy().astype(np.float32) for row in log_probs.split(LENGTHS)]
     group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
     given = {"precision": "fp32", "plugin": plugin, "skip_zero_advantage": False, "micro_batch_tokens": 20}
-    found = create_learner(settings(**given), path, Run(router_replay=True)).train_step([group])
+    found = make_learner(path, Run(router_replay=True), **given).train_step([group])
     assert found["log_prob_diff_max"] < 1e-4
     assert found["router_disagreement"] == pytest.approx(share)
-    found = create_learner(settings(**given), path, Run()).train_step([group])
+    found = make_learner(path, **given).train_step([group])
     assert found["log_prob_diff_max"] > 0.1 and "router_disagreement" not in found
 
 
@@ -124,7 +124,7 @@ def test_experts_that_are_asked_for_must_be_there_and_right() -> None:
 
 def test_router_replay_is_refused_where_it_cannot_be(path: Path, model_path: Path) -> None:
     with pytest.raises(LearnerError, match="run.router_replay is not possible with trainer.plugin 'hybrid_parallel'"):
-        create_learner(settings(plugin="hybrid_parallel", precision="fp32"), path, Run(router_replay=True))
+        make_learner(path, Run(router_replay=True), plugin="hybrid_parallel", precision="fp32")
     with pytest.raises(LearnerError, match="run.router_replay is true; a 'qwen2' model has no experts"):
-        create_learner(settings(), model_path, Run(router_replay=True))
+        make_learner(model_path, Run(router_replay=True))
     assert Routing.of(AutoConfig.from_pretrained(model_path), torch.nn.Module(), lambda: None) is None

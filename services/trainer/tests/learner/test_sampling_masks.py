@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from learner_helpers import VOCABULARY, Run, make_group, settings
+from learner_helpers import VOCABULARY, Run, make_group, make_learner
 from quartet.v1 import experience_pb2, tensor_pb2
 from transformers import Qwen2ForCausalLM
 
 from quartet_common.tensors import decode, decode_ragged, encode_ragged
 from quartet_trainer.batch import ExperienceError, collate, decode_groups
-from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import model as model_module
 
 LENGTHS = [7, 3, 12]
@@ -55,7 +54,7 @@ def plain(path, group: experience_pb2.GroupTensors, every: list[list[np.ndarray]
 def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypatch, logits_at_once) -> None:
     monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", logits_at_once)
     group, every = masked_group()
-    learner = create_learner(settings(entropy_coefficient=0.1), model_path, Run(sampling_masks=True))
+    learner = make_learner(model_path, Run(sampling_masks=True), entropy_coefficient=0.1)
     batch = decode_groups([group], VOCABULARY, sampling_masks=True)
     (completions,) = learner._planner.plan(batch)[0].micro_batches
     micro = collate(batch, learner._planner.plan(batch)[0], np.sort(completions)).to(torch.device("cpu"), torch.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import Run, make_batch, settings
+from learner_helpers import make_batch, make_learner
+from processes import CUDA_QUEUES, Forked
 from pydantic import ValidationError
 
 from quartet_common.config import load_config
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.learner import LearnerSettings, create_learner
+from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.learner.optimizer import create_optimizer
 
 HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
@@ -56,7 +56,7 @@ def test_weight_decay_spares_norms_and_biases(model_path: Path) -> None:
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights(model_path: Path) -> None:
     values = {"precision": "fp32", "algorithm": "dr_grpo", "aggregation": "sequence-mean-token-sum"}
-    learner = create_learner(settings(**values), model_path, Run())
+    learner = make_learner(model_path, **values)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     groups = make_batch()
     for group in groups:
@@ -96,17 +96,11 @@ def test_what_is_written_wins_wherever_it_stands(tmp_path: Path) -> None:
     assert (section.algorithm, section.weight_decay, section.samples_dynamically) == ("dapo", 0.01, True)
 
 
-@pytest.mark.timeout(300)  # another interpreter imports ColossalAI
-def test_importing_colossalai_leaves_cudas_queues_as_they_were() -> None:
-    code = """
-import os
-from quartet_trainer import training_run  # imports none of it
-from quartet_trainer.learner import colossalai_patches
-for before in (None, "8"):
-    os.environ.update({"CUDA_DEVICE_MAX_CONNECTIONS": before} if before else {})
-    colossalai_patches.apply()
-    print(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
-"""
-    given = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    answer = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == ["None", "8"]
+def say_queues() -> None:
+    sys.exit(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+
+
+def test_importing_colossalai_leaves_cudas_queues_as_they_were(tmp_path: Path) -> None:
+    """The server of forks began with a number of them, and has imported it since."""
+    process = Forked(tmp_path / "stderr", say_queues)
+    assert process.wait() == 1 and process.said() == f"{CUDA_QUEUES}\n"

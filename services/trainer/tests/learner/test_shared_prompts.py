@@ -13,21 +13,20 @@ from learner_helpers import (
     LLAMA_SIZES,
     SIZES,
     VOCABULARY,
-    Run,
     assert_near,
     comparable,
     make_batch,
     make_group,
+    make_learner,
     make_model,
     save_model,
-    settings,
 )
 from quartet.v1 import experience_pb2
 from test_batches import plan_all
 from torch.nn.attention.varlen import varlen_attn
 
 from quartet_trainer.batch import collate, decode_groups
-from quartet_trainer.learner import attention, create_learner
+from quartet_trainer.learner import attention
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.model import load_causal_lm
 
@@ -49,8 +48,8 @@ def compare(
     Returns the metrics of the second.
     """
     rel, abs_ = near
-    apart = create_learner(settings(share_prompts=False, **values), path, Run())
-    together = create_learner(settings(**values), path, Run())
+    apart = make_learner(path, share_prompts=False, **values)
+    together = make_learner(path, **values)
     for seed in (8, 9):
         groups = make_batch(seed=seed) if prompt is None else long_prompts(seed, prompt)
         expected, found = apart.train_step(groups), together.train_step(groups)

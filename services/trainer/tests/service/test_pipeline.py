@@ -55,20 +55,24 @@ def test_a_step_is_trained_while_weights_are_sent(train: Train, broker: FakeBrok
     assert len({one.installed(version) for version in versions}) == len(versions), "each with its own weights"
 
 
-ASLEEP = ("trainer.weights.sleep_rollouts=true",)
-
-
-def test_rollouts_sleep_while_a_step_is_trained_and_the_new_weights_wake_them(
+def test_rollouts_sleep_while_a_step_is_trained_and_are_woken_by_the_new_weights_or_its_failure(
     train: Train, broker: FakeBroker, receiver: Receivers
 ):
     one = receiver("one")
     broker.add_member(one.member)
-    training = train(*ASLEEP)
+    training = train("trainer.weights.sleep_rollouts=true")
     seen: list[list[str]] = []
-    training.learner.before_step = lambda step: seen.append(one.log())
-    assert training.start().join(120) == "all steps are done"
-    asleep = "sleep 1 for 30 s"
-    assert one.log() == ["version 0", asleep, "version 1", asleep, "version 2", asleep, "version 3"]
+
+    def fail_at_2(step: int) -> None:
+        seen.append(one.log())
+        if step == 2:
+            raise TrainingError("out of memory")
+
+    training.learner.before_step = fail_at_2
+    with pytest.raises(TrainingError, match="out of memory"):
+        training.start().join(120)
+    asleep, awake = "sleep 1 for 30 s", "sleep 0 for 30 s"
+    assert one.log() == ["version 0", asleep, "version 1", asleep, "version 2", asleep, awake]
     assert [len(log) for log in seen] == [2, 4, 6], "asleep before each step, with the weights of the last"
 
 
@@ -148,20 +152,6 @@ def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
     training.control.resume()
     assert training.join() == "all steps are done"
     assert training.status.waiting_for == ""
-
-
-def test_a_step_that_fails_wakes_the_rollouts(train: Train, broker: FakeBroker, receiver: Receivers):
-    one = receiver("one")
-    broker.add_member(one.member)
-    training = train(*ASLEEP)
-
-    def fail(step: int) -> None:
-        raise TrainingError("out of memory")
-
-    training.learner.before_step = fail
-    with pytest.raises(TrainingError, match="out of memory"):
-        training.start().join()
-    assert one.log()[-1].startswith("sleep 0")
 
 
 def test_a_pause_with_a_limit_ends_by_itself(train: Train, broker: FakeBroker):
