@@ -158,16 +158,3 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, **near, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def moved(learner: Any, scale: float = 0.05) -> Any:
-    """The learner with weights that are not the reference's, and a critic that says something."""
-    generator = torch.Generator().manual_seed(1)
-    heads = [learner._plugin.value_head] if learner._plugin.value_head is not None else []
-    if learner._critic and not heads:
-        heads = [learner._critic._model.unwrap().head]
-    with torch.no_grad():
-        for model in (learner._causal_lm, *heads):
-            for parameter in model.parameters():
-                parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return learner

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import (
-    VOCABULARY,
-    all_parameters,
-    assert_near,
-    gradients,
-    make_batch,
-    make_group,
-    make_learner,
-    moved,
-)
+from learner_helpers import VOCABULARY, all_parameters, assert_near, gradients, make_batch, make_group, make_learner
 from reference import SharedTrunk, batch_loss, load
 
 from quartet_common.tensors import encode, encode_ragged
@@ -73,6 +64,19 @@ def extremes() -> list[Any]:
     rare = make_group(rng, [3, 3], rewards=[1.0, -1.0])
     rare.rollout_log_probs.CopyFrom(rows(rare.rollout_log_probs, [[-1e-4, 0.0, -3.0]] * 2, np.float32))
     return [masked, none, ones, equal, huge, rare]
+
+
+def moved(learner: Any) -> Any:
+    """The learner with weights that are not the reference's, and a critic that says something."""
+    generator = torch.Generator().manual_seed(1)
+    heads = [learner._plugin.value_head] if learner._plugin.value_head is not None else []
+    if learner._critic and not heads:
+        heads = [learner._critic._model.unwrap().head]
+    with torch.no_grad():
+        for model in (learner._causal_lm, *heads):
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return learner
 
 
 def assert_gradients(found: dict[str, torch.Tensor], loss: torch.Tensor, of: dict[str, torch.Tensor]) -> None:

@@ -11,22 +11,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from learner_helpers import (
-    LLAMA_SIZES,
-    assert_near,
-    comparable,
-    make_batch,
-    make_learner,
-    make_model,
-    save_model,
-    settings,
-)
+from learner_helpers import LLAMA_SIZES, assert_near, comparable, make_batch, make_learner, make_model, save_model
 from ranks import run_ranks, take_steps
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from quartet_trainer.algorithms import ALGORITHMS
-from quartet_trainer.learner import LearnerError
+from quartet_trainer.learner import LearnerError, LearnerSettings
 from quartet_trainer.learner.checks import check_model
 from quartet_trainer.learner.plugins.sharding_policy import check_modules
 
@@ -328,5 +319,5 @@ def test_models_that_cannot_be_spread_are_refused(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(getattr(transformers, f"{family}Config")(**{**SMALL, **config}))
     with pytest.raises(LearnerError, match=re.escape(message)):
-        check_model(model.config, settings(**values))
-        check_modules(model, settings(**values))
+        check_model(model.config, LearnerSettings(**values))
+        check_modules(model, LearnerSettings(**values))

@@ -10,10 +10,7 @@ import pytest
 from training import Train
 
 from quartet_common.config import ConfigError
-from quartet_trainer.callbacks import (
-    CallbackSection,
-    check_callbacks,
-)
+from quartet_trainer.callbacks import CallbackSection, check_callbacks
 from quartet_trainer.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(180)

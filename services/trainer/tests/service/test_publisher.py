@@ -68,7 +68,7 @@ def publisher(request: pytest.FixtureRequest, members: StaticMembers, tmp_path: 
 
 
 def publish(publisher: Publisher, version: int) -> Published | None:
-    return publisher.publish(version, lambda: iter(tensors(version).items()))
+    return publisher.publish(version, lambda: (named for named in tensors(version).items()))
 
 
 def assert_installed(receiver: ReceiverProcess, version: int) -> None:
