@@ -140,7 +140,7 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
         async with AsyncClient(f"127.0.0.1:{ports[0]}", timeout=60) as client:
             await client.end_prompts("signals")
         status = await asyncio.to_thread(launched.wait, END_SECONDS)
-        lines = launched.text().splitlines()
+        lines = launched.said().splitlines()
         report.audit = next((line for line in lines if line.startswith("audit of")), "no audit")
         if status != 0:
             report.failure = f"exit status {status}: {lines[-1]}"
@@ -151,9 +151,9 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
     except (AssertionError, subprocess.TimeoutExpired) as error:
         report.failure = str(error)
     finally:
-        launched.kill_all()
+        launched.close()
     report.steps = len(_steps(launched))
-    report.restarts = launched.text().count("; starting it again (")
+    report.restarts = launched.said().count("; starting it again (")
     report.seconds = round(time.monotonic() - began, 1)
     report.right = not report.failure and report.done == report.due
     return report
@@ -167,7 +167,7 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
         for blow in blows:
             if not blow.at_once or not before:
                 trained = functools.partial(lambda before: len(_steps(launched)) > before, before)
-                await asyncio.to_thread(launched.wait_until, trained, READY_SECONDS, f"a step after {before}")
+                await asyncio.to_thread(launched.wait_until, trained, f"a step after {before}", READY_SECONDS)
             await asyncio.sleep(blow.pause)
             pids = await asyncio.to_thread(_until_there, launched, blow.target)
             pid = chance.choice(sorted(pids))
@@ -190,7 +190,7 @@ async def _wake(pid: int, seconds: float) -> None:
 
 
 def _steps(launched: Launched) -> list[str]:
-    return [line for line in launched.text().splitlines() if line.startswith("step ")]
+    return [line for line in launched.said().splitlines() if line.startswith("step ")]
 
 
 def _until_there(launched: Launched, target: str) -> list[int]:
@@ -199,7 +199,7 @@ def _until_there(launched: Launched, target: str) -> list[int]:
     def look() -> bool:
         # Workers carry no environment to find them by.
         commands = {}
-        for process in psutil.Process(process_of(launched.process.pid)).children(recursive=True):
+        for process in psutil.Process(process_of(launched.pid)).children(recursive=True):
             with suppress(psutil.Error, OSError):  # it ended while we looked
                 service = psutil.Process(process_of(process.pid))
                 commands[service.pid] = " ".join(process.cmdline()) + " "
@@ -212,7 +212,7 @@ def _until_there(launched: Launched, target: str) -> list[int]:
             found[:] = found or [pid for pid in among if TARGETS[wanted] in commands[pid]]
         return bool(found)
 
-    launched.wait_until(look, READY_SECONDS, f"a process '{target}'")
+    launched.wait_until(look, f"a process '{target}'", READY_SECONDS)
     return found
 
 

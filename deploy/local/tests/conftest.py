@@ -65,4 +65,4 @@ def launch(checkout: Path, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 
     yield start
     for launched in started:
-        launched.kill_all()
+        launched.close()

@@ -1,14 +1,14 @@
 """A `quartet run` or `eval` as a person types it, and every process that comes of it."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,12 +16,12 @@ from quartet_common import ports
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
-QUARTET = ENVIRONMENTS / "client" / "bin" / "quartet"
 SERVICES = ("broker", "reward", "rollout", "trainer")
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
 
 from preloaded import Pythons, process_of  # noqa: E402
+from started import Started  # noqa: E402
 
 _MARK = "QUARTET_TEST_MARK"
 
@@ -41,8 +41,8 @@ def hollow_model(folder: Path, parameters: int) -> Path:
     return folder
 
 
-def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False) -> Path:
-    """Make a checkout whose launcher and services begin with their imports done, and return its folder.
+def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False, ordinary: str = "") -> Path:
+    """Make a checkout whose launcher and services, but the `ordinary` one, begin with their imports done.
 
     Its environments are for the CPU; those made `by_hand` are taken for GPUs where there are some.
     """
@@ -50,83 +50,57 @@ def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False) ->
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
     (local / "environments.py").symlink_to(ROOT / "deploy" / "local" / "environments.py")
     for name in (*SERVICES, "client"):
-        (folder / ".quartet" / "envs" / name).mkdir(parents=True)
-        (folder / ".quartet" / "envs" / name / "bin").symlink_to(pythons[name].parent)
+        environment = folder / ".quartet" / "envs" / name
+        environment.mkdir(parents=True)
+        if name == ordinary:
+            for part in ("bin", "lib", "pyvenv.cfg"):
+                (environment / part).symlink_to(ENVIRONMENTS / name / part)
+        else:
+            (environment / "bin").symlink_to(pythons[name].parent)
         if not by_hand:
-            (folder / ".quartet" / "envs" / name / "quartet-stamp.json").write_text('{"profile": "cpu"}')
+            (environment / "quartet-stamp.json").write_text('{"profile": "cpu"}')
     return folder
 
 
-class Launched:
+class Launched(Started):
     """A launcher in a process of its own; every process it starts, however detached, carries its mark.
 
     Args:
         arguments: after the `command`'s words.
         output: the file it writes to.
-        checkout: whose launcher and environments are used; None: this one, as users have it.
+        checkout: whose launcher and environments are used.
     """
 
     def __init__(
         self,
         arguments: list[str],
         output: Path,
+        checkout: Path,
         command: tuple[str, ...] = ("run", "--plain"),
-        checkout: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
     ):
         self.mark = uuid.uuid4().hex
-        self.output = output
-        quartet, path = [str(QUARTET)], {}
-        if checkout:
-            quartet = [str(checkout / ".quartet" / "envs" / "client" / "bin" / "python"), "-m", "quartet_client"]
-            path = {"PYTHONPATH": str(checkout / "deploy" / "local")}
-        with output.open("w") as file:
-            self.process = subprocess.Popen(
-                [*quartet, *command, *arguments],
-                cwd=ROOT,
-                env={**os.environ, **path, **environment, _MARK: self.mark},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        quartet = [checkout / ".quartet" / "envs" / "client" / "bin" / "python", "-m", "quartet_client"]
+        path = {"PYTHONPATH": str(checkout / "deploy" / "local")}
+        variables = {**os.environ, **path, **environment, _MARK: self.mark}
+        super().__init__([*quartet, *command, *arguments], output, cwd=ROOT, env=variables)
 
-    def text(self) -> str:
-        """Return what it printed so far."""
-        return self.output.read_text()
-
-    def wait(self, timeout: float) -> int:
-        """Return the exit status."""
-        return self.process.wait(timeout)
-
-    def wait_for_line(self, start: str, timeout: float, times: int = 1) -> None:
-        """Wait until it has printed a line that starts so (as many `times`)."""
+    def wait_for_line(self, start: str, seconds: float, times: int = 1) -> None:
+        """Wait until it has said a line that starts so (as many `times`)."""
         self.wait_until(
-            lambda: sum(line.startswith(start) for line in self.text().splitlines()) >= times, timeout, f"'{start}'"
+            lambda: sum(line.startswith(start) for line in self.said().splitlines()) >= times, f"'{start}'", seconds
         )
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Wait until something is so while the launcher runs."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert self.process.poll() is None, f"it ended before {what}:\n{self.text()}"
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.text()}"
-            time.sleep(0.05)
-
-    def signal(self, number: int) -> None:
-        """Signal the launcher alone, as `kill` does."""
-        self.process.send_signal(number)
 
     def processes(self) -> dict[int, str]:
         """Return all live processes of this run but the launcher: pid and command line."""
         found = {}
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == self.process.pid:
+            if not entry.name.isdigit() or int(entry.name) == self.pid:
                 continue
             try:
                 marked = f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
                 # Redis writes its title over its environment; it works in the run's folder or a temporary one.
-                if marked or (entry / "cwd").resolve().is_relative_to(self.output.parent):
+                if marked or (entry / "cwd").resolve().is_relative_to(self.log.parent):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it ended while we looked, or is not ours
@@ -154,14 +128,12 @@ class Launched:
         """Fail if a process is left after `within` seconds."""
         deadline = time.monotonic() + within
         while left := self.processes():
-            assert time.monotonic() < deadline, f"left behind after {within} s: {left}\n{self.text()}"
+            assert time.monotonic() < deadline, f"left behind after {within} s: {left}\n{self.said()}"
             time.sleep(0.1)
 
-    def kill_all(self) -> None:
-        """End whatever a failed test left."""
-        for pid in [*([self.process.pid] if self.process.poll() is None else []), *self.processes()]:
-            try:
+    def close(self) -> None:
+        """End it and whatever a failed test left of what it started."""
+        super().close()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.process.wait(10)

@@ -4,10 +4,13 @@ Each table is one dry run. What a section's fields refuse hides what its validat
 checks refuse: those have a table each.
 """
 
+import contextlib
 import json
 import shutil
+import socket
 
 import pytest
+from launched import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,11 +78,11 @@ def dry_run(launch, run_file, tmp_path):
     def run(*settings: str) -> list[str]:
         words = [word for setting in settings for word in ("--set", setting)]
         launched = launch(run_file, *words, command=("run", "--dry-run"))
-        assert launched.wait(90) == 2, launched.text()
+        assert launched.wait(90) == 2, launched.said()
         launched.assert_gone(within=2.0)
         assert not (tmp_path / "run").exists(), "a dry run writes nothing"
-        lines = launched.text().splitlines()
-        assert all(line.startswith("quartet: ") for line in lines), launched.text()
+        lines = launched.said().splitlines()
+        assert all(line.startswith("quartet: ") for line in lines), launched.said()
         return lines
 
     return run
@@ -104,6 +107,14 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
     with (tmp_path / "train.jsonl").open("a") as train:
         train.writelines(json.dumps({**row, "gt_answer": "1"}) + "\n" for row, _ in ROWS)
     held = f"data.evaluation={{heldout='{tmp_path / 'train.jsonl'}'}}"
-    lines = dry_run(f"model.path={chatty}", held, *NAMED)
     expected = [words for one in NAMED.values() if one for words in ((one,) if isinstance(one, str) else one)]
+    (nowhere,) = free_ports(1)
+    settings = [f"broker.redis_url=redis://127.0.0.1:{nowhere}/0"]
+    expected.append(f"Redis at redis://127.0.0.1:{nowhere}/0 does not answer (")
+    with contextlib.ExitStack() as stack:
+        for service in ("broker", "trainer"):
+            at = "{}:{}".format(*stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname())
+            settings.append(f"addresses.{service}={at}")
+            expected.append(f"addresses.{service}: cannot listen on {at}")
+        lines = dry_run(f"model.path={chatty}", held, *settings, *NAMED)
     assert_each_is_reported_once(lines, [*expected, *(words for _, words in ROWS)])

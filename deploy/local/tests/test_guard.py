@@ -54,10 +54,12 @@ def test_detached_children_of_a_command_that_ends_are_killed(sleeper):
 
 
 def test_sigterm_goes_on_to_the_command_which_may_drain():
-    script = "trap 'sleep 0.5; exit 4' TERM; echo ready; while :; do sleep 0.1; done"
-    with guarded(script, stdout=subprocess.PIPE, text=True) as process:
+    script = "trap 'echo draining; read; exit 4' TERM; echo ready; sleep 300 & wait"
+    with guarded(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
+        assert process.stdout.readline() == "draining\n"
+        process.stdin.close()
         assert process.wait(10) == 4
 
 

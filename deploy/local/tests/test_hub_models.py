@@ -56,11 +56,11 @@ def weights(hub: HubServer) -> int:
 
 def test_a_dry_run_takes_all_but_the_weights_and_a_run_takes_them_once(start, hub, tmp_path):
     dry = start(*of_the_hub("own/demo"), command=("run", "--dry-run"))
-    assert dry.wait(120) == 0, dry.text()
+    assert dry.wait(120) == 0, dry.said()
     assert weights(hub) == 0 and "GET /own/demo/resolve" in " ".join(hub.requests)
     launched = start(*of_the_hub("own/demo"))
-    assert launched.wait(240) == 0, launched.text()
+    assert launched.wait(240) == 0, launched.said()
     assert weights(hub) == 1, "the launcher downloads them, the services get the folder"
-    assert "model: own/demo, from the hub or its cache" in launched.text()
+    assert "model: own/demo, from the hub or its cache" in launched.said()
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["vocab_size"]
     assert 'path = "own/demo"' in (tmp_path / "run" / "run.toml").read_text()

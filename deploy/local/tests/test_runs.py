@@ -24,9 +24,13 @@ ENDED = 60  # seconds for an end that is bounded by the launcher's own limits, o
 GROUPS_PER_STEP = 2  # of the run file in conftest.py
 
 
+def steps_of(launched) -> int:
+    return launched.said().count("\nstep ")
+
+
 def exactly_once(launched, steps: int) -> bool:
     """Whether the launcher's audit found what so many steps train, and nothing amiss."""
-    return f"audit of run launched: {steps * GROUPS_PER_STEP} exactly once, 0 lost, 0 twice, 0 stuck" in launched.text()
+    return f"audit of run launched: {steps * GROUPS_PER_STEP} exactly once, 0 lost, 0 twice, 0 stuck" in launched.said()
 
 
 def assert_left(folder: Path, run_file: Path, settings: list[str]) -> None:
@@ -45,20 +49,21 @@ def test_ctrl_c_leaves_nothing(launch, run_file, moment):
     interrupt(launch(run_file, "--set", "run.max_steps=1000000"), moment)
 
 
-def test_ctrl_c_with_services_that_import_for_themselves_and_vllm(launch, run_file):
+def test_ctrl_c_leaves_nothing_of_vllm(launch, run_file, pythons, tmp_path):
+    checkout = preloaded_checkout(tmp_path / "checkout", pythons, ordinary="rollout")
     settings = ("--set", "run.max_steps=1000000", "--set", "rollout.engine=vllm")
-    launched = launch(run_file, *settings, checkout=None)
+    launched = launch(run_file, *settings, checkout=checkout)
     interrupt(launched, "step 1")
-    said = launched.text().partition("run launched is active\n")[2].partition("step 1/")[0]
+    said = launched.said().partition("run launched is active\n")[2].partition("step 1/")[0]
     assert "rollout waits for engine loading\n" in said and "trainer loads the model" in said
 
 
 def interrupt(launched, moment: str) -> None:
     launched.wait_for_line(moment, READY)
-    launched.signal(signal.SIGINT)
-    assert launched.wait(ENDED) == 130, launched.text()
+    launched.send_signal(signal.SIGINT)
+    assert launched.wait(ENDED) == 130, launched.said()
     launched.assert_gone(within=1.0)
-    assert "Traceback" not in launched.text()
+    assert "Traceback" not in launched.said()
 
 
 def test_a_run_ends_by_itself_and_a_stopped_and_a_finished_one_go_on_where_they_were(launch, run_file, tmp_path):
@@ -66,17 +71,17 @@ def test_a_run_ends_by_itself_and_a_stopped_and_a_finished_one_go_on_where_they_
     words = [part for setting in settings for part in ("--set", setting)]
     first = launch(run_file, *words)
     first.wait_for_line("step 2", READY)
-    first.signal(signal.SIGTERM)
-    assert first.wait(ENDED) == 128 + signal.SIGTERM, first.text()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(ENDED) == 128 + signal.SIGTERM, first.said()
     second = launch(run_file, *words)
-    assert second.wait(240) == 0, second.text()
+    assert second.wait(240) == 0, second.said()
     second.assert_gone(within=1.0)
-    assert "step 8/8" in second.text() and "run launched succeeded after 8 steps" in second.text()
+    assert "step 8/8" in second.said() and "run launched succeeded after 8 steps" in second.said()
     assert_left(tmp_path / "run", run_file, settings)
     assert exactly_once(second, steps=8)
     third = launch(run_file, *words, "--set", "run.max_steps=10")  # and a finished one, if it is to have more steps
-    assert third.wait(240) == 0, third.text()
-    states = re.findall(r"run launched is (.*)", third.text())
+    assert third.wait(240) == 0, third.said()
+    states = re.findall(r"run launched is (.*)", third.said())
     assert states[0] == "active" and re.fullmatch(r"active: resumed at step [2-8]", states[1])
     assert states[2:] == [
         "succeeded: all steps are done: 8 steps trained",
@@ -91,18 +96,18 @@ def test_a_second_ctrl_c_kills_at_once(launch, run_file):
     launched = launch(run_file, "--set", "run.max_steps=1000000")
     launched.wait_for_line("step 1", READY)
     os.kill(launched.service("trainer"), signal.SIGSTOP)  # it cannot drain
-    launched.signal(signal.SIGINT)
+    launched.send_signal(signal.SIGINT)
     launched.wait_for_line("stopping", ENDED)
-    launched.signal(signal.SIGINT)
+    launched.send_signal(signal.SIGINT)
     assert launched.wait(ENDED) == 130
-    assert "killing what is left" in launched.text()
+    assert "killing what is left" in launched.said()
     launched.assert_gone(within=1.0)
 
 
 def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
     launched = launch(run_file, "--set", "run.max_steps=1000000")
     launched.wait_for_line("step 1", READY)
-    launched.signal(signal.SIGKILL)
+    launched.send_signal(signal.SIGKILL)
     launched.wait(ENDED)
     launched.assert_gone(within=10.0)
 
@@ -112,15 +117,17 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
     launched = launch(run_file, "--set", "run.max_steps=20", "--set", "run.prompt_lease_ttl=5")
     launched.wait_for_line("step 1/", READY)
     for service in ("rollout", "redis", "reward", "broker", "trainer"):
-        steps = launched.text().count("\nstep ")
+        steps = steps_of(launched)
         os.kill(launched.service(service), signal.SIGKILL)
         launched.wait_for_line(f"{service} was killed by SIGKILL; starting it again (1 of 3)", 30)
         launched.wait_for_line(f"{service} ready after", READY, times=2)
-        launched.wait_until(lambda steps=steps: launched.text().count("\nstep ") > steps, READY, f"after {service}")
+        launched.wait_until(
+            lambda steps=steps: launched.said().count("\nstep ") > steps, f"a step after {service}", READY
+        )
     launched.wait_for_line("run launched is succeeded", READY)
     os.kill(launched.service("redis"), signal.SIGKILL)  # and after the run's end, for the audit
-    assert launched.wait(240) == 0, launched.text()
-    assert "run launched succeeded after 20 steps" in launched.text()
+    assert launched.wait(240) == 0, launched.said()
+    assert "run launched succeeded after 20 steps" in launched.said()
     assert exactly_once(launched, steps=20)
     launched.assert_gone(within=1.0)
 
@@ -136,7 +143,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     launched.wait_for_line("step 2", READY)
     gpus = {"broker": "", "reward": "", "rollout": "0", "rollout-2": "1", "trainer": "2"}
     assert launched.visible_gpus() == gpus
-    assert "rollout-2: GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free)\n" in launched.text()
+    assert "rollout-2: GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free)\n" in launched.said()
     async with AsyncClient.from_config(run_file) as client:
         async with asyncio.timeout(READY):  # steps are made of what one of them generates while the other still loads
             while len(members := _rollouts(await client.run("launched"))) < 2:
@@ -176,11 +183,11 @@ def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_
             os.kill(trainer, signal.SIGCONT)
         return False
 
-    launched.wait_until(stopped_asleep, READY, "the trainer is stopped while the rollout sleeps")
+    launched.wait_until(stopped_asleep, "the trainer is stopped while the rollout sleeps", READY)
     os.kill(trainer, signal.SIGKILL)
-    assert launched.wait(240) == 0, launched.text()
-    assert "the rollout sleeps while a step is trained (launcher.colocate)\n" in launched.text()
-    assert "trainer was killed by SIGKILL; starting it again (1 of 3)" in launched.text()
+    assert launched.wait(240) == 0, launched.said()
+    assert "the rollout sleeps while a step is trained (launcher.colocate)\n" in launched.said()
+    assert "trainer was killed by SIGKILL; starting it again (1 of 3)" in launched.said()
     assert exactly_once(launched, steps=12)
     assert log.read_text().count("the engine sleeps") >= 12 and not sleeps()
     launched.assert_gone(within=1.0)
@@ -194,14 +201,14 @@ def its_folder_is_its_own(launch, run_file):
     addresses = (f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4), strict=True))
     second = launch(run_file, *(part for address in addresses for part in ("--set", address)))
     assert second.wait(READY) == 2
-    assert second.text().splitlines()[-1].startswith("quartet: run.folder: another launcher is at work in ")
+    assert second.said().splitlines()[-1].startswith("quartet: run.folder: another launcher is at work in ")
 
 
 async def its_addresses_are_its_own(launch, run_file, tmp_path):
     second = launch(run_file, "--set", f"run.folder={tmp_path / 'second'}")
     assert second.wait(READY) == 2
     for kind in SERVICES:
-        assert f": address already in use by the {kind} of run 'launched'\n" in second.text()
+        assert f": address already in use by the {kind} of run 'launched'\n" in second.said()
     config = load_config("launcher", LauncherSection, run_file)
     assert await free_addresses(config, SERVICES) == ([], ""), "those of a run file are left as they are"
     default = AddressesSection.model_construct(set(), **config.addresses.model_dump())
@@ -217,10 +224,10 @@ def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, r
     for file in model.iterdir():  # whole, and of a type that there is not
         (broken / file.name).write_bytes(file.read_bytes().replace(b'"dtype":"F32"', b'"dtype":"F99"'))
     launched = launch(run_file, "--set", f"model.path={broken}")
-    assert launched.wait(150) == 1, launched.text()
-    last = launched.text().splitlines()[-1]
+    assert launched.wait(150) == 1, launched.said()
+    last = launched.said().splitlines()[-1]
     assert re.match(
         r"quartet: (rollout|trainer) ended with status 1 (while starting|twice): .*deserializing header: .*F99", last
     )
-    assert "Traceback" not in launched.text()
+    assert "Traceback" not in launched.said()
     launched.assert_gone(within=1.0)

@@ -1,12 +1,14 @@
-"""How often a service that dies is started again."""
+"""Whether a service that ends is started again, and how often."""
 
 import asyncio
 import itertools
 
 import pytest
 
-from quartet_local.config import LaunchError, LauncherSection
+from quartet_client.progress import RunProgress
+from quartet_local.config import SERVICES, LaunchError, LauncherSection
 from quartet_local.process import Process
+from quartet_local.run import end_was_due
 from quartet_local.supervisor import STOP_ORDER, Supervisor
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,3 +53,16 @@ async def test_restarts_between_which_the_run_goes_on_are_not_counted(tmp_path):
 async def test_restarts_without_a_new_step_are_counted(tmp_path):
     with pytest.raises(LaunchError, match=r"reward ended with status 3 after 1 restarts"):
         await deaths(tmp_path, lambda: 7, enough=5)
+
+
+async def test_redis_and_the_broker_may_end_once_the_last_events_of_a_run_that_has_ended_were_read():
+    progress, showing = RunProgress(state="active"), asyncio.get_running_loop().create_future()
+
+    async def due() -> set[str]:
+        return {name for name in ("redis", *SERVICES) if await end_was_due(progress, showing, name, status=137)}
+
+    assert await due() == set()
+    progress.state = "succeeded"  # as the broker says when it is asked, perhaps before the event comes
+    assert await due() == {"reward", "rollout", "trainer"}
+    showing.set_result(None)
+    assert await due() == {"redis", *SERVICES}

@@ -65,8 +65,8 @@ def test_its_way_with_a_small_model(launch, small, tmp_path):
     """The template's arguments reach what is generated and exported."""
     more = "model.template_arguments={enable_thinking=false}"
     launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, more))
-    assert launched.wait(240) == 0, launched.text()
-    assert "step 2/2" in launched.text() and "evaluation heldout at version 2: accuracy" in launched.text()
+    assert launched.wait(240) == 0, launched.said()
+    assert "step 2/2" in launched.said() and "evaluation heldout at version 2: accuracy" in launched.said()
     samples = (tmp_path / "run" / "samples" / "step-000000.md").read_text()
     prompts = re.findall(r"Prompt:\n\n```text\n(.*?)\n```", samples, re.S)
     assert prompts and all(prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for prompt in prompts)
