@@ -3,9 +3,9 @@
     .quartet/envs/dev/bin/python tests/run.py [--list] [--quick] [--at-a-time N] [--repeat N] [--busy N]
                                               [SUITE | PATH[::NAME] ...] [-- PYTEST OPTIONS]
 
-As many suites side by side as there are cores, two at most, the longest first, as most of a suite's time is one process
-that starts or waits. `--quick` (`make check`): lint, types and the tests that start no engine, first those of what was
-changed. `--repeat 20 --busy 2` (`make flakes`): all of it so many times, beside so many processes that only compute.
+One suite more side by side than there are cores, three at most, the longest first: many wait for much of their time.
+`--quick` (`make check`): lint, types and the tests that start no engine, first those of what was changed. `--repeat 20
+--busy 2` (`make flakes`): all of it so many times, beside so many processes that only compute.
 
 A failing suite does not keep the others from running; a failing test is printed at once. Each suite has a time limit,
 after which it and whatever it started is killed, and it counts as failed. What was counted is printed as a table and
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="lint, types, and tests that start no engine")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run all N times")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N processes that only compute")
-    lanes = min(2, os.cpu_count() or 1)
+    lanes = min(3, (os.cpu_count() or 1) + 1)
     parser.add_argument("--at-a-time", type=int, default=lanes, help="suites side by side (default: %(default)s)")
     ours, options = split(sys.argv[1:])
     arguments = parser.parse_args(ours)

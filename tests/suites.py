@@ -63,7 +63,7 @@ SUITES = (
     Suite(
         "common",
         "dev",
-        400,
+        200,
         "services/common/tests",
         quick="config host ledger log metrics model_folder outage ports probe supervision tensors",
     ),

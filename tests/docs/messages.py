@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def letters(template: str) -> int:
     return len(re.findall(r"[A-Za-z]", template))
 
 
+@cache
 def messages() -> list[Message]:
     """Every message for people that the services, the client and the launcher make, once."""
     found = {}
