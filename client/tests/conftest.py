@@ -10,11 +10,11 @@ import pytest
 # What is forked here is another program at once; gRPC's handlers around a fork with threads can crash it before that.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
+sys.path.insert(0, str(Path(__file__).parent))  # real_broker.py is beside the tests, not in a package
 sys.path.insert(1, str(Path(__file__).parents[2] / "services" / "common" / "tests"))  # fake_nvidia_smi.py
 
-from real_broker import ENVIRONMENT, real_broker  # noqa: E402
-from small_services import SmallServices  # noqa: E402
+from real_broker import ENVIRONMENT, RealBroker, real_broker  # noqa: E402
+from small_services import small_services  # noqa: E402
 
 from quartet_client import streams, view  # noqa: E402
 from quartet_client.dashboard import server  # noqa: E402
@@ -32,20 +32,39 @@ def short_intervals() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def services():
-    """The small services, running."""
-    with SmallServices() as running:
-        yield running
-
-
 @pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The real broker's; each test makes runs of its own."""
+def running_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    """The real broker, with the runs of the tests before."""
     if not (ENVIRONMENT / "bin" / "quartet-broker").exists():
         pytest.skip("no broker environment; make it with: python3 deploy/local/environments.py broker")
     with real_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
+
+
+@pytest.fixture
+def broker(running_broker) -> RealBroker:
+    """The real broker, without a run."""
+    running_broker.forget_all_runs()
+    return running_broker
+
+
+@pytest.fixture
+def address(broker) -> str:
+    """The real broker's, which has no run."""
+    return broker.address
+
+
+@pytest.fixture(scope="session")
+def reward_and_rollout() -> Iterator[dict[str, str]]:
+    """The addresses of small ones."""
+    with small_services() as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def addresses(address, reward_and_rollout) -> dict[str, str]:
+    """Of all services but a trainer."""
+    return {"broker": address, **reward_and_rollout}
 
 
 @pytest.fixture

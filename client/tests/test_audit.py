@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from quartet.v1 import broker_pb2
 from real_broker import Life
 
 from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
@@ -136,28 +135,25 @@ def test_many_faults_of_a_kind_are_summed_up():
 class Trained:
     """A run at a real broker, two steps of which are trained and in a checkpoint by hand."""
 
-    def __init__(self, address: str, run_id: str, root: Path):
-        self.address, self.run_id, self.root = address, run_id, root
+    def __init__(self, address: str, root: Path):
+        self.address, self.root = address, root
         self.ledger = Ledger(root / "ledger.jsonl")
-        life = Life(address, run_id, groups_per_step=2, max_staleness=8)
-        self.run = life.run
+        life = Life(address, "demo", groups_per_step=2, max_staleness=8)
         life.submit(*(f"pass-0/{n}" for n in range(4)))
-        life.put(4)
+        life.answer()
         for step in range(2):
             self.ledger.append(step, life.train(step))
-        self.checkpoint(2)
         life.commit(2)
-        life("EndPrompts")
-        life("FinishRun", state=broker_pb2.RUN_STATE_SUCCEEDED)
-        life.close()
+        self.created_at = life.end().finish().now().created_at
+        self.checkpoint(2)
 
     def checkpoint(self, step: int, **facts) -> None:
         folder = self.root / f"step-{step:08d}"
         folder.mkdir(parents=True)
         manifest = {
             "step": step,
-            "run_id": self.run_id,
-            "run_created_at": self.run.created_at.ToJsonString(),
+            "run_id": "demo",
+            "run_created_at": self.created_at.ToJsonString(),
             "ledger": self.ledger.mark(),
             "files": {},
         }
@@ -165,24 +161,35 @@ class Trained:
 
 
 @pytest.fixture
-def trained(address, tmp_path, request):
-    return Trained(address, f"run-{abs(hash(request.node.name)) % 10**9}", tmp_path / "checkpoints")
+def trained(address, tmp_path):
+    return Trained(address, tmp_path / "checkpoints")
 
 
-def _audit(capsys, run: Trained, *options: str) -> tuple[int, str, str]:
-    status = main(["audit", run.run_id, "--broker", run.address, "--checkpoints", str(run.root), *options])
-    out, err = capsys.readouterr()
-    return status, out, err
+@pytest.fixture
+def quartet(trained, capsys):
+    """Run `quartet` on the broker; return its exit status and what it says, errors too."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main([*arguments, "--broker", trained.address])
+        return status, "".join(capsys.readouterr())
+
+    return run
 
 
-def test_a_right_run_is_one_line_and_status_0(trained, capsys):
-    said = f"run {trained.run_id}: 4 exactly once, 0 lost, 0 twice, 0 stuck\n"
-    assert _audit(capsys, trained) == (0, said, "")
-    status, out, _ = _audit(capsys, trained, "--json")
+def test_a_right_run_is_one_line_and_status_0_and_a_deleted_one_is_said_to_be(trained, quartet, write):
+    audited = ("audit", "demo", "--checkpoints", str(trained.root))
+    right = (0, "run demo: 4 exactly once, 0 lost, 0 twice, 0 stuck\n")
+    assert quartet(*audited) == right
+    for keys in (f"[trainer.checkpoint]\nfolder = '{trained.root}'", f"folder = '{trained.root.parent}'\n[trainer]"):
+        assert quartet("audit", "demo", "--config", str(write("run.toml", f"[run]\nid = 'demo'\n{keys}\n"))) == right
+    status, out = quartet(*audited, "--json")
     report = json.loads(out)
     assert status == 0 and report["ok"] is True and report["exactly_once"] == 4 and report["checkpoint_step"] == 2
     keys = {"exactly_once", "lost", "twice", "stuck", "dropped", "dead", "waiting", "forgotten", "over", "faults", "ok"}
     assert keys <= report.keys() and report["faults"] == []
+    assert quartet("runs", "delete", "demo")[0] == 0
+    status, out = quartet(*audited)
+    assert status == 1 and "it was deleted, or never made; only the ledger was looked at" in out
 
 
 def lost(run: Trained) -> None:
@@ -210,23 +217,7 @@ def changed(run: Trained) -> None:
         (lambda run: run.checkpoint(3, ledger=None), 2, ["has no ledger"]),
     ],
 )
-def test_checkpoints_that_do_not_fit_are_told(trained, capsys, harm, status, words):
+def test_checkpoints_that_do_not_fit_are_told(trained, quartet, harm, status, words):
     harm(trained)
-    found, *told = _audit(capsys, trained)
-    assert found == status and all(each in told[status - 1] for each in words), told
-
-
-def test_a_deleted_run_is_said_to_be(trained, capsys):
-    assert main(["runs", "delete", trained.run_id, "--broker", trained.address]) == 0
-    capsys.readouterr()
-    status, out, _ = _audit(capsys, trained)
-    assert status == 1 and "it was deleted, or never made; only the ledger was looked at" in out
-
-
-def test_the_checkpoints_are_found_by_the_run_file(trained, capsys, write):
-    file = write("run.toml", f"[run]\nid = '{trained.run_id}'\n[trainer.checkpoint]\nfolder = '{trained.root}'\n")
-    options = ["--broker", trained.address, "--config", str(file)]
-    assert main(["audit", trained.run_id, *options]) == 0
-    file.write_text(f"[run]\nid = '{trained.run_id}'\nfolder = '{trained.root.parent}'\n[trainer]\n")
-    assert main(["audit", trained.run_id, *options]) == 0
-    assert capsys.readouterr().out.count("4 exactly once") == 2
+    found, told = quartet("audit", "demo", "--checkpoints", str(trained.root))
+    assert found == status and all(each in told for each in words), told

@@ -10,20 +10,21 @@ import threading
 import time
 
 import pytest
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import experience_pb2
+from real_broker import Life, echo, life_of
 
 from quartet_client.cli.main import main
 
 
 @pytest.fixture
-def quartet(services, capsys):
-    """Run `quartet` on the small services; return (exit status, standard output, standard error)."""
+def quartet(addresses, capsys):
+    """Run `quartet` on the services; return (exit status, standard output, standard error)."""
 
     def _quartet(*arguments: str) -> tuple[int, str, str]:
-        own = {kind: at for kind, at in services.addresses.items() if f"addresses.{kind}" not in str(arguments)}
+        own = {kind: at for kind, at in addresses.items() if f"addresses.{kind}" not in str(arguments)}
         status = main([*arguments, *(f'--set=addresses.{kind}="{address}"' for kind, address in own.items())])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return status, *capsys.readouterr()
 
     return _quartet
 
@@ -34,31 +35,25 @@ def run_file(run_file_of):
 
 
 @pytest.fixture
-def demo(services):
-    """A run."""
-    spec = broker_pb2.RunSpec(run_id="demo")
-    services.call(services.broker.CreateRun, broker_pb2.CreateRunRequest(spec=spec), None)
+def life(address):
+    return Life(address, "demo")
 
 
-def test_submit_waits_and_prints_results_as_jsonl(demo, services, quartet, write):
+def test_prompts_are_submitted_and_their_results_printed(life, quartet, write, monkeypatch):
     path = write("p.jsonl", '{"prompt": "2+3=5", "gt_answer": "5", "id": "sum"}\n{"prompt": "hello"}\n')
-    status, out, _ = quartet("submit", str(path), "--run", "demo", "--wait")
+    submit = ("submit", str(path), "--run", "demo", "--prefix", "mine")
+    assert quartet(*submit)[:2] == (0, "mine/0\nmine/1\n")
+    life.answer()
+    status, out, _ = quartet(*submit, "--wait")
     first, second = map(json.loads, out.splitlines())
     assert status == 0 and first["id"] == "sum" and first["completions"][0]["reward"] == 1.0
     assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
-
-
-def test_submit_reads_standard_input_and_prints_instance_ids(demo, services, quartet, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}\n'))
-    assert quartet("submit", "-", "--run", "demo", "--prefix", "mine")[:2] == (0, "mine/0\nmine/1\n")
-
-
-def test_broken_prompts_are_refused_before_anything_is_submitted(demo, services, quartet, write):
-    path = write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n'))
+    assert quartet("submit", "-", "--run", "demo", "--prefix", "read")[:2] == (0, "read/0\n")
+    write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
     status, out, err = quartet("submit", str(path), "--run", "demo")
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, "") and life.now().stats.submitted == 3
     assert err.startswith(f'quartet: {path}, line 2: unknown field "promt"; did you mean "prompt"?')
-    assert err.count("\n") == 1 and not services.broker.instances["demo"]
 
 
 def test_generate_and_score(quartet):
@@ -70,76 +65,78 @@ def test_generate_and_score(quartet):
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
 
 
-def test_runs(services, quartet):
+def test_runs(address, quartet):
     assert quartet("runs", "list")[1] == "no runs\n"
-    services.call(services.broker.CreateRun, broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id="demo")), None)
+    Life(address, "demo")
     assert "demo" in quartet("runs", "list")[1]
     assert json.loads(quartet("runs", "list", "--json")[1])[0]["state"] == "active"
     assert "group_size" in quartet("runs", "show", "demo")[1]
     status, _, err = quartet("runs", "delete", "demo")
-    assert (status, err) == (2, "quartet: run 'demo': it has not ended; finish it first, or force\n")
+    assert status == 2 and err.startswith("quartet: run 'demo': it is active: ") and err.count("\n") == 1
     assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo is cancelled: enough\n"
     assert quartet("runs", "delete", "demo")[1] == "run demo is deleted\n"
     assert json.loads(quartet("runs", "delete", "demo", "--json")[1]) == {"run_id": "demo", "deleted": False}
-    assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist; there are no runs\n")
+    assert quartet("runs", "show", "demo")[0] == 2
 
 
-def test_dead(demo, services, quartet, write):
+def test_dead(life, quartet, write):
     assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
     lines = [
-        {"prompt": "poison, two plus two", "gt_answer": "4", "verifiers": [{"name": "boxed"}], "id": "sum"},
+        {"prompt": "two plus two", "gt_answer": "4", "verifiers": [{"name": "boxed"}], "id": "sum"},
         {"messages": [{"role": "user", "content": "hello"}], "gt_answer": "7"},
-        {"prompt": "poison, kept"},
+        {"prompt": "kept"},
     ]
-    file = write("p.jsonl", "\n".join(map(json.dumps, lines)))
-    status, out, _ = quartet("submit", str(file), "--run", "demo", "--prefix", "x", "--wait")
-    assert status == 1 and json.loads(out.splitlines()[0])["dead"] == ["too long"]
+    submit = ("submit", str(write("p.jsonl", "\n".join(map(json.dumps, lines)))), "--run", "demo", "--prefix", "x")
+    assert quartet(*submit)[0] == 0
+    too_long, answered, kept = life.lease()
+    life.put([answered])
+    done = echo(kept.instance)
+    done.completions[0].ClearField("score")
+    unscored = experience_pb2.UnscoredGroup(group={"transcript": done.SerializeToString()}).SerializeToString()
+    for lease, failure, group in ((too_long, "too long", b""), (kept, "it raised (own.py:7)", unscored)):
+        release = pb.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=True, unscored=group)
+        life.call("ReleaseLeases", pb.ReleaseLeasesRequest(run_id="demo", releases=[release]))
+    status, out, _ = quartet(*submit, "--wait")
+    results = {result["instance_id"]: result for result in map(json.loads, out.splitlines())}
+    assert status == 1 and results["x/0"]["dead"] == ["too long"] and "completions" in results["x/1"]
     assert json.loads(quartet("dead", "list", "demo", "--json")[1])["dead"][0]["reasons"] == ["too long"]
     status, out, _ = quartet("dead", "show", "demo", "x/0")
-    assert status == 0 and "too long" in out and "after 1 attempt" in out and "poison, two plus two" in out
+    assert status == 0 and "too long" in out and "after 1 attempt" in out and "two plus two" in out
     (shown,) = json.loads(quartet("dead", "show", "demo", "x/0", "--json")[1])
-    assert shown["reasons"] == ["too long"] and shown["instance"]["prompt"]["text"] == "poison, two plus two"
+    assert shown["reasons"] == ["too long"] and shown["instance"]["prompt"]["text"] == "two plus two"
     status, _, err = quartet("dead", "show", "demo", "x/1")
     assert status == 2 and "prompt 'x/1' of run 'demo' is not dead: it is" in err
     status, out, _ = quartet("dead", "show", "demo", "x/2")
     assert status == 0 and "own.py:7" in out and "completions that are kept to be scored" in out
     assert quartet("dead", "requeue", "demo")[0] == 2
     assert quartet("dead", "requeue", "demo", "x/0")[1] == "1 prompt queued again\n"
-    assert services.broker.requeued == ["x/0"]
+    assert [lease.instance.instance_id for lease in life.lease()] == ["x/0"]
 
 
-def test_status(demo, services, quartet, nowhere):
+def test_status(life, quartet, nowhere):
     status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}", "--json")
-    broker, reward, rollout, trainer = json.loads(out)
+    broker, reward, rollout, trainer = (each for each in json.loads(out) if each["address"] != "127.0.0.1:1")
     assert status == 1 and broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
 
 
-def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):
-    async def trainer() -> None:
-        broker = services.broker
+def test_run_attached_feeds_and_follows_until_the_run_ends(address, quartet, run_file):
+    life = life_of(address, run_file)
+
+    def train_when_fed() -> None:
+        deadline = time.monotonic() + 20
+        while not life.now().prompts_ended and time.monotonic() < deadline:
+            time.sleep(0.02)
         for step in range(2):
             metrics = {"reward/mean": 0.25 * (step + 1), "staleness/mean": 0.0}
-            done = broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics)
-            await broker.add_event("demo", broker_pb2.RunEvent(step=done))
-        evaluation = broker_pb2.EvaluationFinished(
-            evaluation_set="held", policy_version=2, metrics={"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
-        )
-        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
-        del evaluation.metrics["eval/held/ans_acc"]
-        evaluation.metrics.update({"eval/held/prompts": 78, "eval/held/dead": 2})
-        evaluation.policy_version = 3
-        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
-        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="loss is not finite")
-        await broker.FinishRun(end, None)
+            life.report(step=pb.StepFinished(step=step, policy_version=step + 1, metrics=metrics))
+        told = {"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
+        life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", policy_version=2, metrics=told))
+        told = {"eval/held/reward": 0.8, "eval/held/prompts": 78, "eval/held/dead": 2}
+        life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", policy_version=3, metrics=told))
+        life.finish(pb.RUN_STATE_FAILED)
 
-    def when_fed() -> None:
-        deadline = time.monotonic() + 20
-        while not (services.broker.runs and services.broker.runs["demo"].prompts_ended) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        services.call(trainer)
-
-    threading.Thread(target=when_fed).start()
+    threading.Thread(target=train_when_fed).start()
     status, out, err = quartet("run", str(run_file), "--attach")
     assert (status, err) == (1, "")
     assert out.splitlines() == [
@@ -148,19 +145,19 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
         "step 2/2  reward 0.500  accuracy –  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
         "evaluation held at version 3: incomplete: 78 of 80",
-        "run demo is failed: loss is not finite",
+        "run demo is failed: enough",
         "accuracy on held: incomplete: 78 of 80",
     ]
     assert quartet("watch", "demo")[0] == 1
 
 
-def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_file):
+def test_dry_run_says_what_would_run_and_touches_nothing(quartet, run_file):
     settings = ("--set", "data.passes=3", "--set", "run.group_size=4")
     status, out, _ = quartet("run", str(run_file), "--attach", "--dry-run", *settings)
     plan = json.loads(out)
     assert status == 0 and plan["run"]["group_size"] == 4 and plan["services"] == "those running at [addresses]"
     assert plan["data"]["prompts"] == 4 and plan["data"]["prompt_instances"] == 12
-    assert plan["data"]["evaluation"] == {"held": 1} and not services.broker.runs
+    assert plan["data"]["evaluation"] == {"held": 1} and quartet("runs", "list")[1] == "no runs\n"
 
 
 @pytest.mark.parametrize(
@@ -176,17 +173,17 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_status_2(services, capsys, run_file, nowhere, arguments, sentence):
+def test_bad_input_is_one_sentence_and_exit_status_2(address, capsys, run_file, nowhere, arguments, sentence):
     def fill(text: str) -> str:
         return text.replace("RUN", str(run_file)).replace("NOWHERE", nowhere).replace("FOLDER", str(run_file.parent))
 
     if "--broker" not in arguments:
-        arguments = [*arguments, f'--set=addresses.broker="{services.addresses["broker"]}"']
+        arguments = [*arguments, "--broker", address]
     assert main([fill(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("quartet: ") and captured.err.count("\n") == 1
     assert fill(sentence) in captured.err
-    assert not services.broker.runs
+    assert main(["runs", "list", "--broker", address]) == 0 and capsys.readouterr().out == "no runs\n"
 
 
 def test_plot_draws_a_run_folder(tmp_path, capsys, write):
@@ -198,13 +195,12 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_it_with_130_and_without_a_traceback(services, run_file):
+def test_ctrl_c_ends_it_with_130_and_without_a_traceback(address, run_file):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    address = services.addresses["broker"]
     command = [sys.executable, "-m", "quartet_client", "run", str(run_file), "--attach", "--broker", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout.readline() == "run demo is active\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in err
-    assert services.broker.runs["demo"].state == broker_pb2.RUN_STATE_ACTIVE
+    assert main(["runs", "finish", "demo", "--broker", address]) == 0, "it goes on without this process"

@@ -1,4 +1,4 @@
-"""The client, asyncio and blocking, over real sockets."""
+"""The client, asyncio and blocking, on the real broker and small services."""
 
 import asyncio
 import signal
@@ -6,18 +6,18 @@ import threading
 
 import grpc
 import pytest
-from quartet.v1 import broker_pb2
+from real_broker import Life, door
 
 from quartet_client import AsyncClient, Client, InputError, QuartetError
-from quartet_client.models import Handle, RunStats
 
 PROMPTS = [{"prompt": "2+3=5", "gt_answer": "5"}, {"prompt": "1+1=3", "gt_answer": "2"}, "no reference"]
 
 
-async def test_prompts_go_in_and_scored_groups_come_back(services):
-    async with AsyncClient(services.addresses["broker"]) as client:
-        await client.create_run("demo")
+async def test_prompts_go_in_and_scored_groups_come_back(address):
+    life = Life(address, "demo")
+    async with AsyncClient(address) as client:
         handles = await client.submit("demo", PROMPTS)
+        await asyncio.to_thread(life.answer)
         groups = {group.instance_id: group async for group in client.results(handles)}
     right, wrong, _ = (groups[handle.instance_id].completions[0] for handle in handles)
     assert (right.text, right.reward, right.reason) == ("2+3=5", 1.0, "the answer is in the text")
@@ -26,68 +26,70 @@ async def test_prompts_go_in_and_scored_groups_come_back(services):
     assert groups[handles[0].instance_id].purpose == "serve" and groups[handles[0].instance_id].answer == "5"
 
 
-def test_threads_share_a_blocking_client(services):
-    with Client(services.addresses["broker"]) as client:
-        client.create_run("demo")
+def test_threads_share_a_blocking_client_and_an_interrupt_ends_an_iteration_at_once(address):
+    life = Life(address, "demo")
+    with Client(address) as client:
         seen = []
 
         def work() -> None:
             groups = list(client.results(client.submit("demo", PROMPTS)))
-            assert [group.completions[0].reward for group in groups] == [1.0, 0.0, 0.0]
+            assert sorted(group.completions[0].reward for group in groups) == [0.0, 0.0, 1.0]
             seen.extend(group.instance_id for group in groups)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(timeout=30)
-        assert len(set(seen)) == 12
-        assert client.run("demo").stats == RunStats() and [run.run_id for run in client.runs()] == ["demo"]
+        while any(thread.is_alive() for thread in threads):
+            life.answer()
+        assert len(set(seen)) == 12 and [run.run_id for run in client.runs()] == ["demo"]
 
-
-def test_an_interrupt_ends_an_iteration_at_once(services):
-    with Client(services.addresses["broker"]) as client:
-        client.create_run("demo")
+        unanswered = client.submit("demo", "?")
         threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
-            list(client.results([Handle("demo", "never")]))
+            list(client.results(unanswered))
         for _ in client.watch("demo"):
             break  # and leaving one early
         assert client.run("demo").active
 
 
-async def test_results_survive_a_broken_stream(services):
-    services.broker.drop_stream_after = 2
-    async with AsyncClient(services.addresses["broker"]) as client:
-        await client.create_run("demo")
-        handles = await client.submit("demo", PROMPTS)
-        assert [group.instance_id async for group in client.results(handles)] == [h.instance_id for h in handles]
+async def test_results_survive_a_broken_stream(address, nowhere):
+    life = Life(address, "demo")
+    async with AsyncClient(nowhere) as client:
+        with door(nowhere, address):
+            handles = await client.submit("demo", PROMPTS)
+            await asyncio.to_thread(life.answer, 1)
+            groups = client.results(handles)
+            found = [(await anext(groups)).instance_id]
+        await asyncio.to_thread(life.answer)
+        with door(nowhere, address):
+            found += [group.instance_id async for group in groups]
+    assert sorted(found) == sorted(handle.instance_id for handle in handles)
 
 
-async def test_submitting_again_with_the_same_ids_doubles_nothing(services):
-    async with AsyncClient(services.addresses["broker"]) as client:
+async def test_submitting_again_with_the_same_ids_doubles_nothing(address):
+    async with AsyncClient(address) as client:
         await client.create_run("demo")
         for _ in range(2):
             await client.submit("demo", ["a", "b"], instance_ids=["x/0", "x/1"])
-        assert len(services.broker.instances["demo"]) == 2
+        assert (await client.run("demo")).stats.submitted == 2
         with pytest.raises(QuartetError, match="prompt instance 'x/0' exists and differs") as error:
             await client.submit("demo", ["other"], instance_ids=["x/0"])
         assert error.value.code is grpc.StatusCode.ALREADY_EXISTS and error.value.exit_code == 2
 
 
-async def test_a_full_queue_is_waited_for_but_not_for_ever(services):
-    async with AsyncClient(services.addresses["broker"]) as client:
-        await client.create_run(broker_pb2.RunSpec(run_id="demo", max_queued_prompts=1))
+async def test_a_full_queue_is_waited_for_but_not_for_ever(address):
+    life = Life(address, "demo", max_queued_prompts=1)
+    async with AsyncClient(address) as client:
         await client.submit("demo", "a", purpose="train")
-        with pytest.raises(QuartetError, match="the queue is full"):
-            await client.submit("demo", "b", purpose="train", timeout=0.2)
+        with pytest.raises(QuartetError, match="1 prompts wait and at most 1 may"):
+            await client.submit("demo", "b", purpose="train", timeout=0.01)
         waiting = asyncio.create_task(client.submit("demo", "b", purpose="train", timeout=30))
-        services.broker.room_made = 1
+        await asyncio.to_thread(life.answer)
         assert len(await waiting) == 1
 
 
-async def test_generate_and_score_go_straight_to_their_services(services):
-    async with AsyncClient(**services.addresses) as client:
+async def test_generate_and_score_go_straight_to_their_services(reward_and_rollout):
+    async with AsyncClient(**reward_and_rollout) as client:
         completions = await client.generate({"prompt": "hi", "sampling": {"n": 2}})
         assert len(completions) == 2 and completions[0].token_ids == (7, 8)
         assert completions[0].log_probs == (-1.0, 0.0) and completions[0].score is None
@@ -103,26 +105,20 @@ async def test_generate_and_score_go_straight_to_their_services(services):
         assert await client.verifiers() == {"exact": "The answer, character by character."}
 
 
-async def test_bad_arguments_are_one_sentence_each(services, nowhere):
-    async with AsyncClient(services.addresses["broker"]) as client:
+async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
+    async with AsyncClient(addresses["broker"]) as client, AsyncClient(nowhere) as away:
+        mistaken = AsyncClient(addresses["reward"])
         for call, sentence in (
             (client.submit("demo", PROMPTS, purpose="sell"), "purpose: got 'sell'; allowed: serve, train, evaluate"),
             (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
-            (client.submit("gone", ["a"]), "run 'gone' does not exist; there are no runs"),
+            (client.submit("gone", ["a"]), "run 'gone' does not exist: make it with CreateRun; there are no runs"),
             (client.score(["x"], "y"), "verifiers: got none"),
+            (away.runs(), f"broker at {nowhere}: nothing listens there"),
+            (mistaken.runs(), f"{addresses['reward']} was taken for the broker, but a reward answers there"),
         ):
             with pytest.raises(QuartetError) as error:
                 await call
             assert str(error.value).startswith(sentence) and error.value.exit_code == 2
+        await mistaken.close()
     with pytest.raises(InputError, match="an address is host:port"):
         AsyncClient("localhost")
-
-
-async def test_a_service_that_is_not_there_or_another_one(services, nowhere):
-    async with AsyncClient(nowhere) as client:
-        with pytest.raises(QuartetError, match=f"broker at {nowhere}: nothing listens there") as error:
-            await client.runs()
-        assert error.value.exit_code == 2
-    async with AsyncClient(services.addresses["reward"]) as client:
-        with pytest.raises(QuartetError, match="was taken for the broker, but a reward answers there"):
-            await client.runs()

@@ -1,4 +1,4 @@
-"""The dashboard's picture, verdict and JSON: on events made here, on files, and over HTTP with the small services."""
+"""The dashboard's picture, verdict and JSON: on events made here, on files, and over HTTP with the real broker."""
 
 import asyncio
 import http.client
@@ -14,9 +14,9 @@ from urllib.request import urlopen
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
-from small_services import SmallServices, hostile_sample
+from real_broker import Life, door
 
-from quartet_client import AsyncClient, Client, dashboard
+from quartet_client import AsyncClient, dashboard
 from quartet_client.dashboard import Collector, PageServer, Picture
 from quartet_client.dashboard.picture import judge
 from quartet_client.dashboard.server import is_loopback
@@ -188,50 +188,35 @@ async def _until(get, true_of):
         raise AssertionError(f"in vain for 60 s; the last state: {json.dumps(told)[:3000]}") from None
 
 
-async def _filled(services, client: AsyncClient) -> None:
-    """Make a run in the small broker with a step, a sample and a notice that attack the page."""
-    await client.create_run("demo")
-    step = broker_pb2.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.25, "time/step": 1.0})
-    notice = broker_pb2.Notice(level="warning", text=ATTACK, source=ATTACK)
-    for event in (
-        broker_pb2.RunEvent(step=step),
-        hostile_sample(ATTACK),
-        broker_pb2.RunEvent(notice=notice),
-    ):
-        await asyncio.to_thread(services.call, services.broker.add_event, "demo", event)
+def _client(addresses, nowhere) -> AsyncClient:
+    return AsyncClient(**addresses, trainer=nowhere)
 
 
-def _client(services, nowhere) -> AsyncClient:
-    return AsyncClient(**services.addresses, trainer=nowhere)
+async def test_the_page_and_its_documents_are_served(addresses, nowhere):
+    life = Life(addresses["broker"], "demo")
+    life.attack(ATTACK)
+    async with _client(addresses, nowhere) as client, _page(client, "demo") as get:
+        states = ["serving"] * 3 + ["away"]
+        await _until(get, lambda told: [each["state"] for each in told["services"]] == states)
+        state = await _until(get, lambda told: told["happenings"] and told["samples"])
+        assert state["verdict"]["level"] == "attention"
+        assert "the trainer cannot be reached" in state["verdict"]["sentence"].lower()
+        assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
+        told = json.loads((await get("/api/samples"))[2])
+        completion = told["groups"][0]["completions"][0]
+        assert completion["text"] == f"<think>{ATTACK}</think>{ATTACK}" and completion["version_spans"][0] == [3, 0, 2]
+        for name in ("", "app.js", "charts.js", "parts.js", "samples.js", "style.css", "icon.svg"):
+            status, headers, body = await get(f"/{name}")
+            assert status == 200 and body, name
+            assert "script-src 'self'" in headers["Content-Security-Policy"]
+            assert "unsafe" not in headers["Content-Security-Policy"]
+            assert "require-trusted-types-for 'script'; trusted-types 'none'" in headers["Content-Security-Policy"]
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b"") and b"https://" not in body
 
 
-async def test_the_page_and_its_documents_are_served(services, nowhere):
-    async with _client(services, nowhere) as client:
-        await _filled(services, client)
-        async with _page(client, "demo") as get:
-            states = ["serving"] * 3 + ["away"]
-            await _until(get, lambda told: [each["state"] for each in told["services"]] == states)
-            state = await _until(get, lambda told: told["happenings"])
-            assert state["verdict"]["level"] == "attention"
-            assert "the trainer cannot be reached" in state["verdict"]["sentence"].lower()
-            assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
-            told = json.loads((await get("/api/samples"))[2])
-            completion = told["groups"][0]["completions"][0]
-            assert completion["text"] == f"<think>{ATTACK}</think>{ATTACK}" and completion["version_spans"] == [
-                [2, 0, 3]
-            ]
-            for name in ("", "app.js", "charts.js", "parts.js", "samples.js", "style.css", "icon.svg"):
-                status, headers, body = await get(f"/{name}")
-                assert status == 200 and body, name
-                assert "script-src 'self'" in headers["Content-Security-Policy"]
-                assert "unsafe" not in headers["Content-Security-Policy"]
-                assert "require-trusted-types-for 'script'; trusted-types 'none'" in headers["Content-Security-Policy"]
-                assert headers["X-Content-Type-Options"] == "nosniff"
-                assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b"") and b"https://" not in body
-
-
-async def test_what_is_not_the_page_is_refused(services, nowhere):
-    async with _client(services, nowhere) as client, _page(client, "demo") as get:
+async def test_what_is_not_the_page_is_refused(addresses, nowhere):
+    async with _client(addresses, nowhere) as client, _page(client, "demo") as get:
         for path in ("/../server.py", "/%2e%2e/server.py", "/api/", "/api/secrets", "/page/app.js", "/etc/passwd"):
             status, headers, _ = await get(path)
             assert status == 404 and "Content-Security-Policy" in headers, path
@@ -253,8 +238,8 @@ def test_other_machines_reach_it_only_if_told_so():
             PageServer(dict, "127.0.0.1", server.port)
 
 
-async def test_the_newest_active_run_is_shown_if_none_is_named(services, nowhere):
-    async with _client(services, nowhere) as client, _page(client, None) as get:
+async def test_the_newest_active_run_is_shown_if_none_is_named(addresses, nowhere):
+    async with _client(addresses, nowhere) as client, _page(client, None) as get:
         state = await _until(get, lambda told: told["services"][0]["state"] == "serving")
         assert state["verdict"]["word"] == "Waiting for a run" and state["run"]["id"] == ""
         await client.create_run("late")
@@ -287,28 +272,25 @@ def test_no_script_of_the_page_makes_markup_or_code_of_a_string():
     assert len(scripts) == 4 and not [path.name for path in scripts if made.search(path.read_text())]
 
 
-def test_the_command_follows_a_broker_that_comes_back_and_ends_by_a_signal(nowhere):
+def test_the_command_follows_a_broker_that_comes_back_and_ends_by_a_signal(address, nowhere):
     command = [sys.executable, "-m", "quartet_client", "dashboard", "--port", "0", "--no-open"]
-    process = subprocess.Popen([*command, "--broker", nowhere, "--run", "back"], stdout=subprocess.PIPE, text=True)
-    address = process.stdout.readline().split()[-1]
+    process = subprocess.Popen([*command, "--broker", nowhere, "--run", "demo"], stdout=subprocess.PIPE, text=True)
+    page = process.stdout.readline().split()[-1]
 
     def until(true_of) -> dict:
         deadline, told = time.monotonic() + 60, {}
         while not true_of(told):
             assert time.monotonic() < deadline, json.dumps(told)[:3000]
-            with urlopen(f"{address}api/state", timeout=10) as answer:
+            with urlopen(f"{page}api/state", timeout=10) as answer:
                 told = json.load(answer)
             time.sleep(0.1)
         return told
 
+    life = Life(address, "demo")
     for step in range(2):  # a broker comes, with a step more, and goes
         until(lambda told: told and told["verdict"]["word"] == "Broker away")
-        with SmallServices(broker=nowhere) as services:
-            with Client(services.addresses["broker"]) as client:
-                client.create_run("back")
-            for each in range(step + 1):
-                told = broker_pb2.StepFinished(step=each, policy_version=each + 1, metrics={"reward/mean": 0.5})
-                services.call(services.broker.add_event, "back", broker_pb2.RunEvent(step=told))
+        life.report(step=broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics={"reward/mean": 0.5}))
+        with door(nowhere, address):
             state = until(lambda told, wanted=step + 1: told and told["run"]["steps_done"] == wanted)
             assert not state["broker_away"]
     process.terminate()

@@ -13,6 +13,8 @@ pytest.importorskip("huggingface_hub")
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "hub"))
 from hub_server import TOKEN, HubServer  # noqa: E402
 
+from quartet_client.cli.main import main  # noqa: E402
+
 RUN_FILE = """
 [run]
 id = "mine"
@@ -57,14 +59,32 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def export(hub, tmp_path):
-    """Call the command in a process of its own; return its exit status and what it says."""
+def export(capsys):
+    """Call the command; return its exit status and what it says."""
 
-    def call(*arguments: object, **variables: str) -> tuple[int, str]:
+    def call(*arguments: object) -> tuple[int, str]:
+        return main(["export", *map(str, arguments)]), "".join(capsys.readouterr()).strip()
+
+    return call
+
+
+@pytest.fixture
+def push(hub, run, tmp_path):
+    """Push the run in a process of its own, as huggingface_hub reads variables at imports; the same of each push."""
+
+    def call(*pushes: list[str], **variables: str) -> list[tuple[int, str]]:
+        program = (
+            "import json, sys, contextlib, io\nfrom quartet_client.cli.main import main\n"
+            "for arguments in json.loads(sys.argv[1]):\n    said = io.StringIO()\n"
+            "    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):\n"
+            "        status = main(arguments)\n"
+            "    print(json.dumps([status, said.getvalue().strip()]))\n"
+        )
         environment = {**os.environ, **hub.environment(tmp_path / "home"), "HF_TOKEN": TOKEN, **variables}
-        command = [sys.executable, "-m", "quartet_client", "export", *map(str, arguments)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, (done.stdout + done.stderr).strip()
+        given = json.dumps([["export", str(run), "--push", *each] for each in pushes])
+        command = [sys.executable, "-c", program, given]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
     return call
 
@@ -91,32 +111,37 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
 
 
-def test_the_hub_gets_all_files_in_one_commit_on_a_branch_of_a_private_model(export, run, hub):
-    status, said = export(run, "--push", "own/mine", "--private", "--revision", "v1")
+def test_the_hub_gets_all_files_in_one_commit_on_a_branch_of_a_private_model(push, hub):
+    (status, said), again = push(["own/mine", "--private", "--revision", "v1"], ["own/mine"])
     assert status == 0, said
     repo = hub.repos["models", "own/mine"]
-    pushed = repo.commits[repo.refs["v1"]]
+    pushed = dict(repo.commits[repo.refs["v1"]])
     assert repo.private and pushed.pop("README.md").startswith(b"---\nlibrary_name") and pushed == FILES
-    assert repo.commits[repo.refs["main"]] == {} and list(hub.large.values()) == [FILES["model.safetensors"]]
-    assert sum("/commit/" in request for request in hub.requests) == 1
-    status, said = export(run, "--push", "own/mine")
-    assert status == 0 and said.startswith(f"{hub.address}/own/mine/commit/"), said
+    assert list(hub.large.values()) == [FILES["model.safetensors"]]
+    commits = [request for request in hub.requests if "/commit/" in request]
+    assert commits == [f"POST /api/models/own/mine/commit/{branch}" for branch in ("v1", "main")]
+    assert again[0] == 0 and again[1].startswith(f"{hub.address}/own/mine/commit/"), again
     assert repo.commits[repo.refs["main"]].keys() == {*FILES, "README.md"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "words"),
+    ("variables", "refused"),
     [
-        (["--push", "own/mine"], {"HF_TOKEN": ""}, "quartet: --push: there is no token for {hub}; set HF_TOKEN"),
-        (["--push", "others/mine"], {}, "{hub} does not let this token write to 'others/mine' (HTTP 403)"),
-        (["--push", "mine"], {}, "--push: got 'mine'; allowed: the owner and the name of a model at the hub, ORG/NAME"),
-        (["--push", "own/public", "--private"], {}, "--private: 'own/public' is there, and public; make it private"),
-        (["--push", "own/mine"], {"HF_HUB_OFFLINE": "1"}, "did not take the files of 'own/mine' (OfflineModeIsEnabled"),
+        ({"HF_TOKEN": ""}, {("own/mine",): "quartet: --push: there is no token for {hub}; set HF_TOKEN"}),
+        ({"HF_HUB_OFFLINE": "1"}, {("own/mine",): "did not take the files of 'own/mine' (OfflineModeIsEnabled"}),
+        (
+            {},
+            {
+                ("others/mine",): "{hub} does not let this token write to 'others/mine' (HTTP 403)",
+                ("mine",): "--push: got 'mine'; allowed: the owner and the name of a model at the hub, ORG/NAME",
+                ("own/public", "--private"): "--private: 'own/public' is there, and public; make it private",
+            },
+        ),
     ],
 )
-def test_what_cannot_be_pushed_is_one_sentence_and_nothing_is_at_the_hub(export, run, hub, arguments, variables, words):
+def test_what_cannot_be_pushed_is_one_sentence_and_nothing_is_at_the_hub(push, hub, variables, refused):
     hub.add("models", "own/public", {})
-    status, said = export(run, *arguments, **variables)
-    assert status == 2 and words.format(hub=hub.address) in said, said
-    assert sum("quartet: " in line for line in said.splitlines()) <= 1 and "Traceback" not in said
+    for (status, said), words in zip(push(*refused, **variables), refused.values(), strict=True):
+        assert status == 2 and words.format(hub=hub.address) in said, said
+        assert sum("quartet: " in line for line in said.splitlines()) <= 1 and "Traceback" not in said
     assert list(hub.repos) == [("models", "own/public")] and hub.large == {}

@@ -5,7 +5,7 @@ import re
 
 import grpc
 import pytest
-from small_services import SmallServices, until
+from real_broker import Life, door
 
 from quartet_client import AsyncClient, QuartetError, streams
 from quartet_client.connection import Outage
@@ -13,50 +13,31 @@ from quartet_client.streams import submit_batch
 from quartet_common.errors import resource_exhausted
 
 PATIENCE = 1.5
-pytestmark = pytest.mark.timeout(60)
 
 
-async def test_a_quiet_stream_survives_any_number_of_short_outages(nowhere, monkeypatch):
+async def test_a_quiet_stream_survives_any_number_of_short_outages_and_no_long_one(address, nowhere, monkeypatch):
     monkeypatch.setattr(streams, "_PATIENCE", PATIENCE)
-    loop = asyncio.get_running_loop()
-    kept = {"runs": {}, "instances": {}, "events": {}}
-    async with AsyncClient(nowhere) as client:
-        first_failure = following = None
-        for _ in range(4):
-            with SmallServices(nowhere) as services:
-                broker = services.broker
-                vars(broker).update(kept)
-                if following is None:
-                    await client.create_run("demo")
-                    following = asyncio.create_task(_last_event(client))
-                await until(lambda broker=broker, following=following: broker.watchers or following.done())
-                assert not following.done(), following.exception()
-            first_failure = first_failure or loop.time()
+    answered, ask = asyncio.Event(), streams._end_outage
+
+    async def ask_and_tell(*arguments) -> None:
+        await ask(*arguments)
+        answered.set()
+
+    monkeypatch.setattr(streams, "_end_outage", ask_and_tell)
+    Life(address, "demo")
+    async with AsyncClient(nowhere) as client, asyncio.timeout(60):
+        with door(nowhere, address):
+            following = asyncio.ensure_future(anext(client.watch("demo", after="$")))
+            await answered.wait()
+        began = asyncio.get_running_loop().time()
+        for _ in range(3):
+            answered.clear()
             await asyncio.sleep(0.6)
-        assert loop.time() - first_failure > PATIENCE and not following.done()
-        with SmallServices(nowhere) as services:
-            vars(services.broker).update(kept)
-            await until(lambda: services.broker.watchers)
-            await client.finish_run("demo", "succeeded", "enough")
-            assert (await following).state == "succeeded"
-
-
-async def _last_event(client):
-    async for event in client.watch("demo"):
-        last = event.what
-    return last
-
-
-async def test_a_broker_that_stays_away_is_told_with_its_address_and_what_was_asked_of_it(nowhere, monkeypatch):
-    monkeypatch.setattr(streams, "_PATIENCE", PATIENCE)
-    async with AsyncClient(nowhere) as client:
-        with SmallServices(nowhere) as services:
-            await client.create_run("demo")
-            following = asyncio.create_task(_last_event(client))
-            await until(lambda: services.broker.watchers)
+            with door(nowhere, address):
+                await answered.wait()
+        assert asyncio.get_running_loop().time() - began > PATIENCE and not following.done()
         with pytest.raises(QuartetError) as failed:
-            async with asyncio.timeout(20):
-                await following
+            await following
     assert str(failed.value).startswith(f"events of run 'demo': broker at {nowhere}: nothing listens there; ")
     assert re.search(r"right\? \(away for [2-4] s\)$", str(failed.value)) and failed.value.exit_code == 2
 

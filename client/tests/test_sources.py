@@ -114,22 +114,27 @@ def hub():
 
 @pytest.fixture
 def load(hub, tmp_path):
-    """Load [data] in a process of its own, as huggingface_hub reads its variables at imports; return what it prints."""
+    """Load [data] once of each settings, in a process, as huggingface_hub reads its variables at imports.
 
-    def run(*settings: str, **variables: str) -> str:
+    Returns what is said of each: its training prompts, then how many each set has, and their order; or what is wrong.
+    """
+
+    def run(*settings: tuple[str, ...], **variables: str) -> list[str]:
         program = (
-            "import sys\nfrom quartet_client.data import DataSection, RunData\n"
+            "import json, sys\nfrom quartet_client.data import DataSection, RunData\n"
             "from quartet_client.errors import InputError\nfrom quartet_common.config import load_config\n"
-            "try:\n    data = RunData.load(load_config('data', DataSection, None, sys.argv[1:]))\n"
-            "except InputError as error:\n    print(error)\n"
-            "else:\n    print(*(f'{p.id} {p.messages[0].content} {p.gt_answer}' for p in data.train), sep=', ')\n"
-            "    print({n: len(p) for n, p in data.evaluation.items()}, data.order(0))\n"
+            "for settings in json.loads(sys.argv[1]):\n"
+            "    try:\n        data = RunData.load(load_config('data', DataSection, None, settings))\n"
+            "        said = ', '.join(f'{p.id} {p.messages[0].content} {p.gt_answer}' for p in data.train)\n"
+            "        said += f'\\n{ {n: len(p) for n, p in data.evaluation.items()} } {data.order(0)}'\n"
+            "    except InputError as error:\n        said = str(error)\n"
+            "    print(json.dumps(said))\n"
         )
         environment = {**os.environ, **hub.environment(tmp_path / "home"), **variables}
-        command = [sys.executable, "-c", program, *settings]
+        command = [sys.executable, "-c", program, json.dumps(settings)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
     return run
 
@@ -141,17 +146,16 @@ def of(dataset: str, key: str = "data.train", **more: str) -> str:
 
 def test_a_dataset_of_the_hub_trains_and_evaluates_and_is_read_from_the_cache_when_offline(load, hub):
     settings = (of("own/set", name="main"), of("own/set", "data.evaluation.test", name="main", split="test"))
-    lines, order = load(*settings), RunData(DataSection(), [Prompt(prompt="as many lines")] * 4, {}).order(0)
-    assert lines.splitlines() == [
-        "row-1 1+0=? 1, row-2 1+1=? 2, row-3 1+2=? 3, row-4 1+3=? 4",
-        f"{{'test': 2}} {order}",
-    ]
+    order = RunData(DataSection(), [Prompt(prompt="as many lines")] * 4, {}).order(0)
+    expected = f"row-1 1+0=? 1, row-2 1+1=? 2, row-3 1+2=? 3, row-4 1+3=? 4\n{{'test': 2}} {order}"
+    assert load(settings) == [expected]
     asked = len(hub.requests)
-    assert load(*settings, HF_HUB_OFFLINE="1") == lines, "the same rows in the same order"
+    assert load(settings, HF_HUB_OFFLINE="1") == [expected], "the same rows in the same order"
     assert len(hub.requests) == asked
-    assert load(of("own/set", name="main", split="train[:2]", revision="old")).startswith("row-1 1+0=? 1\n")
-    assert load(of("own/set", name="hard")).startswith("row-1 Hard? 9\n")
-    assert load(of("own/private", name="main"), HF_TOKEN=TOKEN).startswith("row-1")
+    old = of("own/set", name="main", split="train[:2]", revision="old")
+    others = load([old], [of("own/set", name="hard")], [of("own/private", name="main")], HF_TOKEN=TOKEN)
+    starts = ["row-1 1+0=? 1\n", "row-1 Hard? 9\n", "row-1 1+0=? 1, "]
+    assert all(map(str.startswith, others, starts)), others
 
 
 def test_what_is_wrong_with_a_dataset_is_one_sentence(load, hub, tmp_path):
@@ -161,9 +165,9 @@ def test_what_is_wrong_with_a_dataset_is_one_sentence(load, hub, tmp_path):
         of("own/set", name="main", revision="v9"): "data.train.revision: 'own/set' has no 'v9' at",
         of("own/set", name="main", split="trian"): 'data.train.split: own/set: unknown split "trian". Should be one of',
     }
-    for setting, sentence in expected.items():
-        said = load(setting)
+    for said, sentence in zip(load(*([setting] for setting in expected)), expected.values(), strict=True):
         assert said.startswith(sentence) and "\n" not in said, said
-    assert "refuses HF_TOKEN for 'own/set' (HTTP 401)" in load(of("own/set", name="main"), HF_TOKEN="hf_wrong")
-    offline = load(of("own/set", name="main"), HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
+    (refused,) = load([of("own/set", name="main")], HF_TOKEN="hf_wrong")
+    assert "refuses HF_TOKEN for 'own/set' (HTTP 401)" in refused
+    (offline,) = load([of("own/set", name="main")], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
     assert "data.train.dataset: 'own/set' is not in the cache" in offline and "HF_HUB_OFFLINE forbids" in offline

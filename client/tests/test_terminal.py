@@ -1,6 +1,5 @@
 """What others wrote, shown at a terminal: it can neither steer it nor forge a line, whatever the command."""
 
-import inspect
 import json
 import os
 import re
@@ -10,15 +9,19 @@ import tty
 from contextlib import suppress
 
 import pytest
-import small_services
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.message import Message
-from quartet.v1 import broker_pb2, common_pb2, experience_pb2
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import experience_pb2
+from real_broker import echo, life_of
 
+from quartet_client import connection
 from quartet_client.__main__ import main as entry
 from quartet_client.cli import main as command_line
 from quartet_client.cli.main import cli, main
 from quartet_common.text import block, one_line, visible
+from quartet_contract.world import instance, rollout
 
 # Clipboard, title, clear, conceal, C1's CSI, next line, direction, line separator, delete.
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x1b\\\x1b]0;title\x1b\\\x1b[2J\x1b[8m\x9b1A\x85\u202e\u2028\x7f"
@@ -31,7 +34,8 @@ BLOCKS = {
     ("Message", "content"),
     ("Notice", "text"),
 }
-KEYS = ("run_id", "event_id", "instance_id", "evaluation_id", "level")  # by which the client decides what to show
+KEYS = ("run_id", "event_id", "evaluation_id", "level")  # by which the client decides what to show
+SERIALIZED = {"transcript": experience_pb2.GroupTranscript, "unscored": experience_pb2.UnscoredGroup}
 OWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[hl]|1?[AG]|2K|H)")  # rich: styles, and its live picture
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e]")
 FORGED = re.compile(r"^[\s│]*forged", re.MULTILINE)
@@ -46,9 +50,9 @@ def poison(message: Message) -> Message:
         elif field.message_type and not entry:
             for each in value if field.is_repeated else [value]:
                 poison(each)
-        elif field.type == FieldDescriptor.TYPE_STRING and (
-            field.name not in KEYS or isinstance(message, broker_pb2.Member)
-        ):
+        elif field.name in SERIALIZED and value:
+            setattr(message, field.name, poison(SERIALIZED[field.name].FromString(value)).SerializeToString())
+        elif field.type == FieldDescriptor.TYPE_STRING and field.name not in KEYS:
             text = BLOCK if (message.DESCRIPTOR.name, field.name) in BLOCKS else LINE
             if field.is_repeated:
                 value[:] = [each + text for each in value]
@@ -57,60 +61,50 @@ def poison(message: Message) -> Message:
     return message
 
 
-def poisoned(method):
-    """Return an RPC that answers as `method` does, poisoned."""
+class PoisonedChannel:
+    """A channel to a service whose answers come poisoned; ids that were, it gets as it knows them."""
 
-    def answered(answer: Message) -> Message:
-        copy = type(answer).FromString(answer.SerializeToString())
-        if isinstance(copy, broker_pb2.GetRunResponse):
-            copy.members.add(instance_id="r", kind=common_pb2.SERVICE_KIND_ROLLOUT, waiting_for="w", address="a")
-        return poison(copy)
+    def __init__(self, channel):
+        self._channel = channel
 
-    async def call(self, request, context):
-        return answered(await method(self, request, context))
+    def __getattr__(self, name: str):
+        made = getattr(self._channel, name)
+        if not name.startswith("unary_"):
+            return made
 
-    async def stream(self, request, context):
-        async for answer in method(self, request, context):
-            yield answered(answer)
+        def poisoned(path, request_serializer, response_deserializer, **options):
+            def known(request: Message) -> bytes:
+                text = re.sub(rf"(?<=\w){re.escape(json.dumps(LINE)[1:-1])}", "", MessageToJson(request))
+                return request_serializer(Parse(text, type(request)()))
 
-    return stream if inspect.isasyncgenfunction(method) else call
+            return made(path, known, lambda answer: poison(response_deserializer(answer)), **options)
+
+        return poisoned
 
 
 @pytest.fixture(scope="module")
-def hostile():
-    """The small services, hostile text in every string of their answers; run "demo" has failed."""
+def hostile(running_broker, reward_and_rollout, tmp_path_factory):
+    """Services with hostile text in every string of their answers; run "demo" has failed."""
+    running_broker.forget_all_runs()
+    run_file = tmp_path_factory.mktemp("hostile") / "run.toml"
+    run_file.write_text("[run]\nid = 'demo'\n")
+    life = life_of(running_broker.address, run_file)
+    done = echo(instance("poison"))
+    unscored = experience_pb2.UnscoredGroup(group={"transcript": done.SerializeToString()}).SerializeToString()
+    life.dead("poison", unscored)
+    asked = instance("answer", "5")
+    asked.prompt.metadata["note"] = LINE
+    life.call("SubmitPrompts", pb.SubmitPromptsRequest(run_id="demo", instances=[asked]))
+    life.answer()
+    life.call("RegisterMember", pb.RegisterMemberRequest(run_id="demo", member=rollout("r2", waiting_for="w")))
+    life.report(step=pb.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.5}))
+    life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", metrics={"eval/held/a": 1.0}))
+    life.report(notice=pb.Notice(level="error", text="note"))
+    life.finish(pb.RUN_STATE_FAILED)
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (small_services.SmallBroker, small_services.SmallReward, small_services.SmallRollout):
-            for name, method in list(vars(kind).items()):
-                if name[0].isupper():
-                    patch.setattr(kind, name, poisoned(method))
-        transcript = small_services.transcript
-        patch.setattr(small_services, "transcript", lambda instance: poison(transcript(instance)))
-        with small_services.SmallServices() as services:
-            broker = services.broker
-            services.call(broker.CreateRun, broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id="demo")), None)
-            for text in ("poison, kept", "answer"):
-                prompt = experience_pb2.Prompt(text=text, prompt_id="p", metadata={"note": LINE})
-                instance = experience_pb2.PromptInstance(instance_id=f"{text[:6]}{LINE}", prompt=prompt)
-                submit = broker_pb2.SubmitPromptsRequest(run_id="demo", instances=[instance])
-                services.call(broker.SubmitPrompts, submit, None)
-            for event in EVENTS:
-                services.call(broker.add_event, "demo", event)
-            end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="why")
-            services.call(broker.FinishRun, end, None)
-            yield services
-
-
-EVENTS = (
-    broker_pb2.RunEvent(step=broker_pb2.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.5})),
-    broker_pb2.RunEvent(evaluation=broker_pb2.EvaluationFinished(evaluation_set="held", metrics={"eval/held/a": 1.0})),
-    broker_pb2.RunEvent(
-        member=broker_pb2.MemberChanged(
-            member=broker_pb2.Member(instance_id="r", kind=common_pb2.SERVICE_KIND_ROLLOUT, waiting_for="w")
-        )
-    ),
-    broker_pb2.RunEvent(notice=broker_pb2.Notice(level="error", text="note")),
-)
+        connect = connection.connect
+        patch.setattr(connection, "connect", lambda *to, **options: PoisonedChannel(connect(*to, **options)))
+        yield {"broker": running_broker.address, **reward_and_rollout}
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ def quartet(hostile, monkeypatch):
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "250", "LINES": "60"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    sets = [f'--set=addresses.{kind}="{address}"' for kind, address in hostile.addresses.items()]
+    sets = [f'--set=addresses.{kind}="{address}"' for kind, address in hostile.items()]
 
     def run(*arguments: str) -> tuple[int, str]:
         master, slave = os.openpty()
