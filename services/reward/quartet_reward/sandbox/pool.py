@@ -158,6 +158,12 @@ class Sandbox:
 
     async def _serving(self) -> ServerHandle:
         """Return the fork server that serves, started if there is none. Raises as `start`."""
+        if self._server is not None and not self._server.gone.is_set() and not self._closed:
+            return self._server
+        # The program that it is started for may be given up: the next one needs it too.
+        return await asyncio.shield(self._started())
+
+    async def _started(self) -> ServerHandle:
         async with self._starting:
             if self._closed:
                 raise ShuttingDown
