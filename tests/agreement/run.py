@@ -1,6 +1,6 @@
 """`make agreement DATA=folder`: what the verifiers decide, against what is known to be right.
 
-    python -m tests.agreement.run DATA [--only math|code]        (from the checkout's root, in the reward environment)
+    python -m tests.agreement.run DATA        (from the checkout's root, in the reward environment)
 
 Each part measures what its data allows and prints a table; a part whose data is not in DATA says so. Exits 1 when a bar
 is missed, 2 when there was nothing to measure. The files that DATA may hold are named in docs/math.md and docs/code.md.
@@ -20,12 +20,11 @@ def main() -> int:
     """Measure, print, and say by the exit status whether all bars were met."""
     parser = argparse.ArgumentParser(description="Agreement of the verifiers with reference answers.")
     parser.add_argument("data", type=Path, help="the folder of the evaluation data")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         parser.error(f"DATA: there is no folder '{arguments.data}'; give one that holds evaluation data")
     rows: list[Row] = []
-    for part in [arguments.only] if arguments.only else PARTS:
+    for part in PARTS:
         measured = list(importlib.import_module(f"tests.agreement.{part}").measure(arguments.data))
         if not measured:
             print(f"{part}: {arguments.data} holds none of its data")

@@ -36,15 +36,15 @@ for cheats, styles in ((CHEATS, STYLES), (ERROR_CHEATS, {"error": EXPECTS_ERROR}
 @pytest.mark.parametrize(("program", "reference", "parameters"), REFUSED)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_cheat_is_not_accepted(sandbox, program, reference, parameters):
-    verdict = await judged(sandbox, item_of(program, reference), timeout_seconds=2.0, **parameters)
-    assert verdict.outcome != reward_pb2.OUTCOME_CORRECT
-    assert verdict.reward == 0
+    result = await judged(sandbox, item_of(program, reference), timeout_seconds=2.0, **parameters)
+    assert result.HasField("score") and result.score.outcome != reward_pb2.OUTCOME_CORRECT, result
+    assert result.score.reward == 0
     # The reason may show what the program answered, but the answer was not there to be found.
-    assert not any(secret in verdict.reason for secret in SECRETS)
+    assert not any(secret in result.score.reason for secret in SECRETS)
 
 
 @pytest.mark.parametrize(("program", "reference", "parameters"), RIGHT)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_right_program_is_accepted_after_all_that(sandbox, program, reference, parameters):
-    verdict = await judged(sandbox, item_of(program, reference), timeout_seconds=2.0, **parameters)
-    assert verdict.outcome == reward_pb2.OUTCOME_CORRECT, verdict.reason
+    result = await judged(sandbox, item_of(program, reference), timeout_seconds=2.0, **parameters)
+    assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result

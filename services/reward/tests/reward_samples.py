@@ -1,4 +1,4 @@
-"""Items for the tests, verdicts on them, and a running service."""
+"""Items for the tests, what becomes of them, and a running service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,8 +17,7 @@ from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import Scorer, Work
-from quartet_reward.verifiers.base import Tools, Verdict
-from quartet_reward.verifiers.code import Code, CodeParameters
+from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
 
@@ -43,14 +42,6 @@ def item(
     )
 
 
-def decided(one: reward_pb2.ScoreItem) -> Verdict:
-    """The verdict of the item's only verifier, which must need no worker: there is none."""
-    bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
-    found = bound.verifier.verify(one, bound.parameters, Tools(MathEquality(None)))
-    assert isinstance(found, Verdict)
-    return found
-
-
 def scorer(sandbox: Sandbox | None = None, verifiers: Mapping[str, Any] | None = None) -> Scorer:
     """What scores items where no mathematics needs a worker."""
     return Scorer(SpecReader(load_verifiers() if verifiers is None else verifiers), Tools(MathEquality(None), sandbox))
@@ -64,12 +55,6 @@ def begun(one: reward_pb2.ScoreItem, by: Scorer | None = None) -> reward_pb2.Sco
 async def result_of(one: reward_pb2.ScoreItem, by: Scorer) -> reward_pb2.ScoreResult:
     found = begun(one, by)
     return await found.run() if isinstance(found, Work) else found
-
-
-def scored(completion: str, verifier: str, answer: str = "8", **parameters: Any) -> tuple[float | None, int]:
-    """Reward and outcome by one verifier that needs no worker."""
-    found = decided(item(completion, answer, verifiers=[spec(verifier, **parameters)]))
-    return found.reward, found.outcome
 
 
 def tagged(answer: str, thought: str = "2+3=5") -> str:
@@ -94,10 +79,11 @@ def program(source: str, cases: Any = (), **reference: Any) -> reward_pb2.ScoreI
     )
 
 
-async def judged(sandbox: Sandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
-    """What `code` says of a program. Raises VerifierFailure."""
-    verdict = Code().verify(one, CodeParameters(**parameters), Tools(math=None, sandbox=sandbox))
-    return verdict if isinstance(verdict, Verdict) else await verdict()
+async def judged(sandbox: Sandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> reward_pb2.ScoreResult:
+    """What the verifier `code` says of a program."""
+    del one.verifiers[:]
+    one.verifiers.append(spec("code", **parameters))
+    return await result_of(one, scorer(sandbox))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:

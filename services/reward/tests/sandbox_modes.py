@@ -6,9 +6,11 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from quartet_reward.config import Mode, SandboxSection
+from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox, modes_to_try
 
 MODES = modes_to_try()
@@ -38,6 +40,17 @@ def interpreter(mode: Mode) -> str:
 async def sandbox() -> AsyncIterator[Sandbox]:
     """The strongest that this machine has, for the tests of a file, which are on one event loop."""
     sandbox = await open_sandbox(SandboxSection())
+    yield sandbox
+    await sandbox.close()
+
+
+@pytest_asyncio.fixture(params=MODES, loop_scope="module", scope="module")
+async def any_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """One of each mode, likewise."""
+    try:
+        sandbox = await open_sandbox(settings(request.param), only=request.param)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
     yield sandbox
     await sandbox.close()
 

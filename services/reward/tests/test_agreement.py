@@ -15,7 +15,7 @@ SAMPLE = ROOT / "tests" / "agreement" / "sample"
 
 @pytest.fixture(scope="module")
 def asker() -> Iterator[rows.Asker]:
-    settings = ("reward.workers=2", "reward.deadline_seconds=20", "reward.sandbox.slots=4")
+    settings = ("reward.workers=1", "reward.deadline_seconds=20", "reward.sandbox.slots=4")
     with rows.reward_service(*settings) as asker:
         yield asker
 

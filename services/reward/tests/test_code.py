@@ -6,22 +6,13 @@ Whatever a program returns, raises or prints is an outcome of that program; a fa
 import pytest
 from pydantic import ValidationError
 from quartet.v1 import reward_pb2
-from reward_samples import judged, program, result_of, scorer, spec
+from reward_samples import judged, program
 
 from quartet_reward import metrics
-from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.verifiers.code import CodeParameters
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def result(sandbox: Sandbox | None, source: str, tests: dict, parameters: dict) -> reward_pb2.ScoreResult:
-    """What the service answers: `tests` are the reference's fields."""
-    one = program(source, **tests)
-    one.verifiers.append(spec("code", **parameters))
-    return await result_of(one, scorer(sandbox))
 
 
 SHORT = {"timeout_seconds": 1.0}  # for what is endless and has nothing to do before
@@ -218,7 +209,7 @@ HOSTILE = [
     [*OUTPUTS, *ASSERTIONS, *STRICT, *CASES, *CHECKERS, *HOSTILE],
 )
 async def test_what_becomes_of_a_program(sandbox, source, tests, parameters, outcome, says):
-    found = await result(sandbox, source, tests, parameters)
+    found = await judged(sandbox, program(source, **tests), **parameters)
     if found.HasField("failure"):
         assert metrics.failure_name(found.failure.kind) == outcome and says in found.failure.message, found
         return
@@ -241,17 +232,19 @@ SQUARES = calls(("[1]", "1"), ("[2]", "4"), ("[3]", "9"), of="f")
     ],
 )
 async def test_tests_that_passed_are_counted(sandbox, source, tests, passed):
-    found = await result(sandbox, source, tests, {"timeout_seconds": 2.0 if "while" in source else 10.0})
+    seconds = 2.0 if "while" in source else 10.0
+    found = await judged(sandbox, program(source, **tests), timeout_seconds=seconds)
     (part,) = found.score.verifiers
     assert (part.tests, part.tests_passed) == (len(tests.get("cases", "1")), passed)
 
 
 async def test_what_needs_no_sandbox_is_said_without_one():
-    no_program = reward_pb2.ScoreItem(completion="I give up.", reference=program("", **ADD_ONE).reference)
-    verdict = await judged(None, no_program)
-    assert (verdict.outcome, verdict.format_acc) == (reward_pb2.OUTCOME_MALFORMED, 0.0)
+    no_program = reward_pb2.ScoreItem(item_id="a", completion="I give up.", reference=program("", **ADD_ONE).reference)
+    score = (await judged(None, no_program)).score
+    assert (score.outcome, score.format_acc) == (reward_pb2.OUTCOME_MALFORMED, 0.0)
     for source, outcome in (("print('\0')", "compile_error"), ("#" * (1 << 20), "resource_exceeded")):
-        assert metrics.outcome_name((await judged(None, program(source, **ADD_ONE))).outcome) == outcome
+        found = await judged(None, program(source, **ADD_ONE))
+        assert metrics.outcome_name(found.score.outcome) == outcome
 
 
 class Absent:
@@ -263,10 +256,8 @@ class Absent:
 
 @pytest.mark.parametrize("sandbox", [None, Absent()])
 async def test_without_a_sandbox_there_is_no_verdict(sandbox):
-    with pytest.raises(VerifierFailure) as caught:
-        await judged(sandbox, program(SQUARE, **ADD_ONE))
-    assert caught.value.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
-    assert caught.value.retryable
+    failure = (await judged(sandbox, program(SQUARE, **ADD_ONE))).failure
+    assert failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE and failure.retryable
 
 
 async def test_a_checker_decides_alone():

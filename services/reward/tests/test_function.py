@@ -59,6 +59,7 @@ CASES = [
     ("none", {}, (INVALID, "no verifier has a verdict")),
     ("raises", {}, (CRASHED, f"verifier '{{0}}:raises' raised KeyError: 'a' ({{0}}:{line_of('KeyError')})")),
     ("dies", {}, (CRASHED, "verifier '{0}:dies' ended its process: it exited with status 3")),
+    ("slow", {}, (CRASHED, "verifier '{0}:slow' took too long: killed after 3.0 s (reward.function_seconds)")),
     ("trl", {"columns": {"level": 2}}, (1.0, 0.0, "")),
     ("chats", {"messages": [{"role": "user", "content": "2"}]}, (1.0, 0.0, "")),
     ("two", {}, (CRASHED, "verifier '{0}:two' returned 2 numbers for 1 completion")),
@@ -93,7 +94,7 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
     exact = [reward_pb2.VerifierSpec(name="exact", weight=3)]
     items.append(item_of(file, len(CASES), "none", also=exact))
     named = json.dumps(sorted({f"{file}:{function}" for function, _, _ in CASES}))
-    async with serving(f"reward.functions={named}") as service:
+    async with serving(f"reward.functions={named}", "reward.function_seconds=3") as service:
         results = (await service.stub.Score(reward_pb2.ScoreRequest(items=items))).results
     for result, (function, given, expected) in zip(results[:-1], CASES, strict=True):
         if result.HasField("score"):
@@ -104,13 +105,6 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
             assert result.failure.kind == kind, result.failure
             assert result.failure.message.startswith(message.replace("{0}", str(file))), result.failure.message
     assert results[-1].score.reward == 30.0, "what a function has no verdict on the others have"
-
-
-async def test_a_function_that_takes_too_long_is_killed(file):
-    async with serving(f'reward.functions=["{file}:slow"]', "reward.function_seconds=1") as service:
-        (result,) = (await service.stub.Score(reward_pb2.ScoreRequest(items=[item_of(file, 0, "slow")]))).results
-    why = f"verifier '{file}:slow' took too long: killed after 1.0 s (reward.function_seconds)"
-    assert (result.failure.kind, result.failure.message) == (CRASHED, why)
 
 
 @pytest.mark.parametrize(

@@ -1,109 +1,91 @@
 """What is remembered of the workers' verdicts, in how many bytes, and what is asked anew."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
-from quartet.v1 import reward_pb2
 
+from quartet_reward import metrics
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.math.compare import EqualityPolicy
+from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality, MathEquality, VerdictCache
 from quartet_reward.workers.pool import TaskTimedOut, WorkerDied
 
-CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
-TIMED_OUT, EXCEEDED = reward_pb2.OUTCOME_TIMED_OUT, reward_pb2.OUTCOME_RESOURCE_EXCEEDED
 EQUAL = {"event": "done", "equal": True}
 JUDGED = {"event": "judged", "is_text": False}
+OUT_OF_MEMORY = {"event": "out_of_memory"}
 # Not plain, so that a worker is asked.
 REFERENCE, ANSWER = r"\sin^2 x", r"1-\cos^2 x"
 
 
 class ScriptedPool:
-    """Answers in turn with what it was given: a worker's message, or an exception to raise.
+    """Says of references and of answers in turn what it was given: a worker's message, or an exception to raise.
 
-    References are judged usable, unless there are `judgments` to answer with first.
+    After that, references are usable and answers equal.
     """
 
-    def __init__(self, *script: dict | Exception, judgments: tuple[dict | Exception, ...] = ()):
-        self._script = list(script)
-        self._judgments = list(judgments)
+    def __init__(self, references: Sequence[dict | Exception] = (), answers: Sequence[dict | Exception] = ()):
+        self._references, self._answers = list(references), list(answers)
         self.asked: list[dict] = []
         self.judged = 0
 
     async def run(self, request: dict) -> dict:
         if "answer" in request:
             self.asked.append(request)
-            step = self._script.pop(0)
+            step = self._answers.pop(0) if self._answers else EQUAL
         else:
             self.judged += 1
-            step = self._judgments.pop(0) if self._judgments else JUDGED
+            step = self._references.pop(0) if self._references else JUDGED
         if isinstance(step, Exception):
             raise step
         return step
 
 
-async def outcome(math: MathEquality, answer: str = ANSWER, policy: EqualityPolicy | None = None) -> int:
-    found = math.compare(answer, REFERENCE, policy or EqualityPolicy())
-    return (found if isinstance(found, Equality) else await found()).outcome
+async def found(math: MathEquality, answer: str = ANSWER, policy: EqualityPolicy = STRICT) -> str:
+    """The outcome of a comparison, or the kind of its failure."""
+    try:
+        equality = math.compare(answer, REFERENCE, policy)
+        equality = equality if isinstance(equality, Equality) else await equality()
+    except VerifierFailure as failure:
+        return metrics.failure_name(failure.kind)
+    return metrics.outcome_name(equality.outcome)
 
 
 async def test_a_verdict_is_remembered_by_answer_reference_and_policy():
-    pool = ScriptedPool(EQUAL, EQUAL | {"equal": False})
+    pool = ScriptedPool(answers=[EQUAL, EQUAL | {"equal": False}])
     math = MathEquality(pool)
-    assert [await outcome(math) for _ in range(3)] == [CORRECT] * 3
+    assert [await found(math) for _ in range(3)] == ["correct"] * 3
     assert len(pool.asked) == 1 and pool.asked[0]["policy"]["any_names"] is False
-    assert await outcome(math, policy=EqualityPolicy(any_names=True)) == INCORRECT
+    assert await found(math, policy=EqualityPolicy(any_names=True)) == "incorrect"
     assert len(pool.asked) == 2 and pool.asked[1]["policy"]["any_names"] is True
-    again = math.compare(ANSWER, REFERENCE)
-    assert isinstance(again, Equality) and again.outcome == CORRECT
+    assert isinstance(math.compare(ANSWER, REFERENCE), Equality)
 
 
 @pytest.mark.parametrize(
-    ("first", "found"),
+    ("of", "first", "what"),
     [
-        (TaskTimedOut(1.0), TIMED_OUT),
-        ({"event": "out_of_memory"}, EXCEEDED),
+        ("answers", TaskTimedOut(1.0), "timed_out"),
+        ("answers", OUT_OF_MEMORY, "resource_exceeded"),
+        ("answers", WorkerDied("signal 11 ended it", crashed=True), "resource_exceeded"),
+        ("answers", WorkerDied("signal 9 ended it"), "verifier_crashed"),  # which came from outside
+        ("references", {"event": "failed", "reason": "for a test"}, "verifier_crashed"),
+        ("references", OUT_OF_MEMORY, "bad_reference"),
+        ("references", WorkerDied("killed"), "verifier_crashed"),
     ],
 )
-async def test_what_may_be_the_machines_fault_is_asked_anew(first, found):
-    math = MathEquality(ScriptedPool(first, EQUAL))
-    assert await outcome(math) == found
-    assert await outcome(math) == CORRECT
-
-
-@pytest.mark.parametrize(
-    ("judgments", "kind"),
-    [
-        ([{"event": "failed", "reason": "for a test"}], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
-        ([{"event": "out_of_memory"}], reward_pb2.FAILURE_KIND_BAD_REFERENCE),
-        ([WorkerDied("killed")], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
-    ],
-)
-async def test_a_failure_that_may_be_the_machines_is_no_verdict_and_is_not_remembered(judgments, kind):
-    math = MathEquality(ScriptedPool(EQUAL, judgments=judgments))
-    with pytest.raises(VerifierFailure) as caught:
-        await outcome(math)
-    assert caught.value.kind == kind
-    assert await outcome(math) == CORRECT
+async def test_what_may_be_the_machines_fault_is_asked_anew(of, first, what):
+    math = MathEquality(ScriptedPool(**{of: [first]}))
+    assert await found(math) == what
+    assert await found(math) == "correct"
 
 
 @pytest.mark.parametrize("judgment", [TaskTimedOut(1.0), {"event": "bad_reference", "reason": "for a test"}])
 @pytest.mark.parametrize("answer", ["8", REFERENCE, ""])
 async def test_a_reference_is_judged_once_and_alike_for_every_answer(judgment, answer):
-    pool = ScriptedPool(judgments=(judgment,))
+    pool = ScriptedPool(references=[judgment])
     math = MathEquality(pool)
-    for each in (answer, ANSWER):
-        with pytest.raises(VerifierFailure) as caught:
-            await outcome(math, each)
-        assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+    assert [await found(math, each) for each in (answer, ANSWER)] == ["bad_reference"] * 2
     assert pool.judged == 1
-
-
-async def test_an_answer_whose_worker_dies_is_at_fault_unless_that_was_killed_from_outside():
-    assert await outcome(MathEquality(ScriptedPool(WorkerDied("signal 11 ended it", crashed=True)))) == EXCEEDED
-    with pytest.raises(VerifierFailure) as caught:
-        await outcome(MathEquality(ScriptedPool(WorkerDied("signal 9 ended it"))))
-    assert caught.value.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
 
 
 def test_the_least_lately_used_goes_first_and_bytes_are_bounded():

@@ -14,11 +14,9 @@ from quartet.v1 import reward_pb2
 from reward_samples import judged, program
 from sandbox_modes import MODES, below, open_sandbox, settings
 
-from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.sandbox.run import has_threads
-from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOW = Job("script", b"import time\ntime.sleep(0.2)\nprint(1)")
@@ -100,13 +98,6 @@ async def test_what_the_kernel_kills_at_a_limit_is_not_run_again():
         await sandbox.close()
 
 
-async def verdict(sandbox: Sandbox, item: reward_pb2.ScoreItem, seconds: float = 30.0) -> Verdict | Exception:
-    try:
-        return await judged(sandbox, item, timeout_seconds=seconds)
-    except VerifierFailure as failure:
-        return failure
-
-
 SQUARE = "import time\ndef square(n):\n    time.sleep(0.02)\n    return n * n\n"
 CHECK = "def check(candidate):\n    assert candidate(3) == 9 and candidate(4) == 16"
 HONEST = (
@@ -119,14 +110,14 @@ HONEST = (
 
 async def test_no_honest_program_is_wrong_because_something_was_killed(sandbox):
     rng = random.Random(4)
-    work = asyncio.gather(*(verdict(sandbox, each) for each in HONEST * 6))
+    work = asyncio.gather(*(judged(sandbox, each, timeout_seconds=30.0) for each in HONEST * 6))
     for found in await under_kills(sandbox, work, 16, rng.choice):
-        if isinstance(found, VerifierFailure):
-            assert found.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, found
+        if found.HasField("failure"):
+            assert found.failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, found
         else:
-            assert found.outcome == reward_pb2.OUTCOME_CORRECT, found
+            assert found.score.outcome == reward_pb2.OUTCOME_CORRECT, found
     for each in HONEST:
-        assert (await verdict(sandbox, each)).outcome == reward_pb2.OUTCOME_CORRECT
+        assert (await judged(sandbox, each)).score.outcome == reward_pb2.OUTCOME_CORRECT
 
 
 @pytest.mark.parametrize(
@@ -142,6 +133,5 @@ async def test_a_program_cannot_seem_killed_from_outside(sandbox, body):
         "import ctypes, os, platform, threading, time\nEXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"
         f"def later():\n    time.sleep(0.05)\n    os.close(3)\n    time.sleep(60)\ndef square(n):\n    {body}"
     )
-    found = await verdict(sandbox, program(source, test_program=CHECK, entry_point="square"), 2.0)
-    assert not isinstance(found, VerifierFailure), found
-    assert found.outcome in (reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_TIMED_OUT), found
+    found = await judged(sandbox, program(source, test_program=CHECK, entry_point="square"), timeout_seconds=2.0)
+    assert found.score.outcome in (reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_TIMED_OUT), found

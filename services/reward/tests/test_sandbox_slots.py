@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import program, result_of, scorer, spec, until
+from reward_samples import judged, program, until
 from sandbox_modes import open_sandbox
 
 from quartet_reward.config import SandboxSection
@@ -34,15 +34,12 @@ async def occupied(queue_seconds: float) -> AsyncIterator[tuple[Sandbox, list[as
         await sandbox.close()
 
 
-def score(sandbox: Sandbox, **parameters: object) -> asyncio.Task[reward_pb2.ScoreResult]:
-    item = program("print(input())", [(str(i), str(i)) for i in range(3)])
-    item.verifiers.append(spec("code", **parameters))
-    return asyncio.create_task(result_of(item, scorer(sandbox)))
+ECHO = program("print(input())", [(str(i), str(i)) for i in range(3)])
 
 
 async def test_waiting_for_a_slot_is_no_time_of_the_programs():
     async with occupied(60.0) as (sandbox, busy):
-        scoring = score(sandbox, total_seconds=1.0)
+        scoring = asyncio.create_task(judged(sandbox, ECHO, total_seconds=1.0))
         await until(lambda: sandbox.waiting)
         await asyncio.sleep(1.1)  # longer than the program may take
         for task in busy:
@@ -52,7 +49,7 @@ async def test_waiting_for_a_slot_is_no_time_of_the_programs():
 
 async def test_no_slot_is_a_failure_and_never_a_verdict():
     async with occupied(0.05) as (sandbox, _):
-        assert (await score(sandbox)).failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
+        assert (await judged(sandbox, ECHO)).failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
 
 
 FIRST = 71_000

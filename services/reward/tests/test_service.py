@@ -7,12 +7,14 @@ import asyncio
 import itertools
 import os
 import signal
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
-from reward_samples import ENDLESS, hard, item, serving, spec, tagged, until
+from reward_samples import ENDLESS, Running, hard, item, serving, spec, tagged, until
 
 from quartet_common.errors import ContractError, retry_delay
 from quartet_reward.queue import Admission
@@ -22,6 +24,12 @@ TIMEOUT = 60.0
 NEW = itertools.count()  # numbers of questions that the service of this file has not been asked yet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def service() -> AsyncIterator[Running]:
+    async with serving() as running:
+        yield running
 
 
 async def score(service, *items):

@@ -8,25 +8,25 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
-from reward_samples import begun, decided, item, result_of, scored, scorer, spec, tagged
+from reward_samples import begun, item, result_of, scorer, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError
-from quartet_reward.errors import VerifierFailure
+from quartet_reward import metrics
 from quartet_reward.servicer import read_job
 from quartet_reward.verifiers.base import Parameters, Verdict
 from quartet_reward.verifiers.registry import load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
-MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
+TIMED_OUT = reward_pb2.OUTCOME_TIMED_OUT
 
 
-def score(name: str, completion: str, answer: str = "8", tokens: int = 0, **parameters) -> tuple[float | None, str]:
+def score(name: str, completion: str, answer: str = "8", tokens: int = 0, **parameters) -> tuple[float, str]:
     """Reward and outcome, as the docstrings of verifiers show them."""
-    verdict = decided(
-        item(completion, answer, verifiers=[spec(name, **parameters)], completion_tokens=tokens, max_new_tokens=tokens)
-    )
-    return verdict.reward, reward_pb2.Outcome.Name(verdict.outcome).removeprefix("OUTCOME_").lower()
+    verifiers = [spec(name, **parameters)]
+    one = item(completion, answer, verifiers=verifiers, completion_tokens=tokens, max_new_tokens=tokens)
+    found = begun(one).score
+    return found.reward, metrics.outcome_name(found.outcome)
 
 
 @pytest.mark.parametrize("name", load_verifiers().keys() - {"code", "reward_model"})  # that need a worker
@@ -42,36 +42,36 @@ def test_every_verifier_does_what_its_docstring_shows(name):
 PAID = {
     # completion, reference answer, parameters, reward and outcome
     "think_answer_tags": (
-        (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", "8", {}, (10.0, CORRECT)),
-        (tagged("9"), "8", {}, (0.0, INCORRECT)),
-        (tagged(""), "8", {}, (0.0, MALFORMED)),
-        ("<answer>8</answer>", "8", {}, (0.0, MALFORMED)),
-        (tagged("8"), "8", {"correct_reward": 1.0}, (1.0, CORRECT)),
-        (tagged("9"), "8", {"format_reward": 0.1}, (0.1, INCORRECT)),
-        (tagged("8") + "<stop>", "8", {"special_tokens": ["<stop>"]}, (10.0, CORRECT)),
-        (tagged("8") + "<eos>", "8", {"special_tokens": []}, (0.0, MALFORMED)),
+        (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", "8", {}, (10.0, "correct")),
+        (tagged("9"), "8", {}, (0.0, "incorrect")),
+        (tagged(""), "8", {}, (0.0, "malformed")),
+        ("<answer>8</answer>", "8", {}, (0.0, "malformed")),
+        (tagged("8"), "8", {"correct_reward": 1.0}, (1.0, "correct")),
+        (tagged("9"), "8", {"format_reward": 0.1}, (0.1, "incorrect")),
+        (tagged("8") + "<stop>", "8", {"special_tokens": ["<stop>"]}, (10.0, "correct")),
+        (tagged("8") + "<eos>", "8", {"special_tokens": []}, (0.0, "malformed")),
     ),
     "boxed": (
-        (r"\boxed{8} no: \boxed{7}", "8", {}, (0.0, INCORRECT)),
-        ("8", "8", {}, (0.0, MALFORMED)),
-        (r"\boxed{\text{East}}", "east", {}, (10.0, CORRECT)),
-        (r"\boxed{seat}", "east", {}, (0.0, INCORRECT)),
+        (r"\boxed{8} no: \boxed{7}", "8", {}, (0.0, "incorrect")),
+        ("8", "8", {}, (0.0, "malformed")),
+        (r"\boxed{\text{East}}", "east", {}, (10.0, "correct")),
+        (r"\boxed{seat}", "east", {}, (0.0, "incorrect")),
     ),
     "math": (
-        (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, CORRECT)),
-        ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, CORRECT)),
-        ("I do not know.", "8", {}, (0.0, MALFORMED)),
-        ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, CORRECT)),
+        (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, "correct")),
+        ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, "correct")),
+        ("I do not know.", "8", {}, (0.0, "malformed")),
+        ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, "correct")),
     ),
     "exact": (
-        (" 8 <eos>", "8", {}, (10.0, CORRECT)),
-        (tagged("8"), "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, CORRECT)),
-        ("8", "8", {"answer_in": "box"}, (0.0, MALFORMED)),
+        (" 8 <eos>", "8", {}, (10.0, "correct")),
+        (tagged("8"), "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, "correct")),
+        ("8", "8", {"answer_in": "box"}, (0.0, "malformed")),
     ),
     "format": (
-        (tagged("9"), "", {}, (1.0, CORRECT)),
-        ("9", "", {}, (0.0, MALFORMED)),
-        (r"\boxed{9}", "", {"form": "boxed", "reward": 0.5}, (0.5, CORRECT)),
+        (tagged("9"), "", {}, (1.0, "correct")),
+        ("9", "", {}, (0.0, "malformed")),
+        (r"\boxed{9}", "", {"form": "boxed", "reward": 0.5}, (0.5, "correct")),
     ),
 }
 
@@ -81,25 +81,22 @@ PAID = {
     [(verifier, *row) for verifier, rows in PAID.items() for row in rows],
 )
 def test_a_verifier_pays_for_what_it_requires(verifier, completion, answer, parameters, found):
-    assert scored(completion, verifier, answer, **parameters) == found
+    assert score(verifier, completion, answer, **parameters) == found
 
 
 @pytest.mark.parametrize(
     ("tokens", "reward"), [(1, 0.0), (768, 0.0), (896, -5.0), (1023, -10 * 255 / 256), (1024, -10.0), (2000, -10.0)]
 )
 def test_length_falls_in_the_buffer_and_stays_down_past_the_limit(tokens, reward):
-    found = decided(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024))
-    assert found.reward == pytest.approx(reward)
-    assert found.format_acc is None and found.ans_acc is None
+    found = begun(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024)).score
+    assert found.reward == pytest.approx(reward) and found.unjudged
 
 
 @pytest.mark.parametrize("verifier", ["think_answer_tags", "boxed", "exact"])
 @pytest.mark.parametrize("completion", ["", "8", tagged("8"), r"\boxed{8}"])
 def test_an_empty_reference_is_a_failure_whatever_the_completion(verifier, completion):
-    with pytest.raises(VerifierFailure) as caught:
-        decided(item(completion, " ", verifier=verifier))
-    assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
-    assert not caught.value.retryable
+    failure = begun(item(completion, " ", verifier=verifier)).failure
+    assert failure.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE and not failure.retryable
 
 
 def test_verifiers_are_weighed_and_summed():
