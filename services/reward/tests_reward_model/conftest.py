@@ -63,15 +63,3 @@ def save(folder: Path, kind: str, padded: bool = True) -> Saved:
 def qwen2(tmp_path_factory) -> Saved:
     """A decoder with one label: the common form of reward models."""
     return save(tmp_path_factory.mktemp("qwen2"), "qwen2")
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory) -> Saved:
-    """An encoder with three labels."""
-    return save(tmp_path_factory.mktemp("bert"), "bert")
-
-
-@pytest.fixture(scope="session")
-def unpadded(tmp_path_factory) -> Saved:
-    """A decoder without a token to pad with."""
-    return save(tmp_path_factory.mktemp("unpadded"), "qwen2", padded=False)

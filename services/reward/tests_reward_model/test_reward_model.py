@@ -11,7 +11,7 @@ import grpc
 import pytest
 import pytest_asyncio
 import reward_samples
-from conftest import END, LETTERS
+from conftest import END, LETTERS, save
 from quartet.v1 import reward_pb2
 from reward_samples import spec, until
 
@@ -79,9 +79,13 @@ async def test_scores_of_a_decoder_are_those_of_plain_transformers(served, qwen2
     await assert_scores_are_those_of_plain_transformers(served[0], qwen2)
 
 
-@pytest.mark.parametrize(("kind", "label"), [("bert", 2), ("unpadded", 0)])
-async def test_scores_of_other_models_are_those_of_plain_transformers(request, kind, label):
-    saved = request.getfixturevalue(kind)
+@pytest.mark.parametrize(
+    ("kind", "padded", "label"),
+    [("bert", True, 2), ("qwen2", False, 0)],
+    ids=["an encoder of three labels", "unpadded"],
+)
+async def test_scores_of_other_models_are_those_of_plain_transformers(tmp_path, kind, padded, label):
+    saved = save(tmp_path, kind, padded)
     async with serving(saved.folder) as (stub, _):
         await assert_scores_are_those_of_plain_transformers(stub, saved, label)
 

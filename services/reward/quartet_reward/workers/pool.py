@@ -155,7 +155,7 @@ class WorkerProcess:
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
                 fields = stat.read().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it has ended, or this process has no descriptor left
             return 0.0
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
