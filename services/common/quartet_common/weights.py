@@ -75,21 +75,6 @@ def bucket_file(manifest: rollout_pb2.WeightManifest, bucket: int) -> str:
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{bucket + 1:05d}-of-{count:05d}.safetensors"
 
 
-class Checksum:
-    """XXH3, 64 bits, over the buckets in order."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_64()
-
-    def update(self, data: memoryview | bytes) -> None:
-        """Take in the next bytes; any object with the buffer interface will do."""
-        self._hash.update(data)
-
-    def value(self) -> int:
-        """Return the checksum of all bytes so far, 0 <= value < 2**64."""
-        return self._hash.intdigest()
-
-
 class BackgroundChecksum:
     """Checksums of buckets, each of all bytes up to the bucket's end, computed on a thread of its own.
 
@@ -98,7 +83,7 @@ class BackgroundChecksum:
     """
 
     def __init__(self) -> None:
-        self._checksum = Checksum()
+        self._hash = xxhash.xxh3_64()
         self._thread = ThreadPoolExecutor(1, "weight-checksum")
         self._buckets: list[Future[int]] = []
 
@@ -109,8 +94,8 @@ class BackgroundChecksum:
         return self._buckets[-1]
 
     def _read(self, bucket: Callable[[], memoryview]) -> int:
-        self._checksum.update(bucket())
-        return self._checksum.value()
+        self._hash.update(bucket())
+        return self._hash.intdigest()
 
     def values(self) -> list[int]:
         """Wait for all buckets and return the checksum up to the end of each; raises what a bucket raised."""
@@ -130,9 +115,9 @@ def folder_checksum(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"there is no *.safetensors file in '{folder}'")
-    checksum = Checksum()
+    hashed = xxhash.xxh3_64()
     for path in files:
         with path.open("rb") as file:
             while block := file.read(16 << 20):
-                checksum.update(block)
-    return checksum.value()
+                hashed.update(block)
+    return hashed.intdigest()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import xxhash
 from quartet.v1 import rollout_pb2, tensor_pb2
 from safetensors.torch import save_file
 
-from quartet_common.weights import Checksum, plan_buckets
+from quartet_common.weights import plan_buckets
 
 DTYPES = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}
 
@@ -31,10 +32,10 @@ def pack(
 
 def checksum(buckets: list[torch.Tensor]) -> int:
     """What a receiver of these buckets must find."""
-    total = Checksum()
+    hashed = xxhash.xxh3_64()
     for bucket in buckets:
-        total.update(bucket.numpy())
-    return total.value()
+        hashed.update(bucket.numpy())
+    return hashed.intdigest()
 
 
 def write(
