@@ -138,7 +138,7 @@ class RunProgress:
         max_steps: where the run ends; 0: when its prompts end.
         stepped: True from the first step on, and again after each resume.
         steps: by number. One that is replayed undoes those that came after it.
-        evaluations: by set and policy version.
+        evaluations: by set and policy version; of each set there is one at least.
         members: live members by instance id.
         samples, samples_seen: the last finished groups that were shown, and how many there were.
         services: by kind; empty until asked.
@@ -266,9 +266,11 @@ class RunProgress:
     def _fold_step(self, event: RunEvent, step: StepFinished) -> None:
         if step.step <= self._newest_event:
             self.steps = {number: done for number, done in self.steps.items() if number < step.step}
-            for points in self.evaluations.values():
+            for name, points in list(self.evaluations.items()):
                 for undone in [version for version in points if version > step.policy_version]:
                     del points[undone]
+                if not points:
+                    del self.evaluations[name]
         self._newest_event, self.stepped, self.policy_version = step.step, True, step.policy_version
         self.steps[step.step] = Step.of(event.at.timestamp(), step.metrics)
         if failures := step.metrics.get(FAILED_UPDATES, 0):

@@ -113,6 +113,7 @@ def test_services_say_how_idle_they_are_and_that_they_were_stopped_after_the_run
 def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it():
     picture = _picture()
     rows = [{"kind": "step", "step": step, "time": 100.0 + step, "reward/mean": 0.1} for step in range(4)]
+    rows.append({"kind": "evaluation", "set": "held", "policy_version": 5, "eval/held/ans_acc": 0.5})
     picture.fold_rows(False, rows)
 
     def means() -> list[float]:
@@ -122,7 +123,7 @@ def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came
         picture.fold(event)
     assert means() == [0.1, 0.1, 0.1, 0.3, 0.4]
     picture.fold(_step(3, 2, 1020, reward__mean=0.9))  # a trainer went on from a checkpoint
-    assert means() == [0.1, 0.1, 0.9]
+    assert means() == [0.1, 0.1, 0.9] and not picture.evaluations, "nor is there a set without an evaluation"
 
 
 def test_the_metrics_file_is_read_as_it_grows_by_whole_lines_and_again_when_it_was_written_again(tmp_path):

@@ -100,7 +100,7 @@ def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[flo
 
 def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     told = []
-    for name in sorted(name for name, points in picture.evaluations.items() if points):
+    for name in sorted(picture.evaluations):
         *_, last = points = picture.points(name)
         known = [(float(point.policy_version), point.accuracy) for point in points if point.accuracy is not None]
         told.append(
