@@ -65,7 +65,7 @@ SUITES = (
         "dev",
         200,
         "services/common/tests",
-        quick="config host ledger log metrics model_folder outage ports probe supervision tensors",
+        quick="config host ledger log metrics model_folder outage ports tensors",
     ),
     Suite("broker", "broker", 900, "services/broker/tests", quick="config experience_codec wait_queue history"),
     Suite(

@@ -1,17 +1,18 @@
-"""The server bootstrap, over real sockets: errors, refusals, the token, drain.
+"""The server bootstrap, over real sockets: errors, refusals, the token, probes, drain.
 
 Certificates are tests/contract/test_security.py's and test_server_roles.py's; health and reflection test_servers.py's.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
+from quartet_common import probe
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
@@ -107,7 +108,7 @@ async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
         assert len(allowed.SerializeToString()) <= 100 and await stub.Score(allowed, timeout=5)
 
 
-async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
+async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path, capsys):
     (tmp_path / "token").write_text("s3cret\n")
     security = SecuritySection(token_file=tmp_path / "token")
     host = await serve(security)
@@ -115,10 +116,42 @@ async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await handshake(stranger, common_pb2.SERVICE_KIND_CLIENT)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert await health_pb2_grpc.HealthStub(stranger).Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert (await handshake(friend, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
         stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
         assert [answer async for answer in stream] == []
+
+    async def probed(*arguments: str) -> int:
+        return await asyncio.to_thread(probe.main, ["reward", *arguments])
+
+    file = tmp_path / "run.toml"
+    file.write_text(f'[addresses]\nreward = "{host.address}"\n[reward]\nof_its_own = 1\n')
+    assert await probed(str(file)) == 0
+    await host.set_serving(False)
+    assert await probed(str(file)) == 1
+    port = host.address.rpartition(":")[2]
+    assert await probed(f"--set=addresses.reward=gpu7.example:{port}", "--set=server.bind_host=0.0.0.0") == 1
+    assert capsys.readouterr().out == "SERVING\nNOT_SERVING\nNOT_SERVING\n"
+
+
+async def test_systemd_hears_when_it_is_ready_that_it_lives_and_when_it_stops(serve, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", listener.getsockname())
+        monkeypatch.setenv("WATCHDOG_USEC", "60000")
+
+        async def heard() -> dict[str, str]:
+            message = await asyncio.to_thread(listener.recv, 4096)
+            return dict(line.split("=", 1) for line in message.decode().splitlines())
+
+        host = await serve()
+        assert await heard() == {"READY": "1", "STATUS": f"serving at {host.address}"}
+        for _ in range(3):
+            assert await heard() == {"WATCHDOG": "1"}
+        await host.drain()
+        while (last := await heard()) == {"WATCHDOG": "1"}:
+            pass
+        assert last["STOPPING"] == "1"
 
 
 async def test_plaintext_is_refused_off_loopback():

@@ -1,43 +1,25 @@
-"""How idle a service says it is: by hand, on a clock that stands still until it is told to go on."""
+"""How idle a service says it is: by hand, on clocks that stand still until they are told to go on."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from quartet_common.handshake import Idleness
 
 
-class Clock:
-    """Seconds that passed, of the wall, of the processor, and with work elsewhere."""
-
-    def __init__(self) -> None:
-        self.wall, self.processor, self.elsewhere = 100.0, 3.0, 7.0
-
-    def monotonic(self) -> float:
-        return self.wall
-
-    def process_time(self) -> float:
-        return self.processor
-
-    def go(self, wall: float, processor: float, elsewhere: float) -> None:
-        self.wall += wall
-        self.processor += processor
-        self.elsewhere += elsewhere
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def test_the_busier_of_process_and_workers_counts_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {"wall": 100.0, "process": 3.0, "workers": 7.0}
+    clock = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["process"])
     monkeypatch.setattr("quartet_common.handshake.time", clock)
-    return clock
-
-
-def test_the_busier_of_process_and_workers_counts_over_the_last_minute(clock: Clock) -> None:
-    measured = Idleness(lambda: clock.elsewhere)
+    measured = Idleness(lambda: passed["workers"])
     assert measured.fraction() is None
-    clock.go(wall=1.0, processor=0.25, elsewhere=0.0)
-    assert measured.fraction() == pytest.approx(0.75)
-    clock.go(wall=3.0, processor=0.2, elsewhere=2.0)
-    assert measured.fraction() == pytest.approx(0.5)
-    clock.go(wall=59.0, processor=236.0, elsewhere=0.0)  # four threads
-    assert measured.fraction() == 0.0
-    clock.go(wall=60.0, processor=6.0, elsewhere=0.0)
-    assert measured.fraction() == pytest.approx(0.9), "what is longer ago does not count"
+    for wall, process, workers, fraction in (
+        (1.0, 0.25, 0.0, 0.75),
+        (3.0, 0.2, 2.0, 0.5),
+        (59.0, 236.0, 0.0, 0.0),  # four threads
+        (60.0, 6.0, 0.0, 0.9),  # what is longer ago does not count
+    ):
+        passed["wall"] += wall
+        passed["process"] += process
+        passed["workers"] += workers
+        assert measured.fraction() == pytest.approx(fraction)

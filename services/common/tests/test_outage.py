@@ -1,5 +1,7 @@
 """When an outage begins, what ends it, and how often it is spoken of."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from quartet_common import outage as module
@@ -9,15 +11,8 @@ from quartet_common.outage import Outage
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of outages, to be put forward."""
-
-    class Clock:
-        now = 100.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
