@@ -55,7 +55,7 @@ def test_ctrl_c_leaves_nothing_of_vllm(launch, run_file, pythons, tmp_path):
     launched = launch(run_file, *settings, checkout=checkout)
     interrupt(launched, "step 1")
     said = launched.said().partition("run launched is active\n")[2].partition("step 1/")[0]
-    assert "rollout waits for engine loading\n" in said and "trainer loads the model" in said
+    assert "rollout waits for engine loading\n" in said and "trainer waits for a rollout to join the run\n" in said
 
 
 def interrupt(launched, moment: str) -> None:

@@ -37,9 +37,9 @@ def test_problems_are_what_their_steps_say_and_none_is_on_both_sides():
 
 @pytest.fixture(scope="module")
 def small(pythons, tmp_path_factory) -> Path:
-    """What prepare.py makes, with a model of two narrow layers that was hardly warmed up."""
+    """What prepare.py makes, with a model of one narrow layer that was hardly warmed up."""
     folder = tmp_path_factory.mktemp("word_problems")
-    sizes = ["--width", "64", "--layers", "2", "--skill", "0", "--habit-steps", "5", "--train", "512", "--heldout", "8"]
+    sizes = ["--width", "64", "--layers", "1", "--skill", "0", "--habit-steps", "1", "--train", "64", "--heldout", "8"]
     subprocess.run([pythons["trainer"], FOLDER / "prepare.py", folder, *sizes], check=True, timeout=300)
     return folder
 
