@@ -88,7 +88,7 @@ class Server(Started):
         run_file = write_run_file(folder / f"{name or kind}.toml", sections)
         python = python_of(kind, release=bool(environment))
         if sections[kind].get("engine") == "vllm":
-            python = ENVIRONMENTS / kind / "bin" / "python"
+            python = PYTHONS["vllm"]
         command, log = [*command_of(kind, python), str(run_file)], folder / f"{name or kind}.log"
         super().__init__(command, log, cwd=folder, env=_environment(environment))
         self._caller: Caller | None = None

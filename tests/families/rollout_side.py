@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from quartet.v1 import rollout_pb2
@@ -27,33 +23,6 @@ NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 60.0, b"", 1)
 SECONDS = 240.0
 
 
-def fork_engines() -> None:
-    """Have vLLM's processes forked from this one, where all that they need is imported: its platform for CPUs has them
-    spawned, and each import of vLLM takes 10 s of CPU."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    check = platform.check_and_update_config
-
-    def check_and_fork(cls: type, config: Any) -> None:
-        check(config)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-
-    platform.check_and_update_config = classmethod(check_and_fork)
-
-
-def import_model(folder: str) -> None:
-    """Register what vLLM computes a model with as it does of others' models: it would look at its own in a process that
-    imports vLLM, once for each class."""
-    from vllm import ModelRegistry
-
-    own = json.loads((Path(folder) / "config.json").read_text())["architectures"]
-    for name in (*own, "TransformersForCausalLM", "TransformersMoEForCausalLM"):
-        if (model := ModelRegistry.models.get(name)) is not None:
-            with suppress(ImportError):  # it is said when the engine starts
-                ModelRegistry.register_model(name, model.load_model_cls())
-
-
 class Side:
     """One engine at a time."""
 
@@ -68,8 +37,6 @@ class Side:
     async def start(self, engine: str, folder: str, lengths: tuple[int, int] = BEFORE) -> list[dict]:
         """Start the engine on a model, and return groups of completions of so many tokens, if the context has room."""
         self._engine = create_engine(engine, folder, OPTIONS[engine])
-        if engine == "vllm":
-            import_model(folder)
         await self._engine.start()
         await self._engine.set_version(0)
         return await self._groups(lengths)
@@ -121,6 +88,4 @@ def shown(completion: EngineCompletion) -> dict:
 
 
 if __name__ == "__main__":
-    create_engine("vllm", "", OPTIONS["vllm"])  # imports it
-    fork_engines()
     answer_orders(Side().answer)

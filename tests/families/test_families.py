@@ -23,7 +23,7 @@ from sides import Orders, Refused
 from quartet_common.ports import free_port
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
-from preloaded import ENVIRONMENTS, Pythons  # noqa: E402 (beside the other suites' tests)
+from preloaded import Pythons  # noqa: E402 (beside the other suites' tests)
 
 RESULTS = Path(__file__).with_name("results.json")
 ALL = os.environ.get("FAMILIES", "")
@@ -58,9 +58,8 @@ class Sides:
 
     def start(self, name: str, program: str, environment: str, **variables: str) -> Orders:
         if name not in self._running or self._running[name].ended:
-            log, ordinary = self._folder / f"{name}.log", ENVIRONMENTS / environment / "bin" / "python"
-            python = self._pythons[environment] if environment == "trainer" else ordinary  # which imports vLLM too
-            self._running[name] = Orders(program, environment, log, python, variables)
+            python = self._pythons["vllm" if environment == "rollout" else environment]
+            self._running[name] = Orders(program, environment, self._folder / f"{name}.log", python, variables)
         return self._running[name]
 
     @property

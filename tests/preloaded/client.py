@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 
+descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+descriptors = sorted(each for each in descriptors if os.path.exists(f"/proc/self/fd/{each}"))  # not the listing's own
 mask = os.umask(0)
 asked = {
     "arguments": sys.argv[1:],
@@ -19,11 +21,13 @@ asked = {
     "umask": mask,
     "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE")},
     "python": os.path.abspath(__file__),
+    "descriptors": descriptors,
+    "leads_session": os.getsid(0) == os.getpid(),
 }
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect(os.path.join(os.path.dirname(os.path.realpath(__file__)), "socket"))
 network = os.open("/proc/self/ns/net", os.O_RDONLY)
-socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2, network])
+socket.send_fds(connection, [json.dumps(asked).encode()], [*descriptors, network])
 pid = int(connection.recv(32))
 with open("/proc/self/comm", "w") as name:
     name.write(f"for {pid}")  # as `preloaded.process_of` reads it

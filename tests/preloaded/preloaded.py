@@ -17,10 +17,17 @@ MODULES = {
     "broker": ("quartet_broker", "quartet_common"),
     "reward": ("quartet_reward", "quartet_common"),
     "rollout": ("quartet_rollout", "quartet_common", QWEN2),
+    "vllm": (
+        *("quartet_rollout", "quartet_common", QWEN2),
+        *("vllm.v1.engine.async_llm", "vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"),
+    ),
     "trainer": ("quartet_trainer", "quartet_common", QWEN2, "torch.utils.tensorboard"),
     "client": ("quartet_client", "quartet_common"),
     "dev": ("quartet_client", "quartet_common"),
 }
+"""By environment; "vllm": the rollout's, for the engine and for the processes that it starts itself."""
+VLLM = {"VLLM_CONFIGURE_LOGGING": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1"}
+"""What the rollout sets before it imports vLLM."""
 SHARED = "QUARTET_PRELOADED"
 """The variable that names the socket of the `Shared` of a run of several suites."""
 CLOSE = "close"
@@ -70,7 +77,7 @@ class Preloaded:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(str(self.python.with_name("socket")))
             listening.listen(128)
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **(VLLM if modules == MODULES["vllm"] else {})}
             with (self.folder / "log").open("w") as log:
                 self._server = subprocess.Popen(
                     command, stdin=listening, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -101,7 +108,8 @@ class Pythons:
             return _ask(self._shared, name)
         if name not in self._own:
             modules = LIBRARIES if libraries else MODULES[environment]
-            self._own[name] = Preloaded(ENVIRONMENTS / environment / "bin" / "python", *modules)
+            folder = ENVIRONMENTS / ("rollout" if environment == "vllm" else environment)
+            self._own[name] = Preloaded(folder / "bin" / "python", *modules)
         return self._own[name].python
 
     def __getitem__(self, environment: str) -> Path:

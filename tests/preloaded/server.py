@@ -2,15 +2,17 @@
 
 Of a package of Quartet all modules are imported, so that a checkout that changes meanwhile cannot become a mixture of
 two versions. Each connection (`client.py`) asks for a process that goes on as `python ARGUMENTS...` would, with the
-standard streams, network namespace, environment, folder, umask and limits of the asker, and then for signals to it. The
+open files, network namespace, environment, folder, umask and limits of the asker, and then for signals to it. The
 answers are its process id and, when it has ended, its status, negative for a signal. It is killed when its asker ends
 first.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import json
+import multiprocessing
 import os
 import pkgutil
 import resource
@@ -25,6 +27,7 @@ from types import ModuleType
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20  # bytes
+_MOST_DESCRIPTORS = 250  # which a message may have
 OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
 
 
@@ -57,7 +60,7 @@ def serve(listening: socket.socket) -> int:
         key, _ = selector.select()[0]
         if key.fileobj is listening:
             connection, _ = listening.accept()
-            message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, 4)
+            message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _MOST_DESCRIPTORS)
             if not message:  # killed before it had asked
                 connection.close()
                 continue
@@ -97,11 +100,16 @@ def send(connection: socket.socket, number: int) -> None:
 def become(asked: dict, *descriptors: int) -> int:
     """Go on as the process that was asked for and return its exit status."""
     die_with_parent()
-    os.setsid()
-    *streams, network = descriptors
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    if asked["leads_session"] or "vllm" not in sys.modules:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)  # as vLLM's workers do themselves, which no leader of a session can
+    *passed, network = (fcntl.fcntl(each, fcntl.F_DUPFD, _MOST_DESCRIPTORS) for each in descriptors)
+    for each in descriptors:  # which may have a number that another is to have
+        os.close(each)
+    for number, each in zip(asked["descriptors"], passed, strict=True):
+        os.dup2(each, number)
+        os.close(each)
     join_network(network)
     os.chdir(asked["folder"])
     os.umask(asked["umask"])
@@ -114,6 +122,10 @@ def become(asked: dict, *descriptors: int) -> int:
 
         # The engine's process is forked, too; what reads the rollout's stderr is not, and ends at once with it.
         engine.sys = types.SimpleNamespace(executable=asked["python"])
+    if "vllm" in sys.modules:
+        # Its engine core and workers, and the process in which it looks at a model's class.
+        multiprocessing.set_executable(asked["python"])
+        sys.modules["vllm.model_executor.models.registry"]._SUBPROCESS_COMMAND[0] = asked["python"]
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
     sys.stdout.reconfigure(line_buffering=True)
@@ -135,6 +147,8 @@ def become(asked: dict, *descriptors: int) -> int:
 
 def run(words: list[str]) -> None:
     """Do what `python` does with -m NAME, -c CODE or FILE and their arguments."""
+    while words[0].startswith("-") and words[0] not in ("-m", "-c"):  # as multiprocessing passes its own options on
+        words = words[2:] if words[0] == "-X" else words[1:]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import Harness, Sender
+from harness import FORMS, Harness, Sender
 from models import write_model
-from preloaded import MODULES, Preloaded
+from preloaded import Pythons
 
 from quartet_rollout.engines import create_engine
 
@@ -23,8 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "transformers": {"device": "cpu", "max_num_seqs": 64},
     "vllm": {"kv_cache_gib": 0.0625, "max_num_seqs": 64, "max_num_batched_tokens": 4096},
 }
-FORMS = ["transformers-untied", "transformers-tied", "vllm-tied", "vllm-untied"]
-"""Each engine, and of each engine both kinds of embeddings."""
 
 
 @pytest.fixture(scope="session")
@@ -36,17 +35,19 @@ def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
 
 @pytest.fixture(scope="session")
 def forked() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Within it, processes of the transformers engine are forked from one that has imported what they need."""
-    made = Preloaded(sys.executable, *MODULES["rollout"])
+    """Within it, processes of engines and of the tests are forked from one that has imported what they need."""
+    pythons = Pythons()
+    python = str(pythons["vllm"])
 
     @contextmanager
     def within() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "executable", str(made.python))
+            patch.setattr(sys, "executable", python)
+            patch.setattr(spawn, "_python_exe", python.encode())
             yield
 
     yield within
-    made.close()
+    pythons.close()
 
 
 @pytest.fixture(scope="session")
@@ -61,10 +62,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], P
 
 
 @pytest.fixture(scope="session")
-def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+def sender(forked: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A process that plays the trainer."""
-    with closing(Sender(tmp_path_factory.mktemp("sender") / "log")) as process:
-        yield process
+    with forked():
+        started = Sender(tmp_path_factory.mktemp("sender") / "log")
+    with closing(started):
+        yield started
 
 
 @pytest.fixture(scope="session", params=FORMS)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import psutil
 from harness import BUCKET_BYTES, PATIENCE, Answering
 from models import read_weights
 from packing import pack
+from preloaded import process_of
 
 from quartet_rollout.engines import Engine, SamplingSettings, WeightGroupInfo, create_engine
 
@@ -25,7 +28,7 @@ from quartet_rollout.engines import Engine, SamplingSettings, WeightGroupInfo, c
 async def main(name: str, options: str, folder: str) -> None:
     engine = create_engine(name, folder, json.loads(options))
     await engine.start()
-    say({"processes": [child.pid for child in psutil.Process().children(recursive=True)]})
+    say({"processes": [process.pid for process in beneath(os.getpid())]})
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
         do = generate if order["do"] == "generate" else update_in_flight
@@ -59,6 +62,14 @@ async def update_in_flight(engine: Engine, order: dict) -> dict:
     return await generating
 
 
+def beneath(pid: int) -> Iterator[psutil.Process]:
+    """The processes that a process started, and those that they did."""
+    for child in psutil.Process(pid).children():
+        if "resource_tracker" not in " ".join(child.cmdline()):
+            yield child
+            yield from beneath(process_of(child.pid))
+
+
 def say(answer: dict) -> None:
     print(json.dumps(answer), flush=True)
 
@@ -70,8 +81,7 @@ class Owner(Answering):
         command = [sys.executable, __file__, engine, json.dumps(options), str(folder)]
         # It leads a group, and no session: a worker of vLLM makes itself a group's leader, which no session's can.
         super().__init__(command, log, start_new_session=False, process_group=0)
-        processes = [psutil.Process(pid) for pid in self.hear()["processes"]]
-        self.processes = [each for each in processes if "resource_tracker" not in " ".join(each.cmdline())]
+        self.processes = [psutil.Process(pid) for pid in self.hear()["processes"]]
 
     def close(self) -> None:
         super().close()

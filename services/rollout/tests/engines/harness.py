@@ -23,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[3] / "tests" / "preloaded"))
 from started import Answering  # noqa: E402 (beside the other suites' tests)
 
+FORMS = ["transformers-untied", "vllm-tied", "vllm-untied", "transformers-tied"]
+"""Each engine, and of each engine both kinds of embeddings; the first two for what does not depend on these."""
 BUCKET_BYTES = 200_000  # Several buckets for the tiny model, one tensor larger than none of them.
 PATIENCE = 240.0
 """Seconds before a test counts as hanging: generous, since machines that run tests are busy."""

@@ -8,22 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import PATIENCE, PROMPT, Harness
+from harness import FORMS, PATIENCE, PROMPT, Harness
 from models import EOS, VOCAB_SIZE
 
 from quartet_rollout.engines import EngineCompletion, PromptError, SamplingSettings
 from quartet_rollout.generation import not_taken
 
 TOLERANCE = 1e-4
-pytestmark = pytest.mark.timeout(2 * PATIENCE)
+pytestmark = [
+    pytest.mark.timeout(2 * PATIENCE),
+    pytest.mark.parametrize("loaded", FORMS[:2], indirect=True, scope="session"),
+]
 
 
-def test_serves_more_groups_than_it_has_places_with_every_completion_once(harness: Harness) -> None:
+def test_serves_more_groups_than_it_has_places_with_every_completion_once_and_counts_tokens(harness: Harness) -> None:
     async def many() -> list:
         sampling = SamplingSettings(max_new_tokens=8)
         return await asyncio.gather(*(harness.collect([*PROMPT, i], 10, sampling) for i in range(8)))
 
-    for i, group in enumerate(harness.run(many())):
+    before = harness.engine.stats().tokens_total
+    groups = harness.run(many())
+    stats = harness.engine.stats()
+    assert stats.tokens_total == before + sum(len(one.token_ids) for group in groups for one in group)
+    assert stats.running == stats.waiting == 0 and (stats.kv_cache_use == -1.0 or 0.0 <= stats.kv_cache_use <= 1.0)
+    for i, group in enumerate(groups):
         assert [completion.index for completion in group] == list(range(10))
         assert len({completion.token_ids.tobytes() for completion in group}) > 1
         for completion in group:
@@ -251,12 +259,3 @@ def test_leaving_the_iterator_aborts_the_rest(harness: Harness) -> None:
             await harness.until(lambda: harness.engine.stats().running == 0)
 
     harness.run(body())
-
-
-def test_stats_count_tokens(harness: Harness) -> None:
-    before = harness.engine.stats().tokens_total
-    tokens = sum(len(completion.token_ids) for completion in harness.generate(n=5, max_new_tokens=9))
-    stats = harness.engine.stats()
-    assert stats.tokens_total == before + tokens
-    assert stats.running == stats.waiting == 0
-    assert stats.kv_cache_use == -1.0 or 0.0 <= stats.kv_cache_use <= 1.0

@@ -18,8 +18,8 @@ from quartet_rollout.engines import EngineCompletion, EngineError, SamplingSetti
 OPTIONS = {"device": "cpu", "max_num_seqs": 8}
 
 
-def test_it_ends_with_its_rollout_and_not_before(models: dict, tmp_path: Path) -> None:
-    with closing(Owner("transformers", models[True, 0], tmp_path / "log", **OPTIONS)) as owner:
+def test_it_ends_with_its_rollout_and_not_before(models: dict, forked: Any, tmp_path: Path) -> None:
+    with forked(), closing(Owner("transformers", models[True, 0], tmp_path / "log", **OPTIONS)) as owner:
         (process,) = owner.processes
         assert os.getpgid(process.pid) != os.getpgid(owner.pid)  # Ctrl-C in a terminal is for the rollout.
         process.send_signal(signal.SIGTERM)  # As systemd tells all of a service's processes: the rollout drains first.

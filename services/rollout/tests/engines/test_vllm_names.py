@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,20 +23,6 @@ def folder() -> Path:
 
 def test_every_name_is_there_with_its_parameters() -> None:
     assert vllm_names.differences(folder()) == []
-
-
-def test_what_an_upgrade_breaks_is_named(tmp_path: Path) -> None:
-    for name in {*vllm_names.NAMES, *vllm_names.FIELDS}:
-        file = Path(*name.partition(":")[0].split(".")).with_suffix(".py")
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder() / file, tmp_path / file)
-    engine = tmp_path / "v1" / "engine" / "async_llm.py"
-    engine.write_text(engine.read_text().replace("def wake_up(self, tags", "def wake_up(self, labels"))
-    (tmp_path / "inputs" / "engine.py").unlink()
-    assert vllm_names.differences(tmp_path) == [
-        "inputs.engine:tokens_input is gone",
-        "v1.engine.async_llm:AsyncLLM.wake_up(self, labels) was (self, tags)",
-    ]
 
 
 def test_nothing_private_of_vllm_is_used_and_every_import_is_listed() -> None:

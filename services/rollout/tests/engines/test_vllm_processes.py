@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,8 +23,8 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture
-def owner(models: dict, tmp_path: Path) -> Iterator[Owner]:
-    with closing(Owner("vllm", models[True, 0], tmp_path / "log", **OPTIONS)) as started:
+def owner(models: dict, forked: Any, tmp_path: Path) -> Iterator[Owner]:
+    with forked(), closing(Owner("vllm", models[True, 0], tmp_path / "log", **OPTIONS)) as started:
         yield started
 
 
