@@ -43,6 +43,7 @@ async def test_turns_and_answers_are_one_completion(world):
     world.engine.policy_version, world.engine.gives_masks = 7, True
     world.broker.create_run(sampling_masks=True)
     await world.put(prompt(environment(max_turns=3, parameters={"text": "!?"})))
+    assert "environment.echo" in world.host.capabilities
 
     tensors = world.broker.tensors()
     rows = ["".join(map(chr, row)) for row in decode_ragged(tensors.completion_token_ids)]
@@ -168,13 +169,16 @@ async def test_turns_of_two_versions_are_told_apart(world):
     world.engine.length = 4
     one = prompt(environment(max_turns=3), max_new_tokens=50)
     await world.cross(one, tokens=4 + 5 + 2 + 2, free=1)  # both are in their second turn
-    tensors = world.broker.tensors()
+    header, tensors = world.broker.puts[0].group.header, world.broker.tensors()
+    assert (header.min_policy_version, header.max_policy_version) == (0, 1)
     for spans, tokens in zip(
         decode_ragged(tensors.version_spans), decode_ragged(tensors.completion_token_ids), strict=True
     ):
         triples = spans.reshape(-1, 3).tolist()
         assert [version for version, _, _ in triples] == [0, 1]
         assert triples[0][1] == 0 and triples[0][2] == triples[1][1] and triples[1][2] == tokens.size
+    for info in world.broker.transcript().completions:
+        assert [span.policy_version for span in info.version_spans] == [0, 1]
 
 
 async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(world):
@@ -193,7 +197,7 @@ async def test_a_lost_lease_ends_its_episodes(world):
     await world.until(lambda: len(world.engine.requests) > 2)
     world.broker.lost.update(world.broker.leases)
     await world.until(lambda: Echo.episodes and all(one.closed for one in Echo.episodes) and not world.engine.running)
-    assert not world.broker.puts
+    assert not world.broker.puts and not world.broker.releases
 
 
 async def test_seeds_of_turns_differ(world):

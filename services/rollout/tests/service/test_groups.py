@@ -8,7 +8,7 @@ import pytest
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 from world import instance
 
-from quartet_common.durations import to_duration, to_seconds
+from quartet_common.durations import to_seconds
 from quartet_common.sampling import SamplingSection, given
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout import broker
@@ -134,15 +134,6 @@ async def test_parameters_that_the_engine_does_not_take_are_never_left_out(world
     assert [request[3].min_tokens for request in world.engine.requests] == [2]
 
 
-async def test_tokens_of_two_versions_are_told_apart(world):
-    await world.cross(instance(), tokens=4)
-    header = world.broker.puts[0].group.header
-    assert (header.min_policy_version, header.max_policy_version) == (0, 1)
-    assert rows(world.broker.tensors().version_spans) == [[0, 0, 2, 1, 2, 3], [0, 0, 2, 1, 2, 4]]
-    for info in world.broker.transcript().completions:
-        assert [span.policy_version for span in info.version_spans] == [0, 1]
-
-
 async def test_completions_aborted_by_an_update_are_generated_again(world):
     await world.cross(instance(), tokens=4, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
     infos = world.broker.transcript().completions
@@ -185,18 +176,6 @@ async def test_score_items_carry_what_verifiers_need(world):
     assert [spec.name for spec in first.verifiers] == ["exact"]
     assert first.prompt == second.prompt == "x" * 10
     assert decode(world.broker.tensors().truncated).tolist() == [0, 1]
-
-
-async def test_a_lost_lease_stops_the_work(world):
-    world.broker.run.spec.prompt_lease_ttl.CopyFrom(to_duration(0.1))
-    world.engine.unpaused.clear()  # generation hangs
-    await world.start()
-    await world.broker.submit(instance())
-    await world.until(lambda: world.engine.requests)
-    world.broker.lost.add("lease-1")
-    await world.until(lambda: len(world.service.groups) == 0)
-    assert world.engine.running == 0
-    assert not world.broker.puts and not world.broker.releases
 
 
 async def test_a_group_that_is_not_wanted_is_let_go(world):

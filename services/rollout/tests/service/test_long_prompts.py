@@ -5,9 +5,8 @@ import pytest
 from doubles import CharTokenizer
 from jinja2 import Environment
 from quartet.v1 import broker_pb2, experience_pb2
-from world import instance
 
-from quartet_common.tensors import decode, encode
+from quartet_common.tensors import encode
 from quartet_rollout.generation import PromptRefused
 from quartet_rollout.prompts import PromptReader
 
@@ -82,13 +81,6 @@ def test_the_last_turn_is_cut_behind_its_header_and_before_the_generation_prompt
 def test_without_room_for_what_must_stay_a_prompt_is_refused() -> None:
     with pytest.raises(PromptRefused, match=r"of which \d+ at least must stay"):
         read(40, "Count." * 20, chat=chat("0123456789"))
-
-
-async def test_a_run_may_have_its_long_prompts_shortened(world):
-    world.broker.create_run(max_prompt_tokens=4, long_prompts=broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT)
-    await world.put(instance(text="12345678"))
-    assert world.broker.transcript().prompt_text == "5678"
-    assert bytes(decode(world.broker.tensors().prompt_token_ids).astype("uint8")) == b"5678"
 
 
 def test_a_chat_of_many_turns_is_rendered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

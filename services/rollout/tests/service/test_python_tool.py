@@ -30,7 +30,7 @@ async def test_a_group_whose_tool_is_away_is_not_held_against_its_prompt(world):
     world.engine.policy_version = 0
     late = instance()
     late.prompt.environment.name = "python_tool"
-    late.prompt.environment.answer_deadline.FromSeconds(3)
+    late.prompt.environment.answer_deadline.FromSeconds(1)
     release = await world.release(late)
     assert (release.failure, release.permanent) == ("", False)
 
