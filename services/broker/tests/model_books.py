@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+from quartet.v1 import broker_pb2 as pb
+
 LEASE_TTL, MEMBER_TTL = 60_000, 150_000  # milliseconds
 QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
 SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
@@ -24,19 +26,6 @@ class Clock:
     """Redis' clock, in milliseconds."""
 
     now: int
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a run is; the fields are those of RunSpec."""
-
-    groups_per_step: int = 2
-    max_staleness: int = 1
-    max_deliveries: int = 3
-    max_queued_prompts: int = 24
-    max_experience_bytes: int = 4000
-    fresh_first: bool = False
-    train_partial: bool = False
 
 
 @dataclass
@@ -60,7 +49,7 @@ class Group:
 class Books:
     """One run as it must be."""
 
-    def __init__(self, spec: Spec, clock: Clock):
+    def __init__(self, spec: pb.RunSpec, clock: Clock):
         self.spec, self.clock = spec, clock
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, list[str]] = {}  # names that wait, in order

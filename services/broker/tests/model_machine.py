@@ -8,25 +8,28 @@ import itertools
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model_books import LEASE_TTL, MEMBER_TTL, Spec
+from model_books import LEASE_TTL, MEMBER_TTL
 from model_reference import Reference
 from model_run import ROLLOUTS, Bench, Lease, Run
 from quartet.v1 import broker_pb2 as pb
 from world import World
 
+from quartet_common.durations import to_duration
+
 DAY = 86_400_000
 AUDITED = 4  # of so many steps one is followed by an audit, which takes longer than a step
 
-
 specs = st.builds(
-    Spec,
+    pb.RunSpec,
     groups_per_step=st.integers(1, 3),
     max_staleness=st.integers(0, 2),
     max_deliveries=st.integers(1, 3),
     max_queued_prompts=st.sampled_from([12, 24, 100]),
     max_experience_bytes=st.sampled_from([600, 2500, 1 << 20]),
-    fresh_first=st.booleans(),
-    train_partial=st.booleans(),
+    lease_order=st.sampled_from([pb.LEASE_ORDER_FIFO, pb.LEASE_ORDER_FRESH_FIRST]),
+    partial_batch=st.sampled_from([pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN]),
+    prompt_lease_ttl=st.just(to_duration(LEASE_TTL / 1000)),
+    member_ttl=st.just(to_duration(MEMBER_TTL / 1000)),
 )
 sides = st.sampled_from([0, 0, 0, 1])  # the second run is there to be left alone
 twice = st.sampled_from([1, 1, 1, 2])  # the answer was lost: the call is made again
@@ -43,7 +46,7 @@ class BrokerMachine(RuleBasedStateMachine):
     calm = False  # no rule is under way, and none failed
 
     @initialize(first=specs, second=specs, steps=st.integers(0, 3))
-    def begin(self, first: Spec, second: Spec, steps: int) -> None:
+    def begin(self, first: pb.RunSpec, second: pb.RunSpec, steps: int) -> None:
         self.bench.reset_clock()
         self.sides: list[Run] = []
         for spec in (first, second):

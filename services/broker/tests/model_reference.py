@@ -7,6 +7,7 @@ change. `stats` and `states` are what the broker's audit must say afterwards.
 import hashlib
 
 from model_books import LEASE_TTL, MAX_FIRST_DEAD, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
+from quartet.v1 import broker_pb2 as pb
 
 
 def ledger_digest(batches: list[list[str]], before: str = "") -> str:
@@ -330,7 +331,7 @@ class Reference(Books):
             self.requeue(name, 0)
         have = self.batches.get(step, [])
         needed, over = self.spec.groups_per_step - len(have), self.prompts_are_over()
-        if len(self.ready) < needed and over and not self.spec.train_partial:
+        if len(self.ready) < needed and over and self.spec.partial_batch == pb.PARTIAL_BATCH_POLICY_DROP:
             for name in (*self.ready, *have):
                 self.settle(name, "DROPPED")
             self.since["dropped"] += len(self.ready) + len(have)
@@ -341,7 +342,7 @@ class Reference(Books):
         if len(self.ready) < needed and not (over and self.ready + have):
             return {"ready": len(self.ready), "needed": needed, "end_of_data": over}
         order = list(self.ready)
-        sign = -1 if self.spec.fresh_first else 1
+        sign = -1 if self.spec.lease_order == pb.LEASE_ORDER_FRESH_FIRST else 1
         order.sort(key=lambda name: sign * self.groups[name].version)
         self.batches[step] = have + order[:needed]
         self.batch_state[step] = "GRANTED"

@@ -8,14 +8,13 @@ from typing import Any
 import grpc
 import redis
 from frozen_redis import BEGIN, FrozenRedis
-from model_books import LEASE_TTL, MEMBER_TTL, OPEN, Clock, Refused
+from model_books import OPEN, Clock, Refused
 from model_reference import Reference, ledger_digest
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
 from world import SERVE, TRAIN, World, group, instance
 
 from quartet_broker import keys
-from quartet_common.durations import to_duration
 
 PURPOSES = {"TRAIN": TRAIN, "SERVE": SERVE}
 ROLLOUTS = ("r1", "r2")
@@ -101,20 +100,8 @@ class Run:
         assert not set(booked) - set(trained), "in the books, and not trained"
 
     def create(self) -> None:
-        spec = self.model.spec
-        create = self.world.create(
-            members=(),
-            groups_per_step=spec.groups_per_step,
-            max_staleness=spec.max_staleness,
-            max_deliveries=spec.max_deliveries,
-            max_queued_prompts=spec.max_queued_prompts,
-            max_experience_bytes=spec.max_experience_bytes,
-            lease_order=pb.LEASE_ORDER_FRESH_FIRST if spec.fresh_first else pb.LEASE_ORDER_FIFO,
-            partial_batch=pb.PARTIAL_BATCH_POLICY_TRAIN if spec.train_partial else pb.PARTIAL_BATCH_POLICY_DROP,
-            prompt_lease_ttl=to_duration(LEASE_TTL / 1000),
-            member_ttl=to_duration(MEMBER_TTL / 1000),
-        )
-        self.bench.do(create)
+        spec = {field.name: value for field, value in self.model.spec.ListFields()}
+        self.bench.do(self.world.create(members=(), **spec))
         for name in ROLLOUTS:
             self.register(name)
 
