@@ -38,11 +38,8 @@ def each_once_in_order(w, answers):
 
 
 def told_events(w):
-    run = w.run()
-    run.call(
-        "ReportProgress",
-        pb.ReportProgressRequest(run_id=run.id, event=pb.RunEvent(step=pb.StepFinished(step=0, policy_version=1))),
-    )
+    run, event = w.run(), pb.RunEvent(step=pb.StepFinished(step=0, policy_version=1))
+    run.call("ReportProgress", pb.ReportProgressRequest(run_id=run.id, event=event))
     return pb.WatchRunRequest(run_id=run.finish().id)
 
 
@@ -57,8 +54,8 @@ def from_start_to_end(w, answers):
     assert end.event == events[-1]
 
 
-def report(w, event, run_id=""):
-    return pb.ReportProgressRequest(run_id=run_id or w.run().id, event=event)
+def report(w, event):
+    return pb.ReportProgressRequest(run_id=w.run().id, event=event)
 
 
 NOTICE = pb.RunEvent(notice=pb.Notice(level="info", text="tea is ready", source="r1"))

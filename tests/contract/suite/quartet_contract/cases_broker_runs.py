@@ -22,11 +22,8 @@ def has_stated_defaults(w, answer):
     assert answer.created and run.state == pb.RUN_STATE_ACTIVE and run.spec.run_id == w.name
     assert (run.spec.group_size, run.spec.groups_per_step, run.spec.max_staleness) == (8, 16, 4)
     assert (run.spec.max_deliveries, run.spec.max_queued_prompts, run.spec.max_experience_bytes) == (5, 4096, 1 << 30)
-    assert (run.spec.prompt_lease_ttl.seconds, run.spec.member_ttl.seconds, run.spec.result_ttl.seconds) == (
-        60,
-        15,
-        3600,
-    )
+    ttls = run.spec.prompt_lease_ttl, run.spec.member_ttl, run.spec.result_ttl
+    assert [ttl.seconds for ttl in ttls] == [60, 15, 3600]
     assert run.spec.lease_order == pb.LEASE_ORDER_FIFO and run.spec.partial_batch == pb.PARTIAL_BATCH_POLICY_DROP
     assert run.spec.evaluation_sampling.n == 1 and run.spec.sampling.n in (0, 8)
     assert abs(run.created_at.seconds - time.time()) < 60
@@ -190,14 +187,7 @@ MEMBERS: dict[str, list[Case]] = {
             "with news",
             lambda w: pb.HeartbeatRequest(
                 run_id=w.run().id,
-                member=pb.Member(
-                    instance_id="r1",
-                    kind=common_pb2.SERVICE_KIND_ROLLOUT,
-                    state=pb.MEMBER_STATE_ACTIVE,
-                    policy_version=3,
-                    waiting_for="tea",
-                    gauges={"tokens_per_second": 12.5},
-                ),
+                member=rollout(address="", policy_version=3, waiting_for="tea", gauges={"tokens_per_second": 12.5}),
             ),
             beat,
         ),

@@ -1,6 +1,5 @@
 """BrokerService: finished groups on their way into durable weights."""
 
-import functools
 import math
 
 import grpc
@@ -19,14 +18,6 @@ def put(w, change=lambda group: None):
     group = put_group(lease)
     change(group)
     return pb.PutExperienceRequest(run_id=w.name, groups=[group])
-
-
-def another_purpose(group):
-    group.group.header.purpose = experience_pb2.PURPOSE_SERVE
-
-
-def versions_reversed(group):
-    group.group.header.min_policy_version, group.group.header.max_policy_version = 2, 1
 
 
 def header(**fields):
@@ -93,23 +84,18 @@ EXPERIENCE: dict[str, list[Case]] = {
         Refused("under another's lease", lambda w: put(w, another_lease), has(outcomes=[pb.PUT_OUTCOME_LEASE_LOST])),
         Bad(
             "for another purpose than the prompt's",
-            lambda w: put(w, another_purpose),
+            lambda w: put(w, header(purpose=experience_pb2.PURPOSE_SERVE)),
             INVALID,
             "groups[0].group.header.purpose",
         ),
-        Bad("newest version older than the oldest", lambda w: put(w, versions_reversed), INVALID, "policy_version"),
-        *(
-            Bad(
-                f"{field} {value}",
-                functools.partial(put, change=header(**{field: value})),
-                INVALID,
-                f"groups[0].group.header.{field}",
-            )
-            for field, value in (
-                ("completions", -1),
-                ("reward_mean", math.nan),
-            )
+        Bad(
+            "newest version older than the oldest",
+            lambda w: put(w, header(min_policy_version=2, max_policy_version=1)),
+            INVALID,
+            "policy_version",
         ),
+        Bad("less than no completions", lambda w: put(w, header(completions=-1)), INVALID, "header.completions"),
+        Bad("a mean reward of nan", lambda w: put(w, header(reward_mean=math.nan)), INVALID, "header.reward_mean"),
     ],
     "BrokerService.LeaseExperience": [
         Good("a whole batch", lambda w: batch(w, w.run().ready("a", "b").open()), granted_anew, second=granted_again),
