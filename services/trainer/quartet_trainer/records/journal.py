@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from quartet.v1 import experience_pb2, reward_pb2
 
@@ -94,9 +95,10 @@ class Journal:
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = True):
         """`first_step`: the first that will be written; records of it and later ones were lost in a restart."""
         self._path = path = folder / "metrics.jsonl"
+        self._first_step = first_step
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
-            _cut_off(path, first_step)
+            _keep(path, lambda record: record["step"] + (record["kind"] == "step") <= first_step)
             self._file = path.open("a", encoding="utf-8", buffering=1)
         self._writer = None
         if tensorboard:
@@ -109,7 +111,15 @@ class Journal:
         self._write({"kind": "step", "step": step, "policy_version": step + 1}, step, metrics)
 
     def evaluation(self, name: str, version: int, metrics: Mapping[str, float]) -> None:
-        """Write an evaluation's metrics. They stand at `version`, the number of steps in the weights."""
+        """Write an evaluation's metrics. They stand at `version`, the number of steps in the weights.
+
+        The first evaluation after a restart may have been made before it: it takes the place of the one that was.
+        """
+        if version == self._first_step:
+            with writing(self._path):
+                self._file.close()
+                _keep(self._path, lambda record: (record.get("set"), record["step"]) != (name, version))
+                self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._write({"kind": "evaluation", "set": name, "step": version, "policy_version": version}, version, metrics)
 
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
@@ -127,19 +137,14 @@ class Journal:
             self._writer.close()
 
 
-def _cut_off(path: Path, first_step: int) -> None:
-    """Remove the records that steps from `first_step` on will write again, and a line that a kill left unfinished."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        done_at = record["step"] + 1 if record["kind"] == "step" else record["step"]
-        if done_at <= first_step:
-            kept.append(line)
-    aside = path.with_suffix(".jsonl.writing")
-    aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(aside, path)
+def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove the records that are not wanted, and a line that a kill left unfinished."""
+    before, kept = path.read_text(encoding="utf-8") if path.exists() else "", []
+    for line in before.splitlines():
+        with contextlib.suppress(ValueError):
+            if wanted(json.loads(line)):
+                kept.append(line + "\n")
+    if (text := "".join(kept)) != before:  # else who follows the file need not open another
+        aside = path.with_suffix(".jsonl.writing")
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)

@@ -92,11 +92,20 @@ def test_a_broker_that_stays_away_or_follows_another_ends_the_training(
         training.join()
 
 
-def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeBroker):
+def test_evaluations_happen_before_between_and_after_and_stand_once_also_where_a_restart_repeats_one(
+    train: Train, broker: FakeBroker
+):
     gone = "trainer.early_stop.metric=eval/heldout/pass@7"
-    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=2", gone).start()
+    settings = ('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=2", gone)
+    broker.change(batches_allowed=2)
+    first = train(*settings).start()
+    broker.wait_until(lambda: any(event.evaluation.policy_version == 2 for event in broker.events))
+    first.control.stop()
+    first.join()
+    broker.change(batches_allowed=10**9)
+    training = train(*settings).start()
     training.join()
-    assert broker.evaluations == [("heldout", 0), ("heldout", 2), ("heldout", 3)]
+    assert broker.evaluations == [("heldout", version) for version in (0, 2, 2, 3)]
     evaluations = [line for line in training.lines() if line["kind"] == "evaluation"]
     assert [line["policy_version"] for line in evaluations] == [0, 2, 3]
     assert evaluations[0]["eval/heldout/ans_acc"] == 0.5 and evaluations[0]["eval/heldout/pass@1"] == 0.5
@@ -105,9 +114,9 @@ def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeB
     assert {"prompt", "prediction", "parsed", "format_valid", "ans_valid", "response_length", "reward"} <= set(
         records[0]
     )
-    assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 3]
+    assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 2, 3]
     lacks = "trainer.early_stop.metric: the evaluation has no eval/heldout/pass@7; it has eval/heldout/prompts, "
-    assert sum(event.notice.text.startswith(lacks) for event in broker.events) == 3
+    assert sum(event.notice.text.startswith(lacks) for event in broker.events) == 4
 
 
 def test_no_newer_version_is_published_during_an_evaluation(train: Train, broker: FakeBroker, receiver: Receivers):
