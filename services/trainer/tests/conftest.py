@@ -7,11 +7,14 @@ import torch
 from learner_helpers import make_model
 from processes import start_server
 
+from quartet_common.host import freeze_gc_heap
+
 torch.set_num_threads(1)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The server of forks imports while the first tests run, not within one of them."""
+    freeze_gc_heap()
     if len(session.items) > 50:
         start_server()
 
