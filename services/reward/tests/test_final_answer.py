@@ -91,10 +91,10 @@ PIECES = (
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_is_read_at_once(piece):
-    text = piece * (1_000_000 // len(piece))
+def test_a_long_text_is_read_at_once(piece):
+    text = piece * (250_000 // len(piece))
     began = time.process_time()
     final_answer(text, ANYWHERE)
     final_answer(text, ReadingPolicy(choices=("A", "B")))
     reference_answer(text, ANYWHERE)
-    assert time.process_time() - began < 4
+    assert time.process_time() - began < 1

@@ -4,19 +4,25 @@ import asyncio
 import os
 import signal
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from reward_samples import until
+from quartet.v1 import reward_pb2
+from reward_samples import judged, program, until
 from sandbox_modes import MODES, below, interpreter, open_sandbox, own_processes, settings
 
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.errors import ShuttingDown
+from quartet_reward.sandbox import server_handle
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
+from quartet_reward.sandbox.server_handle import take_users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_seconds=20.0)
+FIRST = 71_000  # a user
 
 
 @pytest.fixture
@@ -83,8 +89,8 @@ JUDGE = "import os, socket\ns = socket.socket(fileno=3)\n"
 )  # fmt: skip
 async def test_a_judge_and_a_candidate(sandbox, judge, candidate, report, printed, ending):
     jobs = [Job("script", (JUDGE + each).encode(), reports=each is judge) for each in (judge, candidate)]
-    judged, answered = await sandbox.run_judged(*jobs)
-    assert (judged.ending, judged.report) == (ExitReason.EXITED, report)
+    judging, answered = await sandbox.run_judged(*jobs)
+    assert (judging.ending, judging.report) == (ExitReason.EXITED, report)
     assert (answered.ending, answered.stdout, answered.report) == (ending, printed, b"")
 
 
@@ -181,3 +187,60 @@ async def test_a_minimum_that_cannot_be_had_is_refused_with_the_cure():
     with pytest.raises(SandboxUnavailable, match="minimum = 'namespaces'.*user.max_user_namespaces") as caught:
         await open_sandbox(SandboxSection(minimum=Mode.NAMESPACES, python="/bin/false"))
     assert "the fork server could not start" in str(caught.value)
+
+
+FOR_EVER = Job("script", b"import time\ntime.sleep(600)")
+
+
+@asynccontextmanager
+async def occupied(queue_seconds: float) -> AsyncIterator[tuple[Sandbox, list[asyncio.Task]]]:
+    """A sandbox of two slots, and the programs that have them."""
+    sandbox = await open_sandbox(SandboxSection(slots=2), queue_seconds=queue_seconds)
+    busy = [asyncio.create_task(sandbox.run(FOR_EVER)) for _ in range(2)]
+    try:
+        await until(lambda: sandbox.running == 2)
+        yield sandbox, busy
+    finally:
+        await sandbox.close()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+
+ECHO = program("print(input())", [(str(i), str(i)) for i in range(3)])
+
+
+async def test_waiting_for_a_slot_is_no_time_of_the_programs():
+    async with occupied(60.0) as (sandbox, busy):
+        scoring = asyncio.create_task(judged(sandbox, ECHO, total_seconds=1.0))
+        await until(lambda: sandbox.waiting)
+        await asyncio.sleep(1.1)  # longer than the program may take
+        for task in busy:
+            task.cancel()
+        assert (await scoring).score.outcome == reward_pb2.OUTCOME_CORRECT
+
+
+async def test_no_slot_is_a_failure_and_never_a_verdict():
+    async with occupied(0.05) as (sandbox, _):
+        assert (await judged(sandbox, ECHO)).failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
+
+
+async def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(server_handle, "_USERS", tmp_path / "users")
+    taken = [(*take_users(FIRST, count), count) for count in (6, 500)]
+    taken.append((*take_users(taken[1][0] + 256, 6), 6))
+    assert taken[0][0] == FIRST
+    assert len({user for first, _, count in taken for user in range(first, first + count)}) == 512
+    os.close(taken[0][1])
+    again = (*take_users(FIRST, 6), 6)
+    assert again[0] == FIRST
+    for _, lock, _ in (*taken[1:], again):
+        os.close(lock)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give")
+async def test_two_sandboxes_leave_each_others_programs_alone() -> None:
+    section = SandboxSection(first_uid=FIRST)
+    sandboxes = [await open_sandbox(section), await open_sandbox(section)]
+    job = Job("script", b"import time\ntime.sleep(0.3)", limits=Limits(wall_seconds=20))
+    executions = await asyncio.gather(*(each.run(job) for each in sandboxes for _ in range(6)))
+    await asyncio.gather(*(each.close() for each in sandboxes))
+    assert [(each.ending, each.exit_code) for each in executions] == [(ExitReason.EXITED, 0)] * 12

@@ -88,7 +88,7 @@ async def test_a_call_that_ends_early_kills_its_work(service, ends):
         call = service.stub.ScoreStream(timeout=TIMEOUT)
         await call.write(request(endless))
     else:
-        timeout = TIMEOUT if ends == "cancelled" else 3.0
+        timeout = TIMEOUT if ends == "cancelled" else 2.0
         call = service.stub.Score(reward_pb2.ScoreRequest(items=[endless]), timeout=timeout)
     await until(lambda: service.pool.busy == 1)
     if ends == "deadline":

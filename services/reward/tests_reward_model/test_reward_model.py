@@ -18,8 +18,9 @@ from reward_samples import spec, until
 from quartet_common.config import ConfigError, load_config
 from quartet_reward import metrics
 from quartet_reward.app import Resources
-from quartet_reward.config import RewardSection
+from quartet_reward.config import RewardModelSection, RewardSection
 from quartet_reward.preflight import preflight
+from quartet_reward.workers.reward_model import Classifier
 
 TIMEOUT = 100.0
 
@@ -63,31 +64,27 @@ def text(rng: random.Random, longest: int) -> str:
     return "".join(rng.choices(LETTERS, k=rng.randint(1, longest)))
 
 
-async def assert_scores_are_those_of_plain_transformers(stub, saved, label=0):
+async def test_scores_are_those_of_plain_transformers_whatever_is_in_the_batch(served, qwen2):
+    stub, _ = served
     rng = random.Random(3)
     texts = [(text(rng, 40) + "?", text(rng, 120) + END) for _ in range(60)]
-    expected = [saved.logits(prompt + completion)[label] for prompt, completion in texts]
+    expected = [qwen2.logits(prompt + completion)[0] for prompt, completion in texts]
     assert max(expected) - min(expected) > 0.1  # the model tells texts apart, so that a mistake would be seen
-    items = [item(*both, item_id=str(i), label=label) for i, both in enumerate(texts)]
+    items = [item(*both, item_id=str(i)) for i, both in enumerate(texts)]
     for result, logit in zip(await score(stub, *items), expected, strict=True):
         assert result.score.reward == pytest.approx(logit, abs=1e-5)
         assert f"{len(''.join(texts[int(result.item_id)])) - len(END) + 1} tokens" in result.score.reason
         assert result.score.ans_acc == result.score.format_acc == 0.0
 
 
-async def test_scores_of_a_decoder_are_those_of_plain_transformers(served, qwen2):
-    await assert_scores_are_those_of_plain_transformers(served[0], qwen2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "padded", "label"),
-    [("bert", True, 2), ("qwen2", False, 0)],
-    ids=["an encoder of three labels", "unpadded"],
-)
-async def test_scores_of_other_models_are_those_of_plain_transformers(tmp_path, kind, padded, label):
+@pytest.mark.parametrize(("kind", "padded"), [("bert", True), ("qwen2", False)], ids=["of three labels", "unpadded"])
+async def test_logits_of_other_models_are_those_of_plain_transformers(tmp_path, kind, padded):
     saved = save(tmp_path, kind, padded)
-    async with serving(saved.folder) as (stub, _):
-        await assert_scores_are_those_of_plain_transformers(stub, saved, label)
+    rng = random.Random(3)
+    texts = [text(rng, 160) + END for _ in range(30)]
+    reply = Classifier(RewardModelSection(path=tmp_path, batch_tokens=600)).answer({"texts": texts})
+    for logits, each in zip(reply["logits"], texts, strict=True):
+        assert logits == pytest.approx(saved.logits(each), abs=1e-5)
 
 
 async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(served, qwen2):
