@@ -135,6 +135,10 @@ CASES = [
     (LEETCODE, under("assert Solution().total([1, 2]) == 4"), {}, "correct", ""),
     (LEETCODE, calls(("[[1, 2]]", "4"), of="total"), {}, "correct", ""),
     ("'I define nothing.'", calls(("[12, 18]", "6"), of="gcd"), {}, "runtime_error", ""),
+    # References without usable tests.
+    (SQUARE, {}, {}, "bad_reference", "neither test_cases nor test_program"),
+    (SQUARE, {**ADD_ONE, **under("assert square(1)")}, {}, "bad_reference", "one of them is allowed"),
+    (SQUARE, calls(("1", "two"), of="square"), {}, "bad_reference", "test_cases[0].output: 'two' is no JSON"),
 ]
 
 ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"

@@ -1,12 +1,10 @@
-"""The program in a completion, what a reference tests it with, and when two outputs or results are the same."""
+"""The program in a completion, and when two outputs or results are the same."""
 
 import pytest
-from quartet.v1 import reward_pb2
 
 from quartet_reward.code.judged import same_output
-from quartet_reward.code.tests import ProgramIn, Rules, find_program, read_tests
+from quartet_reward.code.tests import ProgramIn, Rules, find_program
 from quartet_reward.code.values import plain, same
-from quartet_reward.errors import VerifierFailure
 
 LAST, ANY, ALL = ProgramIn.LAST_PYTHON_FENCE, ProgramIn.LAST_FENCE, ProgramIn.COMPLETION
 
@@ -26,24 +24,6 @@ LAST, ANY, ALL = ProgramIn.LAST_PYTHON_FENCE, ProgramIn.LAST_FENCE, ProgramIn.CO
 def test_the_program_is_found(completion, place, program):
     found = find_program(completion, place)
     assert (found.strip() if found is not None else None) == program
-
-
-def reference(cases=(), **fields):
-    return reward_pb2.Reference(test_cases=[reward_pb2.TestCase(input=a, output=b) for a, b in cases], **fields)
-
-
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (reference(), "neither test_cases nor test_program"),
-        (reference([("1", "2")], test_program="assert f()"), "one of them is allowed"),
-        (reference([("1", "two")], entry_point="f"), r"test_cases\[0\].output: 'two' is no JSON"),
-    ],
-)
-def test_a_reference_without_usable_tests_is_refused(bad, complaint):
-    with pytest.raises(VerifierFailure, match=complaint) as caught:
-        read_tests(bad)
-    assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
 
 
 @pytest.mark.parametrize(
