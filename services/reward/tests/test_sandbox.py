@@ -140,7 +140,7 @@ async def test_a_start_goes_on_for_the_next_program_when_its_own_is_given_up():
     others = own_processes()
     sandbox = Sandbox(SandboxSection(python=interpreter(MODES[0])))
     given_up = asyncio.create_task(run(sandbox, "print(1)"))
-    await until(lambda: own_processes() > others)
+    await until(lambda: own_processes() - others)
     started = own_processes() - others
     given_up.cancel()
     await asyncio.wait({given_up})
