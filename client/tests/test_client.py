@@ -4,7 +4,6 @@ import asyncio
 import signal
 import threading
 
-import grpc
 import pytest
 from real_broker import Life, door
 
@@ -64,17 +63,6 @@ async def test_results_survive_a_broken_stream(address, nowhere):
         with door(nowhere, address):
             found += [group.instance_id async for group in groups]
     assert sorted(found) == sorted(handle.instance_id for handle in handles)
-
-
-async def test_submitting_again_with_the_same_ids_doubles_nothing(address):
-    async with AsyncClient(address) as client:
-        await client.create_run("demo")
-        for _ in range(2):
-            await client.submit("demo", ["a", "b"], instance_ids=["x/0", "x/1"])
-        assert (await client.run("demo")).stats.submitted == 2
-        with pytest.raises(QuartetError, match="prompt instance 'x/0' exists and differs") as error:
-            await client.submit("demo", ["other"], instance_ids=["x/0"])
-        assert error.value.code is grpc.StatusCode.ALREADY_EXISTS and error.value.exit_code == 2
 
 
 async def test_a_full_queue_is_waited_for_but_not_for_ever(address):

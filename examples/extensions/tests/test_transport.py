@@ -16,20 +16,16 @@ BUCKETS = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100_00
 class WeightUpdate:
     """What a trainer's publisher gives a channel: the buckets, and whom to tell."""
 
-    def __init__(self, buckets=BUCKETS, checks: int = 10**9):
-        """After so many checks the time is over."""
-        self.began, self.checks, self._allowed, self._buckets = False, 0, checks, buckets
+    began, checks = False, 0
 
     def buckets(self):
-        yield from self._buckets
+        yield from BUCKETS
 
     def begin(self, path=""):
         self.began = True
 
     def check(self):
         self.checks += 1
-        if self.checks > self._allowed:
-            raise InterruptedError("the time is over")
 
 
 def info(invitation: dict[str, str], secret: bytes = SECRET) -> WeightGroupInfo:
