@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -14,6 +15,9 @@ from progress import Progress, Running
 from suites import ROOT, Suite
 
 from quartet_local import guard
+
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+from server import ACCOUNT  # noqa: E402
 
 RESULTS = ROOT / ".quartet" / "results"
 TAIL_LINES = 40
@@ -30,7 +34,7 @@ class Result:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # user and system, with all processes that it started
+    cpu_seconds: float = 0.0  # user and system, with all processes that it started or had forked
     reason: str = ""  # why it failed, beyond failing tests
     durations: dict[str, float] = field(default_factory=dict)  # seconds of each test
     failures: dict[str, str] = field(default_factory=dict)  # of each test or command that failed: the error in brief
@@ -43,8 +47,8 @@ class SuiteRun:
         self._suite = suite
         self._options = options
         self._progress = progress
-        self._log, self._report, self._events = (
-            RESULTS / f"{suite.name}.{suffix}" for suffix in ("log", "xml", "events")
+        self._log, self._report, self._events, self._account = (
+            RESULTS / f"{suite.name}.{suffix}" for suffix in ("log", "xml", "events", "cpu")
         )
         self._result = Result(suite.name)
         self._durations: Counter[str] = Counter()
@@ -55,12 +59,14 @@ class SuiteRun:
             file.unlink(missing_ok=True)
         self._log.write_text("")
         self._events.touch()
+        self._account.write_text("")
         running = self._progress.start(self._suite.name)
         try:
             self._run_commands(running, started + self._suite.limit)
         finally:
             self._progress.end(running)
         self._result.seconds = round(time.monotonic() - started, 1)
+        self._result.cpu_seconds += sum(map(float, self._account.read_text().split()))
         self._result.cpu_seconds = round(self._result.cpu_seconds, 1)
         self._result.durations = dict(self._durations)
         self._progress.say(line_of(self._result))
@@ -97,10 +103,11 @@ class SuiteRun:
         """Run a program of the environment, its output added to the log. Return its status, None after the deadline."""
         folder = ROOT / ".quartet" / "envs" / self._suite.environment / "bin"
         guarded = guard.guarded([str(folder / command[0]), *command[1:]], GRACE_SECONDS)
+        environment = {**variables(folder), ACCOUNT: str(self._account)}
         with self._log.open("a") as output, self._events.open() as events:
             print(f"$ {' '.join(command)}", file=output, flush=True)
             process = subprocess.Popen(
-                guarded, cwd=ROOT, env=variables(folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                guarded, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
             try:
                 while (status := self._wait(process)) is None and time.monotonic() < deadline:

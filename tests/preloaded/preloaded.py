@@ -16,23 +16,23 @@ QWEN2 = "transformers.models.qwen2.modeling_qwen2"
 MODULES = {
     "broker": ("quartet_broker", "quartet_common"),
     "reward": ("quartet_reward", "quartet_common"),
-    "rollout": ("quartet_rollout", "quartet_common", QWEN2),
-    "vllm": (
-        *("quartet_rollout", "quartet_common", QWEN2),
-        *("vllm.v1.engine.async_llm", "vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"),
-    ),
-    "trainer": ("quartet_trainer", "quartet_common", QWEN2, "torch.utils.tensorboard"),
+    "rollout libraries": ("torch", QWEN2),
+    "rollout": ("quartet_rollout", "quartet_common"),
+    "vllm": ("vllm.v1.engine.async_llm", "vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"),
+    "trainer libraries": ("torch", QWEN2),
+    "trainer": ("quartet_trainer", "quartet_common", "torch.utils.tensorboard"),
     "client": ("quartet_client", "quartet_common"),
     "dev": ("quartet_client", "quartet_common"),
 }
-"""By environment; "vllm": the rollout's, for the engine and for the processes that it starts itself."""
+"""By environment; "vllm": the rollout's, for the engine and for the processes that it starts itself; "… libraries": of
+it what is not Quartet's, for another build's packages."""
+BENEATH = {"rollout": "rollout libraries", "vllm": "rollout", "trainer": "trainer libraries"}
+"""Which of them another is forked from, as it imports more than that."""
 VLLM = {"VLLM_CONFIGURE_LOGGING": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1"}
-"""What the rollout sets before it imports vLLM."""
+"""What the rollout sets before it imports vLLM; torch reads some of it when it is imported."""
 SHARED = "QUARTET_PRELOADED"
 """The variable that names the socket of the `Shared` of a run of several suites."""
 CLOSE = "close"
-LIBRARIES = ("torch", QWEN2)
-"""Of the trainer's and the rollout's environment, for another build's packages."""
 _MAKE_MODELS = """
 import sys; from pathlib import Path
 from model import build_model, build_tokenizer, save
@@ -64,20 +64,22 @@ def process_of(pid: int) -> int:
 class Preloaded:
     """An interpreter, `python`, whose processes begin with `modules` imported. It can be used at once, until `close`.
 
+    `variables` are the environment's during the imports.
+
     The processes are as real as ever: each has its own memory, arguments, environment, ports, signals and exit status.
     """
 
-    def __init__(self, interpreter: Path | str, *modules: str):
+    def __init__(self, interpreter: Path, *modules: str, **variables: str):
         self.folder = Path(tempfile.mkdtemp(prefix="preloaded-"))  # a socket's path must be short
         self.python = self.folder / "bin" / "python"
         self.python.parent.mkdir()
         self.python.write_text(f"#!{sys.executable} -IS\n{(HERE / 'client.py').read_text()}")
         self.python.chmod(0o755)
-        command = [interpreter, "-W", "ignore", HERE / "server.py", *modules]
+        command = [interpreter, "-Wignore", HERE / "server.py", *modules]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(str(self.python.with_name("socket")))
             listening.listen(128)
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **(VLLM if modules == MODULES["vllm"] else {})}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
             with (self.folder / "log").open("w") as log:
                 self._server = subprocess.Popen(
                     command, stdin=listening, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -101,29 +103,28 @@ class Pythons:
         self._own: dict[str, Preloaded] = {}
         self._shared = os.environ.get(SHARED)
 
-    def start(self, environment: str, libraries: bool = False) -> Path:
-        """Have it import while something else is done; `libraries`: torch and transformers alone."""
-        name = f"{environment} libraries" if libraries else environment
+    def start(self, name: str) -> Path:
+        """Have one of `MODULES` import while something else is done."""
         if self._shared:
             return _ask(self._shared, name)
         if name not in self._own:
-            modules = LIBRARIES if libraries else MODULES[environment]
-            folder = ENVIRONMENTS / ("rollout" if environment == "vllm" else environment)
-            self._own[name] = Preloaded(folder / "bin" / "python", *modules)
+            ordinary = ENVIRONMENTS / name.partition(" ")[0] / "bin" / "python"
+            interpreter = self.start(BENEATH[name]) if name in BENEATH else ordinary
+            variables = VLLM if name in ("vllm", "rollout libraries") else {}
+            self._own[name] = Preloaded(interpreter, *MODULES[name], **variables)
         return self._own[name].python
 
     def __getitem__(self, environment: str) -> Path:
         return self.start(environment)
 
     def libraries(self, environment: str) -> Path:
-        """The interpreter of an environment with `LIBRARIES` alone imported, where it has them."""
-        if environment not in ("rollout", "trainer"):
-            return ENVIRONMENTS / environment / "bin" / "python"
-        return self.start(environment, libraries=True)
+        """The interpreter of an environment with none of Quartet's packages imported."""
+        name = f"{environment} libraries"
+        return self.start(name) if name in MODULES else ENVIRONMENTS / environment / "bin" / "python"
 
     def close(self) -> None:
-        """End those that are its own."""
-        for each in self._own.values():
+        """End those that are its own, each before what it was forked from."""
+        for each in reversed(self._own.values()):
             each.close()
 
 
@@ -147,10 +148,8 @@ class Shared:
             with connection:
                 if (name := connection.recv(100).decode()) == CLOSE:
                     return self._pythons.close()
-                if not name:
-                    continue
-                environment, _, libraries = name.partition(" ")
-                connection.send(str(self._pythons.start(environment, bool(libraries))).encode())
+                if name:
+                    connection.send(str(self._pythons.start(name)).encode())
 
     def close(self) -> None:
         """End them all. Raises AssertionError if one has ended before."""
