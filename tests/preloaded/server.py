@@ -7,9 +7,11 @@ answers are its process id and, when it has ended, its status, negative for a si
 first.
 """
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import multiprocessing
@@ -21,9 +23,11 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20  # bytes
@@ -33,8 +37,8 @@ ACCOUNT = "QUARTET_TESTS_ACCOUNT"
 OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
 
 
-def main() -> int:
-    """Serve until killed; who asks while the modules are imported waits. Return, in a fork, its exit status."""
+def main() -> None:
+    """Serve until killed; who asks while the modules are imported waits."""
     die_with_parent()
     with socket.socket(fileno=os.dup(0)) as listening:
         for name in sys.argv[1:]:
@@ -43,7 +47,9 @@ def main() -> int:
                     importlib.import_module(module)
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             sys.exit(f"{threads} threads after the imports; such a process cannot be forked")
-        return serve(listening)
+        gc.collect()
+        gc.freeze()  # or each process would look through, and so copy, all that was imported
+        serve(listening)
 
 
 def modules_of(package: ModuleType) -> list[str]:
@@ -54,8 +60,8 @@ def modules_of(package: ModuleType) -> list[str]:
     return [module.name for module in found if not any(part in module.name for part in OPTIONAL)]
 
 
-def serve(listening: socket.socket) -> int:
-    """Fork for each connection, report ends, and kill what nobody waits for. Return, in a fork, its exit status."""
+def serve(listening: socket.socket) -> None:
+    """Fork for each connection, report ends, and kill what nobody waits for."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -72,7 +78,7 @@ def serve(listening: socket.socket) -> int:
                     os.close(each.fd) if each.fd == each.fileobj else each.fileobj.close()
                 connection.close()
                 selector.close()
-                return become(asked, *descriptors)
+                end(become(asked, *descriptors))
             for descriptor in descriptors:
                 os.close(descriptor)
             send(connection, pid)
@@ -147,10 +153,16 @@ def become(asked: dict, *descriptors: int) -> int:
     except BaseException:  # what would have been the interpreter's traceback
         status = 1
         sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
     return status
+
+
+def end(status: int) -> NoReturn:
+    """End as an interpreter does, but for taking all modules apart, which takes as long as much of what tests start."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def run(words: list[str]) -> None:
@@ -185,4 +197,4 @@ def die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
