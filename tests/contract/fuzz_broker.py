@@ -67,38 +67,36 @@ class FuzzedBroker(Servers):
         run.submit("q")
         BrokerRun(self.world, "ended", **spec).finish()
         names = ["a", "r", "y", "z", "d", "q", "s", "s2", "e1", "e1@0", "l", "never", "new"]
-        return Hints(
-            {
-                "run_id": ["fuzz", "fuzz", "fuzz", "fuzz", "fuzz", "fuzz", "ended", "no-such-run"],
-                "instance_id": names,
-                "instance_ids": names,
-                "consumed_instance_ids": names,
-                "lease_id": [lease.lease_id for lease in leases] + ["0-0:q"],
-                "lease_ids": [lease.lease_id for lease in leases] + ["0-0:q"],
-                "session_epoch": [run.session, run.session, run.session, 1],
-                "step": [0, 1, 2],
-                "checkpoint_step": [0, 1],
-                "policy_version": [0, 1, 2],
-                "min_policy_version": [0, 0, 1],
-                "max_policy_version": [1, 1, 0],
-                "holder": ["r1", "r1", "ghost"],
-                "max_prompts": [1, 2],
-                "evaluation_set": ["", "", "heldout"],
-                "evaluation_id": ["heldout@0", ""],
-                "purpose": [TRAIN, TRAIN, SERVE, EVALUATE],
-                "data_pass": [0, 1],
-                "pinned_version": [-1, 0],
-                "role": ["user", "assistant"],
-                "after_event_id": ["", "$", "0-1"],
-                "limit": [0, 1],
-                "address": ["127.0.0.1:1"],
-                # A call that waits is another test's.
-                "wait": [
-                    Duration(),
-                    Duration(nanos=1),
-                    Duration(seconds=-1),
-                    Duration(seconds=31),
-                    Duration(seconds=2**62),
-                ],
-            }
-        )
+        return {
+            "run_id": ["fuzz", "fuzz", "fuzz", "fuzz", "fuzz", "fuzz", "ended", "no-such-run"],
+            "instance_id": names,
+            "instance_ids": names,
+            "consumed_instance_ids": names,
+            "lease_id": [lease.lease_id for lease in leases] + ["0-0:q"],
+            "lease_ids": [lease.lease_id for lease in leases] + ["0-0:q"],
+            "session_epoch": [run.session, run.session, run.session, 1],
+            "step": [0, 1, 2],
+            "checkpoint_step": [0, 1],
+            "policy_version": [0, 1, 2],
+            "min_policy_version": [0, 0, 1],
+            "max_policy_version": [1, 1, 0],
+            "holder": ["r1", "r1", "ghost"],
+            "max_prompts": [1, 2],
+            "evaluation_set": ["", "", "heldout"],
+            "evaluation_id": ["heldout@0", ""],
+            "purpose": [TRAIN, TRAIN, SERVE, EVALUATE],
+            "data_pass": [0, 1],
+            "pinned_version": [-1, 0],
+            "role": ["user", "assistant"],
+            "after_event_id": ["", "$", "0-1"],
+            "limit": [0, 1],
+            "address": ["127.0.0.1:1"],
+            # A call that waits is another test's.
+            "wait": [
+                Duration(),
+                Duration(nanos=1),
+                Duration(seconds=-1),
+                Duration(seconds=31),
+                Duration(seconds=2**62),
+            ],
+        }

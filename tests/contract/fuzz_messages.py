@@ -4,20 +4,16 @@ Each field is most often something the service knows (`Hints`, by field name), s
 found behind others that are right; else it is plausible, or at one of the ends of its type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TypeAlias
 
-import hypothesis.strategies as st
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-
-class Hints(dict[str, Sequence[object]]):
-    """What fields may hold that the service knows of, by the field's name."""
-
-    def __repr__(self) -> str:
-        return "..."  # it would fill the screen when a case fails
-
+Hints: TypeAlias = Mapping[str, Sequence[object]]
+"""What fields may hold that the service knows of, by the field's name."""
 
 _INT32 = (0, 1, 2, -1, 7, 1024, 1025, 2**31 - 1, -(2**31))
 _INT64 = (*_INT32, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
@@ -45,50 +41,51 @@ _DEEPEST = 5
 _LEFT_OUT, _AT_AN_END = 9, 12
 
 
-@st.composite
-def wire(draw: st.DrawFn, kind: Descriptor, hints: Hints) -> bytes:
+def wire(chance: Random, kind: Descriptor, hints: Hints) -> bytes:
     """Return bytes for a request of a type: most often a message of it; else broken, cut short, or anything."""
-    how = draw(st.integers(0, 15))
+    how = chance.randrange(16)
     if how == 15:
-        return draw(st.binary(max_size=100))
+        return chance.randbytes(chance.randrange(101))
     message = GetMessageClass(kind)()
-    _fill(draw, message, hints, 0)
+    _fill(chance, message, hints, 0)
     data = message.SerializeToString()
     if how == 14:
-        return data[: draw(st.integers(0, len(data)))]
+        return data[: chance.randrange(len(data) + 1)]
     if how == 13 and data:
-        at = draw(st.integers(0, len(data) - 1))
-        return data[:at] + draw(st.binary(min_size=1, max_size=2)) + data[at + 1 :]
+        at = chance.randrange(len(data))
+        return data[:at] + chance.randbytes(chance.randrange(1, 3)) + data[at + 1 :]
     return data + (b"\x82\x7d\x04\x0a\x02hi" if how == 12 else b"")  # a field that no proto has
 
 
-def _fill(draw: st.DrawFn, message: Message, hints: Hints, depth: int) -> None:
+def _fill(chance: Random, message: Message, hints: Hints, depth: int) -> None:
     for field in message.DESCRIPTOR.fields:
-        how = draw(st.integers(0, 15))
+        how = chance.randrange(16)
         oneof = field.containing_oneof
-        if oneof is not None and len(oneof.fields) > 1 and draw(st.integers(0, len(oneof.fields))):
+        if oneof is not None and len(oneof.fields) > 1 and chance.randrange(len(oneof.fields) + 1):
             continue  # most often one of its fields is set; sometimes none, or several, of which the last counts
         known = _known(field, hints)
         if _LEFT_OUT <= how < _AT_AN_END and not known:
             continue
-        if field.message_type is None:
-            _fill_scalar(draw, message, field, known, how)
+        if field.message_type is None and field.is_repeated:
+            values = [_scalar(chance, field, known, how) for _ in range(chance.randrange(4))]
+            getattr(message, field.name).extend(values[:1] * 400 if how == 15 else values)
+        elif field.message_type is None:
+            setattr(message, field.name, _scalar(chance, field, known, how))
         elif field.message_type.GetOptions().map_entry:
             key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
             if value.message_type is None:
-                getattr(message, field.name)[draw(_scalar(key, known, how))] = draw(_scalar(value, (), how))
+                getattr(message, field.name)[_scalar(chance, key, known, how)] = _scalar(chance, value, (), how)
         elif depth < _DEEPEST:
-            part = getattr(message, field.name)
-            if field.is_repeated:
-                parts, count = part, 257 if how == 15 else draw(st.integers(0, 3))
-                part = parts.add()
-                _fill(draw, part, hints, depth + 1)
-                parts.extend([part] * count)
-            elif known:
-                part.CopyFrom(draw(st.sampled_from(known)))
+            place = getattr(message, field.name)
+            part = place.add() if field.is_repeated else place
+            if known:
+                part.CopyFrom(chance.choice(known))
             else:
                 part.SetInParent()
-                _fill(draw, part, hints, depth + 1)
+                _fill(chance, part, hints, depth + 1)
+            if field.is_repeated:
+                many = how == 15 and part.ByteSize() < 4096  # not many of many: the server's memory is measured
+                place.extend([part] * (257 if many else chance.randrange(4)))
 
 
 def _known(field: FieldDescriptor, hints: Hints) -> Sequence[object]:
@@ -98,20 +95,17 @@ def _known(field: FieldDescriptor, hints: Hints) -> Sequence[object]:
     return values if kind is field.message_type else ()
 
 
-def _fill_scalar(draw: st.DrawFn, message: Message, field: FieldDescriptor, known: Sequence, how: int) -> None:
-    value = _scalar(field, known, how)
-    if field.is_repeated:
-        getattr(message, field.name).extend(draw(st.lists(value, max_size=3)) * (400 if how == 15 else 1))
-    else:
-        setattr(message, field.name, draw(value))
-
-
-def _scalar(field: FieldDescriptor, known: Sequence, how: int) -> st.SearchStrategy:
+def _scalar(chance: Random, field: FieldDescriptor, known: Sequence, how: int) -> object:
     if how < _AT_AN_END and known:
-        return st.sampled_from(known)
+        return chance.choice(known)
     if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
         ends = _ENDS[field.cpp_type]
-        return st.sampled_from(ends if how >= _AT_AN_END else ends[:3])
+        return chance.choice(ends if how >= _AT_AN_END else ends[:3])
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return st.sampled_from(_BYTES) if how >= _AT_AN_END else st.binary(max_size=12)
-    return st.sampled_from(_STRINGS) if how >= _AT_AN_END else st.text(max_size=12)
+        return chance.choice(_BYTES) if how >= _AT_AN_END else chance.randbytes(chance.randrange(13))
+    return chance.choice(_STRINGS) if how >= _AT_AN_END else _text(chance)
+
+
+def _text(chance: Random) -> str:
+    planes = ((0x20, 0x7F), (0, 0xD800), (0xE000, 0x110000))  # there are no lone surrogates in a message
+    return "".join(chr(chance.randrange(*chance.choice(planes))) for _ in range(chance.randrange(13)))

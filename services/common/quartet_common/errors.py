@@ -54,9 +54,8 @@ def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
     )
 
 
-def unreadable(reason: str) -> ContractError:
-    """The bytes of a request are no message of its type: no field can be blamed."""
-    description = f"the bytes sent are no message of the call's request type: {reason}"
+def invalid_request(description: str) -> ContractError:
+    """A request cannot be accepted as a whole: no field can be blamed."""
     violation = error_details_pb2.BadRequest.FieldViolation(description=description)
     return ContractError(
         grpc.StatusCode.INVALID_ARGUMENT, description, [error_details_pb2.BadRequest(field_violations=[violation])]

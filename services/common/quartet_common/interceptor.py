@@ -14,11 +14,10 @@ from google.protobuf.message import DecodeError
 from quartet_common import identity, metrics, tracing
 from quartet_common.errors import (
     ContractError,
-    invalid_argument,
+    invalid_request,
     permission_denied,
     unauthenticated,
     unimplemented,
-    unreadable,
 )
 from quartet_common.identity import ROLE_URI, allowed_roles, is_open
 from quartet_common.log import get_logger
@@ -132,11 +131,11 @@ def _tolerant(parse: Callable[[bytes], Any] | None, most: int | None) -> Callabl
 
     def parse_or_tell(data: bytes) -> Any:
         if most is not None and len(data) > most:  # parsing holds the event loop, and so every other call
-            return invalid_argument("request", f"{len(data)} bytes", f"at most {most} bytes")
+            return invalid_request(f"request: got {len(data)} bytes; allowed: at most {most} bytes")
         try:
             return parse(data)
         except DecodeError as error:
-            return unreadable(str(error))
+            return invalid_request(f"the bytes sent are no message of the call's request type: {error}")
 
     return parse_or_tell
 

@@ -64,6 +64,14 @@ def item(name: str) -> reward_pb2.ScoreRequest:
     return reward_pb2.ScoreRequest(items=[reward_pb2.ScoreItem(item_id=name)])
 
 
+def fields_of(error: grpc.RpcError) -> list[str]:
+    """The fields that a refusal blames."""
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    detail = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(detail)
+    return [violation.field for violation in detail.field_violations]
+
+
 async def test_errors_carry_details_and_become_one_sentence(serve):
     host = await serve()
     async with connect(host.address) as channel:
@@ -72,9 +80,7 @@ async def test_errors_carry_details_and_become_one_sentence(serve):
             await stub.Score(item("bad"), timeout=5)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert describe(caught.value) == "items[0].item_id: got 'bad'; allowed: anything good"
-        status = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
-        detail = error_details_pb2.BadRequest()
-        assert status.details[0].Unpack(detail) and detail.field_violations[0].field == "items[0].item_id"
+        assert fields_of(caught.value) == ["items[0].item_id"]
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Score(item("full"), timeout=5)
@@ -105,6 +111,7 @@ async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
             await channel.unary_unary("/quartet.v1.RewardService/Score")(b"\xff" * 101, timeout=5)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert describe(caught.value) == "request: got 101 bytes; allowed: at most 100 bytes"
+        assert fields_of(caught.value) == [""], "no field of the request is called 'request'"
         assert len(allowed.SerializeToString()) <= 100 and await stub.Score(allowed, timeout=5)
 
 
