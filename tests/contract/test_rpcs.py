@@ -1,18 +1,16 @@
 """Every RPC of the contract over a real socket, with good and with bad input: the cases of quartet_contract."""
 
-import subprocess
-
 import pytest
 from contract_stack import ENGINES
 
 from quartet_contract.calls import OWNERS, RPCS
-from quartet_contract.cases import Bad, Case, Good, NoBadInput, Refused
-from quartet_contract.judge import judge_bad, judge_good, judge_refused
+from quartet_contract.cases import Bad, Good, NoBadInput, Refused, Tried
+from quartet_contract.judge import judge
 from quartet_contract.tables import CASES, name_of
 from quartet_contract.world import World
 
 
-def places(case: Case) -> list[str]:
+def places(case: Tried) -> list[str]:
     """Where a case is tried: at each kind of server, with each engine, or at the one server there is."""
     service = case.rpc.partition(".")[0]
     if service == "HandshakeService":
@@ -22,18 +20,17 @@ def places(case: Case) -> list[str]:
     return [""]
 
 
-def parameters(*kinds: type) -> list:
-    return [
-        pytest.param(
-            case,
-            place,
-            id="-".join(filter(None, (name_of(case), place))),
-            marks=[pytest.mark.ends_a_service] if isinstance(case, Good) and case.last else [],
-        )
-        for case in CASES
-        if isinstance(case, kinds)
-        for place in places(case)
-    ]
+PLACED = [
+    pytest.param(
+        case,
+        place,
+        id="-".join(filter(None, (name_of(case), place))),
+        marks=[pytest.mark.ends_a_service] if isinstance(case, Good) and case.last else [],
+    )
+    for case in CASES
+    if not isinstance(case, NoBadInput)
+    for place in places(case)
+]
 
 
 @pytest.fixture
@@ -53,25 +50,11 @@ def world(stack, place, case):
         weights.settle(world)
 
 
-@pytest.mark.parametrize(("case", "place"), parameters(Good))
-def test_good_input(stack, world, case: Good, place):
-    judge_good(world, case)
-    if case.last:
-        assert_ends(stack.servers["trainer"])
-
-
-def assert_ends(process: subprocess.Popen) -> None:
-    assert process.wait(60) == 0
-
-
-@pytest.mark.parametrize(("case", "place"), parameters(Bad))
-def test_bad_input(world, case: Bad, place):
-    judge_bad(world, case)
-
-
-@pytest.mark.parametrize(("case", "place"), parameters(Refused))
-def test_bad_input_that_is_answered(world, case: Refused, place):
-    judge_refused(world, case)
+@pytest.mark.parametrize(("case", "place"), PLACED)
+def test_a_case_of_the_contract(stack, world, case: Tried, place):
+    judge(world, case)
+    if isinstance(case, Good) and case.last:
+        assert stack.servers["trainer"].wait(60) == 0
 
 
 @pytest.mark.parametrize("rpc", RPCS)

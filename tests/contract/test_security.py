@@ -6,8 +6,9 @@ to whoever was let in.
 
 import asyncio
 import datetime
+import importlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from quartet.v1 import (
-    broker_pb2,
-    broker_pb2_grpc,
-    common_pb2,
-    reward_pb2,
-    reward_pb2_grpc,
-    rollout_pb2,
-    rollout_pb2_grpc,
-    trainer_pb2,
-    trainer_pb2_grpc,
-)
+from quartet.v1 import common_pb2
 
 from quartet_client.authority import create_authority, issue
 from quartet_common.channel import connect
@@ -39,27 +30,21 @@ from quartet_common.errors import describe
 from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 from quartet_common.identity import ROLES, allowed_roles
-
-MODULES = {
-    "broker": (broker_pb2, broker_pb2_grpc),
-    "reward": (reward_pb2, reward_pb2_grpc),
-    "rollout": (rollout_pb2, rollout_pb2_grpc),
-    "trainer": (trainer_pb2, trainer_pb2_grpc),
-}
+from quartet_contract.calls import OWNERS, SERVICES, Caller
 
 
 def serving_nothing(security: SecuritySection, kind: str) -> AbstractAsyncContextManager[ServiceHost]:
     """A server of a kind that implements none of its RPCs."""
-    stubs, name = MODULES[kind][1], f"{kind.capitalize()}Service"
+    stubs, name = importlib.import_module(f"quartet.v1.{kind}_pb2_grpc"), OWNERS[kind]
     servicer = getattr(stubs, f"{name}Servicer")()
     return serving(security, kind, add=partial(getattr(stubs, f"add_{name}Servicer_to_server"), servicer))
 
 
-def methods(kind: str) -> Iterator[MethodDescriptor]:
-    yield from MODULES[kind][0].DESCRIPTOR.services_by_name[f"{kind.capitalize()}Service"].methods
+def methods(kind: str) -> list[MethodDescriptor]:
+    return list(SERVICES[OWNERS[kind]].methods)
 
 
-EVERY_RPC = [(kind, method) for kind in MODULES for method in methods(kind)]
+EVERY_RPC = [method for kind in OWNERS for method in methods(kind)]
 
 
 def path_of(method: MethodDescriptor) -> str:
@@ -110,22 +95,16 @@ def write_twin(pki: Path, name: str, into: Path, hours: tuple[int, int], roles: 
 async def world(certificates) -> AsyncIterator[World]:
     world = World(certificates, {})
     async with AsyncExitStack() as stack:
-        for kind in MODULES:
+        for kind in OWNERS:
             world.hosts[kind] = await stack.enter_async_context(serving_nothing(world.security(kind), kind))
         yield world
 
 
 async def refusal(channel: grpc.aio.Channel, method: MethodDescriptor) -> tuple[grpc.StatusCode, str]:
     """Call with an empty request and return code and sentence of the error that comes."""
-    request_class, response_class = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
-    call = getattr(channel, kind)(
-        path_of(method),
-        request_serializer=request_class.SerializeToString,
-        response_deserializer=response_class.FromString,
-    )
+    call = Caller("", channel=channel).callable(method, lambda message: message.SerializeToString())
     # A stream is refused before anything is sent: what is being sent then would, at times, be told as cancelled.
-    requests = [] if method.client_streaming else [request_class()]
+    requests = [] if method.client_streaming else [GetMessageClass(method.input_type)()]
     try:
         answer = call(*requests, timeout=30)
         if method.server_streaming:
@@ -142,7 +121,7 @@ async def all_refusals(world: World, security: SecuritySection | None) -> dict[s
     """Return how each RPC refuses a caller: all at once, over one channel a service."""
 
     async def of(kind: str, host: ServiceHost) -> dict[str, grpc.StatusCode]:
-        asked = list(methods(kind))
+        asked = methods(kind)
         async with connect(host.address, security, service=kind) as channel:
             answers = await asyncio.gather(*(refusal(channel, method) for method in asked))
         return {path_of(method): code for method, (code, _) in zip(asked, answers, strict=True)}
@@ -152,7 +131,7 @@ async def all_refusals(world: World, security: SecuritySection | None) -> dict[s
 
 
 def test_the_table_says_of_every_rpc_whose_it_is():
-    unnamed = [path_of(method) for _, method in EVERY_RPC if allowed_roles(path_of(method)) == {"operator"}]
+    unnamed = [path_of(method) for method in EVERY_RPC if allowed_roles(path_of(method)) == {"operator"}]
     assert not unnamed, "quartet_common.identity must name who may call"
 
 
@@ -179,7 +158,7 @@ async def test_roles_can_be_left_out(certificates):
     security = held(certificates / "pki", "reward").model_copy(update={"roles": False})
     trainer = held(certificates / "pki", "trainer")
     async with serving_nothing(security, "reward") as host, connect(host.address, trainer, service="reward") as channel:
-        code, _ = await refusal(channel, next(methods("reward")))
+        code, _ = await refusal(channel, methods("reward")[0])
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -189,6 +168,6 @@ async def test_a_certificate_without_a_role_is_told_so(world):
         # It is known, so it may ask who is there; and nothing else.
         answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)
         assert answer.instance_id == world.hosts["broker"].instance_id
-        code, sentence = await refusal(channel, next(methods("broker")))
+        code, sentence = await refusal(channel, methods("broker")[0])
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "has no role" in sentence and "allowed: client, operator" in sentence

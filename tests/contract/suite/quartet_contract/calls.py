@@ -77,15 +77,13 @@ class Caller:
         answer.cancel()
         return with_end
 
-    def raw(
-        self, rpc: str, data: bytes, timeout: float = SECONDS, metadata: Sequence[tuple[str, str]] = ()
-    ) -> grpc.RpcError | None:
+    def raw(self, rpc: str, data: bytes, timeout: float = SECONDS) -> grpc.RpcError | None:
         """Send bytes as the request; return the refusal, None if there was none, of a stream at its first answer."""
         method = method_of(rpc)
         call = self.callable(method, bytes)
         given = iter([data]) if method.client_streaming else data
         try:
-            answer = call(given, timeout=timeout, metadata=[*self.metadata, *metadata])
+            answer = call(given, timeout=timeout, metadata=self.metadata)
             if method.server_streaming:
                 next(answer, None)
                 answer.cancel()

@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from quartet_common.text import one_line, visible
-from quartet_contract.cases import Bad, Good, Tried
-from quartet_contract.judge import judge_bad, judge_good, judge_refused
+from quartet_contract.cases import Bad, Tried
+from quartet_contract.judge import judge
 from quartet_contract.target import Bench
 from quartet_contract.world import NotHere
 
@@ -21,12 +21,7 @@ def judged(bench: Bench, case: Tried) -> str:
     """Return what came that should not have; empty if nothing did."""
     try:
         with bench.world(case) as world:
-            if isinstance(case, Good):
-                judge_good(world, case)
-            elif isinstance(case, Bad):
-                judge_bad(world, case)
-            else:
-                judge_refused(world, case)
+            judge(world, case)
     except NotHere as reason:
         pytest.skip(one_line(str(reason)))
     except AssertionError as error:

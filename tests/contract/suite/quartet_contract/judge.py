@@ -1,15 +1,25 @@
-"""Makes a case's call and judges the answer. Each function raises AssertionError, with what came."""
+"""Makes a case's call and judges the answer."""
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from quartet_contract.calls import details, is_idempotent, without
-from quartet_contract.cases import Bad, Good, Refused
+from quartet_contract.cases import Bad, Good, Tried
 from quartet_contract.world import World
 
 
-def judge_good(world: World, case: Good) -> None:
+def judge(world: World, case: Tried) -> None:
+    """Raise AssertionError, with what came, unless the call is answered or refused as the case says."""
+    if isinstance(case, Good):
+        _judge_good(world, case)
+    elif isinstance(case, Bad):
+        _judge_bad(world, case)
+    else:  # it succeeds, and its answer says what is wrong
+        case.check(world, world.call(case.rpc, case.request(world)))
+
+
+def _judge_good(world: World, case: Good) -> None:
     """The call succeeds; made again, if it is idempotent, it is answered alike."""
     request = case.request(world)
     first = world.call(case.rpc, request, take=case.take)
@@ -29,7 +39,7 @@ def comparable(answer: Message | list[Message], case: Good) -> Message | list[Me
     return without(answer, case.volatile)
 
 
-def judge_bad(world: World, case: Bad) -> None:
+def _judge_bad(world: World, case: Bad) -> None:
     """The call is refused with the right code, in one line that names what is wrong, with google.rpc details."""
     request = case.request(world)
     try:
@@ -56,11 +66,6 @@ def judge_bad(world: World, case: Bad) -> None:
         assert any(isinstance(detail, error_details_pb2.RetryInfo) for detail in told)
     if case.code == grpc.StatusCode.FAILED_PRECONDITION:
         assert any(isinstance(detail, error_details_pb2.PreconditionFailure) for detail in told)
-
-
-def judge_refused(world: World, case: Refused) -> None:
-    """The call succeeds, and its answer says what is wrong."""
-    case.check(world, world.call(case.rpc, case.request(world)))
 
 
 def _short(answer: Message | list[Message]) -> str:
