@@ -1,5 +1,7 @@
 """The attacks: what each sends, and the only status codes with which it may be answered.
 
+What one call can be wrong in is tests/contract's to show: here are those that last, grow, or reach an engine.
+
 A code says whose fault a refusal is. INTERNAL and UNKNOWN blame the service, so no attack lists them. OK stands where
 what is sent may be taken: then it harms its own prompt, group or run alone.
 """
@@ -13,21 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import broker_pb2 as broker
 from quartet.v1 import common_pb2, experience_pb2, reward_pb2
 
-from quartet_contract.calls import CHEAP, OWNERS, RPCS, Caller, method_of
+from quartet_contract.calls import OWNERS, Caller, method_of
 from quartet_contract.target import group_tensors
 from quartet_contract.world import SERVE, TRAIN, instance, put_group
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS / "contract"), str(TESTS / "hostile")]
 from answers import ANSWERS  # noqa: E402
-from hostile_connections import connect, frame, hostile_conversations, idle_connections  # noqa: E402
+from hostile_connections import idle_connections  # noqa: E402
 
 SECONDS = 60.0  # for an answer
 HELD_SECONDS = 2.0  # connections and streams are held, saying nothing
@@ -36,7 +36,7 @@ HUGE = (2**53, 2**62, 2**63 - 1, -1, -(2**63))
 NOBODY = "127.0.0.1:1"
 
 INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
-PRECONDITION, NOT_FOUND, ABORTED = "FAILED_PRECONDITION", "NOT_FOUND", "ABORTED"
+PRECONDITION, ABORTED = "FAILED_PRECONDITION", "ABORTED"
 CLOSED = "closed"  # a connection that was let go, or held until the attacker left
 
 
@@ -68,18 +68,18 @@ class Attacker:
         """Return a name that nobody has."""
         return f"attack-{self.chance.getrandbits(64):x}"
 
-    def ask(self, rpc: str, request: Message, take: int = 1) -> Message | list[Message]:
+    def ask(self, rpc: str, request: Message) -> Message:
         """Make a call. Raises RpcError."""
-        return self.callers[rpc.partition(".")[0]].call(rpc, request, take, SECONDS)
+        return self.callers[rpc.partition(".")[0]].call(rpc, request, timeout=SECONDS)
 
     def send(self, rpc: str, **fields: object) -> str:
         """Return the status code with which a request of these fields is answered."""
         return self.code(rpc, GetMessageClass(method_of(rpc).input_type)(**fields))
 
-    def code(self, rpc: str, request: Message | bytes, metadata: tuple[tuple[str, str], ...] = ()) -> str:
+    def code(self, rpc: str, request: Message | bytes) -> str:
         """Return the status code with which a message, or what is none, is answered; of a stream the first answer's."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        error = self.callers[rpc.partition(".")[0]].raw(rpc, data, SECONDS, metadata)
+        error = self.callers[rpc.partition(".")[0]].raw(rpc, data, SECONDS)
         return error.code().name if error else "OK"
 
 
@@ -111,21 +111,6 @@ def attack(name: str, *allowed: str) -> Callable[[Act], Act]:
 # One item
 
 
-def _nested(depth: int) -> Struct:
-    struct = Struct()
-    inner = struct
-    for _ in range(depth):
-        inner = inner.fields["deeper"].struct_value
-    inner.fields["end"].bool_value = True
-    return struct
-
-
-def _specification(**parameters: object) -> reward_pb2.VerifierSpec:
-    struct = Struct()
-    struct.update(parameters)
-    return reward_pb2.VerifierSpec(name="think_answer_tags", parameters=struct)
-
-
 def _submit(
     attacker: Attacker, run_id: str, *instances: experience_pb2.PromptInstance, evaluation_set: str = ""
 ) -> str:
@@ -134,32 +119,11 @@ def _submit(
     )
 
 
-@attack("prompts with NaN, infinities and deep parameters", INVALID)
-def _poison_parameters(attacker: Attacker) -> Iterator[str]:
-    infinite = [_specification(correct_reward=value) for value in (float("nan"), float("inf"), -float("inf"))]
-    deep = [reward_pb2.VerifierSpec(name="exact", parameters=_nested(depth)) for depth in (17, 30)]
-    verifiers = attacker.chance.choice([*infinite, *deep])
-    prompt = experience_pb2.Prompt(prompt_id="p", text="1+1=?", verifiers=[verifiers])
-    one = experience_pb2.PromptInstance(instance_id=attacker.name(), prompt=prompt, purpose=TRAIN)
-    yield _submit(attacker, attacker.run_id, one)
-    item = reward_pb2.ScoreItem(item_id="a", completion="1", verifiers=[verifiers])
-    yield attacker.send("RewardService.Score", items=[item])
-
-
-@attack("lone surrogates and bytes that are no message", INVALID)
-def _not_a_message(attacker: Attacker) -> Iterator[str]:
-    surrogate = instance(attacker.name(), "XXX").SerializeToString().replace(b"XXX", b"\xed\xa0\x80")
-    framed = b"\x0a\x01r\x12" + bytes([len(surrogate)]) + surrogate
-    yield attacker.code("BrokerService.SubmitPrompts", framed)
-    rpcs = [rpc for rpc in RPCS if rpc.partition(".")[0] in attacker.callers]
-    yield attacker.code(attacker.chance.choice(rpcs), b"\x0f" * attacker.chance.randrange(1, 3000))
-
-
 @attack("prompts that cannot be generated or judged", "OK", EXHAUSTED)
 def _poison_prompts(attacker: Attacker) -> Iterator[str]:
     cases = {
-        "no such verifier": {"verifiers": [reward_pb2.VerifierSpec(name="no-such")]},
-        "parameters nobody has": {"verifiers": [_specification(no_such_key=[1, 2])]},
+        "no such verifier": {"verifiers": [{"name": "no-such"}]},
+        "parameters nobody has": {"verifiers": [{"name": "think_answer_tags", "parameters": {"no_such_key": [1, 2]}}]},
         "control characters": {"text": "\x1b]0;owned\x07\x1b[2J\n\u202e\U000e0001" * 20},
         "too long": {"text": "<|im_end|>" * 5000},
         "a reference that is no number": {"reference": reward_pb2.Reference(answer="9^9^9^9^9")},
@@ -214,27 +178,7 @@ def _bad_groups(attacker: Attacker) -> Iterator[str]:
     yield attacker.send("BrokerService.LeaveMember", run_id=attacker.run_id, instance_id=me.instance_id)
 
 
-@attack("groups for the leases of others", "OK", INVALID)
-def _stolen_leases(attacker: Attacker) -> Iterator[str]:
-    lease_id = f"0-0:pass-0/{attacker.chance.randrange(30)}"
-    lease = broker.PromptLease(lease_id=lease_id, instance=instance(lease_id.partition(":")[2]))
-    yield attacker.send("BrokerService.PutExperience", run_id=attacker.run_id, groups=[put_group(lease)])
-    release = broker.LeaseRelease(lease_id=lease_id, failure="x" * MEBI, permanent=True)
-    yield attacker.send("BrokerService.ReleaseLeases", run_id=attacker.run_id, releases=[release])
-
-
 # Sizes
-
-
-@attack("members, events and reasons of megabytes", INVALID, EXHAUSTED)
-def _large_texts(attacker: Attacker) -> Iterator[str]:
-    text = "x" * attacker.chance.choice((300_000, 10 * MEBI))
-    member = broker.Member(
-        instance_id=attacker.name(), kind=common_pb2.SERVICE_KIND_ROLLOUT, address=NOBODY, waiting_for=text
-    )
-    yield attacker.send("BrokerService.RegisterMember", run_id=attacker.run_id, member=member)
-    event = broker.RunEvent(notice=broker.Notice(level="info", text=text, source="attacker"))
-    yield attacker.send("BrokerService.ReportProgress", run_id=attacker.run_id, event=event)
 
 
 @attack("events up to their limit, one after the other", "OK")
@@ -259,11 +203,6 @@ def _many_prompts(attacker: Attacker) -> Iterator[str]:
     yield _submit(attacker, attacker.own_run, fill)
     kept = experience_pb2.PURPOSE_EVALUATE
     yield _submit(attacker, attacker.own_run, instance(attacker.name(), "x" * MEBI, kept), evaluation_set="kept")
-
-
-@attack("an instance of 17 MiB", INVALID)
-def _large_prompt(attacker: Attacker) -> Iterator[str]:
-    yield _submit(attacker, attacker.run_id, instance(attacker.name(), "x" * (17 * MEBI)))
 
 
 @attack("messages over the limit", EXHAUSTED)
@@ -296,52 +235,18 @@ def _silent_watchers(attacker: Attacker) -> Iterator[str]:
         yield CLOSED if code is grpc.StatusCode.CANCELLED else code.name
 
 
-@attack("metadata of a megabyte", EXHAUSTED)
-def _large_metadata(attacker: Attacker) -> Iterator[str]:
-    rpc, request = attacker.chance.choice(list(CHEAP.values()))
-    yield attacker.code(rpc, request, (("x-attack", "x" * MEBI),))
-
-
 # Numbers
 
 
-@attack("epochs, steps and versions that no run has", INVALID, PRECONDITION, NOT_FOUND, ABORTED)
+@attack("weight groups and updates of numbers that no trainer has", INVALID, PRECONDITION, ABORTED)
 def _numbers(attacker: Attacker) -> Iterator[str]:
     huge = attacker.chance.choice(HUGE)
-    requests = {
-        "BrokerService.OpenSession": {"holder": "t", "checkpoint_step": huge},
-        "BrokerService.MarkTrained": {"session_epoch": huge, "step": huge},
-        "BrokerService.Commit": {"session_epoch": huge, "step": huge},
-        "BrokerService.LeaseExperience": {"session_epoch": huge, "step": huge},
-        "BrokerService.DropExperience": {"session_epoch": huge, "step": huge},
-        "BrokerService.LeasePrompts": {"holder": "nobody", "max_prompts": 1, "policy_version": huge},
-        "BrokerService.StartEvaluation": {"evaluation_set": "none", "policy_version": huge},
-        "RolloutService.JoinWeightGroup": {
-            "group_epoch": huge, "transport": 1, "store_host": "h\nx", "store_port": 1, "rank": 1, "world_size": 2
-        },
-        "RolloutService.BeginWeightUpdate": {"group_epoch": huge, "policy_version": huge},
-        "RolloutService.FinishWeightUpdate": {"group_epoch": huge, "policy_version": huge},
-    }  # fmt: skip
-    rpc = attacker.chance.choice([*requests, "RolloutService.SetSleep"])
-    if rpc in requests:
-        yield attacker.send(rpc, run_id=attacker.run_id, **requests[rpc])
-    else:
-        yield attacker.send(rpc, level=99)
-
-
-@attack("timeouts and waits of centuries", INVALID, PRECONDITION)
-def _timeouts(attacker: Attacker) -> Iterator[str]:
-    long = Duration(seconds=attacker.chance.choice((10**9, 2**53, -5)))
-    spec = {"run_id": attacker.name(), "group_size": 2, "groups_per_step": 2, "member_ttl": long}
-    requests = {
-        "BrokerService.LeasePrompts": {"run_id": attacker.run_id, "holder": "nobody", "max_prompts": 1, "wait": long},
-        "BrokerService.LeaseExperience": {"run_id": attacker.run_id, "wait": long},
-        "BrokerService.CreateRun": {"spec": spec},
-        "RewardService.Execute": {"language": "python", "source": "1", "limits": {"wall_time": long}},
-        "TrainerService.Pause": {"limit": long},
-    }
-    rpc = attacker.chance.choice(list(requests))
-    yield attacker.send(rpc, **requests[rpc])
+    group = {"transport": 1, "store_host": "h\nx", "store_port": 1, "rank": 1, "world_size": 2}
+    update = {"policy_version": huge}
+    rpc, fields = attacker.chance.choice(
+        [("JoinWeightGroup", group), ("BeginWeightUpdate", update), ("FinishWeightUpdate", update)]
+    )
+    yield attacker.send(f"RolloutService.{rpc}", run_id=attacker.run_id, group_epoch=huge, **fields)
 
 
 @attack("generations that no engine can make", INVALID)
@@ -376,16 +281,12 @@ def _hostile_answers(attacker: Attacker) -> Iterator[str]:
 def _long_texts(attacker: Attacker) -> Iterator[str]:
     size = attacker.chance.choice((MEBI, 10 * MEBI))
     flood = attacker.chance.choice(("z", "<|im_end|>", "<answer>", r"\boxed{", "{", "$", "</think>", "1+", "\n"))
-    parameters = Struct()
-    parameters.update({"special_tokens": ["z"]})
+    tags = {"name": "think_answer_tags"} | ({"parameters": {"special_tokens": ["z"]}} if flood == "z" else {})
     item = reward_pb2.ScoreItem(
         item_id="a",
         completion=flood * (size // len(flood)),
         reference=reward_pb2.Reference(answer="1"),
-        verifiers=[
-            reward_pb2.VerifierSpec(name="think_answer_tags", parameters=parameters if flood == "z" else None),
-            reward_pb2.VerifierSpec(name=attacker.chance.choice(("exact", "boxed", "math"))),
-        ],
+        verifiers=[tags, {"name": attacker.chance.choice(("exact", "boxed", "math"))}],
     )
     yield attacker.send("RewardService.Score", items=[item])
 
@@ -397,16 +298,4 @@ def _long_texts(attacker: Attacker) -> Iterator[str]:
 def _half_open(attacker: Attacker) -> Iterator[str]:
     with idle_connections(attacker.chance.choice(list(attacker.addresses.values())), 100):
         time.sleep(HELD_SECONDS)
-    yield CLOSED
-
-
-@attack("connections that do not speak gRPC", CLOSED)
-def _wrong_protocol(attacker: Attacker) -> Iterator[str]:
-    kind = attacker.chance.choice(list(CHEAP))
-    method = method_of(CHEAP[kind][0])
-    conversations = hostile_conversations(f"/{method.containing_service.full_name}/{method.name}")
-    with connect(attacker.addresses[kind]) as connection, suppress(OSError):  # it may be let go while we speak
-        connection.sendall(attacker.chance.choice(list(conversations.values())) + frame(200, 255, 7, b"?" * 50))
-        connection.settimeout(HELD_SECONDS)
-        connection.recv(1000)
     yield CLOSED

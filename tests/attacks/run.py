@@ -249,16 +249,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Attack a live run.")
     parser.add_argument("--minutes", type=float, default=10.0, help="of attacks (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of what is sent (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "attacks", help="for data and logs")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left behind by it either
-    shutil.rmtree(arguments.folder, ignore_errors=True)
-    arguments.folder.mkdir(parents=True)
+    folder = ROOT / ".quartet" / "attacks"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     seconds = 60 * arguments.minutes
-    report = asyncio.run(attack(arguments.folder, seconds, min(60.0, seconds / 2), arguments.seed))
+    report = asyncio.run(attack(folder, seconds, min(60.0, seconds / 2), arguments.seed))
     wrong = report.judge(timed=True)
     print("\n".join([report.tables(), "", *(wrong or ["all as wanted"])]))
-    print(f"logs: {os.path.relpath(arguments.folder)}")
+    print(f"logs: {os.path.relpath(folder)}")
     return 1 if wrong else 0
 
 
