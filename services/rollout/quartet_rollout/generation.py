@@ -7,6 +7,7 @@ is carried across a weight update keeps the temperature it began with: it is one
 divides the logits by it.
 """
 
+import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import AsyncGenerator
@@ -120,11 +121,22 @@ async def generate_completions(
                 aborted.append(completion.index)
             else:
                 yield completion
-    for index in aborted:
-        again = GenerationRequest(1, _seeded(request.settings, index))
-        async with aclosing(generate_completions(engine, f"{request_id}/{index}", token_ids, again)) as stream:
-            async for completion in stream:
-                yield replace(completion, index=index)
+    again = [asyncio.create_task(_generate_again(engine, request_id, token_ids, request, index)) for index in aborted]
+    try:
+        for one in asyncio.as_completed(again):
+            yield await one
+    finally:
+        for task in again:
+            task.cancel()
+        await asyncio.gather(*again, return_exceptions=True)
+
+
+async def _generate_again(
+    engine: Engine, request_id: str, token_ids: np.ndarray, request: GenerationRequest, index: int
+) -> EngineCompletion:
+    alone = GenerationRequest(1, _seeded(request.settings, index))
+    async with aclosing(generate_completions(engine, f"{request_id}/{index}", token_ids, alone)) as stream:
+        return replace(await anext(stream), index=index)
 
 
 def _seeded(settings: SamplingSettings, index: int) -> SamplingSettings:

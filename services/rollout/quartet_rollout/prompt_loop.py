@@ -89,12 +89,13 @@ class PromptLoop:
         if any(asked_version == version for asked_version, _ in self._asking.values()):
             return 0
         window = self._groups.concurrency.window
-        free = window - generating - self._admission.reserved
-        room = min(free, section.max_unsettled_completions - self._groups.unsettled)
-        portion = max(group_size, window // _PORTIONS)
+        free, unsettled = window - generating - self._admission.reserved, self._groups.unsettled
         if not generating:
-            room = max(room, group_size)  # a group larger than the limit is generated alone
-        elif room < portion:
+            free = max(free, group_size)  # a group larger than the window is generated alone
+        most = section.max_unsettled_completions if unsettled else max(section.max_unsettled_completions, group_size)
+        room = min(free, most - unsettled)
+        portion = max(group_size, window // _PORTIONS)
+        if room < (portion if generating else group_size):
             return 0
         # What requests with an older version may still bring takes room, but does not shut the door.
         expected = sum(completions for _, completions in self._asking.values())

@@ -70,7 +70,8 @@ class ScriptedEngine:
         self.closed = False
         self.unpaused = asyncio.Event()
         self.unpaused.set()
-        self.aborting = False
+        self.aborted = 0
+        """Requests, from the first on, that a pause of mode "abort" ends."""
         self._held_at: int | None = None
         self._free = 0
         self._moved = Changes()
@@ -120,9 +121,9 @@ class ScriptedEngine:
         try:
             while tokens:
                 await asyncio.sleep(self.step)
-                while self._holds(number, max(map(len, tokens.values()))) and not self.aborting:
+                while self._holds(number, max(map(len, tokens.values()))) and number > self.aborted:
                     await self._moved.wait()
-                if self.aborting:
+                if number <= self.aborted:
                     self.running -= len(tokens)
                     for index in list(tokens):
                         yield completion(index, tokens.pop(index), versions[index], "abort")
@@ -146,7 +147,7 @@ class ScriptedEngine:
         self.calls.append(f"pause {mode} {keep_kv_cache}")
         self._fail("pause")
         if mode == "abort":
-            self.aborting = True
+            self.aborted = len(self.requests)
             self._moved.notify()
         self.paused = True
         self.unpaused.clear()
@@ -154,7 +155,7 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         self.calls.append("resume")
-        self.aborting = self.paused = False
+        self.paused = False
         if not self.asleep:
             self.unpaused.set()
 
@@ -410,6 +411,7 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.breaks_on = ""  # a text in prompts under which the stream breaks
         self.refusals = 0  # streams that are refused, as for their rate
         self.silent = False
+        self.delay = 0.0  # seconds before the answer to each message
         self.reward: float | None = None  # of every completion, instead of its number of tokens
 
     async def Execute(self, request, context):  # noqa: N802
@@ -424,6 +426,7 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
                 raise resource_exhausted("rate", "too many calls", 0.01)
             if self.breaks_on and any(self.breaks_on in item.prompt for item in request.items):
                 raise KeyError(self.breaks_on)
+            await asyncio.sleep(self.delay)
             if not self.silent:
                 yield reward_pb2.ScoreStreamResponse(results=map(self._result, request.items))
 

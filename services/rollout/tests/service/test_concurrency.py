@@ -38,3 +38,17 @@ async def test_no_more_prompts_are_leased_than_the_cache_holds(world):
     before = list(world.broker.puts)
     await world.until(three_more_groups)
     assert max(seen) <= 6  # the window, and one group by which it tries to grow
+
+
+async def test_no_more_prompts_are_leased_than_may_wait_for_their_scores(world):
+    world.reward.delay = 0.05
+    await world.start(max_running_completions=2, max_unsettled_completions=4)
+    await world.broker.submit(*(instance(f"{n}") for n in range(8)))
+    seen = []
+
+    def all_are_put() -> bool:
+        seen.append(world.service.groups.unsettled)
+        return len(world.broker.puts) == 8
+
+    await world.until(all_are_put)
+    assert max(seen) == 4

@@ -185,6 +185,7 @@ async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(wor
     world.engine.length = 4
     one = prompt(environment(max_turns=2))
     await world.cross(one, tokens=4 + 5 + 2 + 2, free=1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
+    assert len(world.engine.requests) == 1 + 2 + 2
     assert [info.text for info in world.broker.transcript().completions] == ["aaaa!aaaa", "bbbbb!aaaa"]
 
 

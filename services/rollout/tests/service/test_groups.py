@@ -134,8 +134,15 @@ async def test_parameters_that_the_engine_does_not_take_are_never_left_out(world
     assert [request[3].min_tokens for request in world.engine.requests] == [2]
 
 
-async def test_completions_aborted_by_an_update_are_generated_again(world):
-    await world.cross(instance(), tokens=4, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
+async def test_completions_aborted_by_an_update_are_generated_again_side_by_side(world):
+    world.engine.hold(2)
+    await world.start()
+    await world.broker.submit(instance())
+    await world.until(lambda: world.engine.tokens_total == 4)
+    await world.load(version=1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
+    await world.until(lambda: len(world.engine.requests) == 3)
+    world.engine.let_go()
+    await world.broker.until(lambda: world.broker.puts)
     infos = world.broker.transcript().completions
     assert [info.index for info in infos] == [0, 1]
     assert {info.finish_reason for info in infos} == {experience_pb2.FINISH_REASON_STOP}
