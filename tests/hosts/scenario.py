@@ -1,21 +1,18 @@
 """A run of which each service is on another host, with mutual TLS; a host is cut off, a link is slow; then the audit.
 
-    python tests/hosts/scenario.py FOLDER [MODEL] [--rounds 1]
+    python tests/hosts/scenario.py FOLDER       # run `lan.within`; the folder, for data and logs, is empty or new
 
-It makes its hosts itself (`lan.within`). What happened is printed as it happens; the last line is JSON: what was
-counted. Exit status 0 if the run survived and every prompt group counted exactly once.
+What happened is printed as it happens; the last line is the number of groups committed. Exit status 0 if the run
+survived and every prompt group counted exactly once.
 """
 
-import argparse
 import asyncio
-import json
-import os
 import sys
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
-from lan import INTERFACE, Lan, within
+from lan import INTERFACE, Lan
 
 from quartet_client import AsyncClient
 from quartet_client.authority import EXPORTED, create_authority, export, issue
@@ -26,7 +23,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "upgrade"))
 from live_run import SERVICES, LiveRun, Story, steps  # noqa: E402 (beside the other suite's tests)
 from preloaded import Pythons, make_models  # noqa: E402
 
-INSIDE = "QUARTET_HOSTS_INSIDE"
 HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
 PLACES = {
     "redis": "alpha",
@@ -66,13 +62,13 @@ def tls(folder: Path, name: str) -> dict[str, object]:
     return {f"security.{key}": folder / name / file for key, file in files}
 
 
-def make_run(folder: Path, model: Path, pythons: Pythons, lan: Lan) -> LiveRun:
+def make_run(folder: Path, pythons: Pythons, lan: Lan) -> LiveRun:
     """Return the run, nothing started."""
     pki = folder / "pki"
     make_certificates(pki)
     return LiveRun(
         folder,
-        model,
+        folder / "model",
         pythons,
         addresses={kind: f"{HOSTS[PLACES[kind]]}:{port}" for kind, port in PORTS.items()},
         settings={
@@ -86,10 +82,11 @@ def make_run(folder: Path, model: Path, pythons: Pythons, lan: Lan) -> LiveRun:
     )
 
 
-async def play(folder: Path, model: Path, pythons: Pythons, rounds: int) -> dict[str, object]:
-    """Return what was counted. Raises AssertionError if something is not as it must be."""
+async def play(folder: Path, pythons: Pythons) -> int:
+    """Return how many groups were committed. Raises AssertionError if something is not as it must be."""
     lan = Lan(HOSTS)
-    live = make_run(folder, model, pythons, lan)
+    make_models(pythons["trainer"], folder / "model")
+    live = make_run(folder, pythons, lan)
     try:
         live.start_redis()
         for kind in SERVICES:
@@ -105,16 +102,14 @@ async def play(folder: Path, model: Path, pythons: Pythons, rounds: int) -> dict
             story = Story(live, client)
             try:
                 await story.until("the run trains, each service on a host of its own, with mutual TLS", steps(2))
-                slowest = 0.0
-                for _ in range(rounds):
-                    await partition(story, lan)
-                    slowest = max(slowest, await slow_link(story, lan))
+                await partition(story, lan)
+                await slow_link(story, lan)
             finally:
                 await story.close()
             run = await live.finish(client)
     finally:
         live.close()
-    return {"committed": run.stats.committed, "redelivered": run.stats.redelivered, "slowest_update": slowest}
+    return run.stats.committed
 
 
 async def partition(story: Story, lan: Lan) -> None:
@@ -126,8 +121,8 @@ async def partition(story: Story, lan: Lan) -> None:
     await story.until("beta is back, and the run goes on", steps(2))
 
 
-async def slow_link(story: Story, lan: Lan) -> float:
-    """The link to the rollout is slow for some updates of weights; returns the most seconds from one to the next."""
+async def slow_link(story: Story, lan: Lan) -> None:
+    """The link to the rollout is slow for some updates of weights."""
     lan.slow(PLACES["rollout"], SLOW_KBIT)
     print(f"the link to beta is slow: {SLOW_KBIT} kbit/s", flush=True)
     events = await story.until("the run goes on over the slow link", lambda events: len(published(events)) >= 3)
@@ -139,28 +134,8 @@ async def slow_link(story: Story, lan: Lan) -> float:
         least = update.what.bytes * 8 / (1000 * SLOW_KBIT)
         assert seconds > least / 2, f"{update} came {seconds} s after the one before: the link is not slow"
     await story.until("the link is quick again", steps(1))
-    return max(waits)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="A run over several hosts, one of which is cut off, one link slow.")
-    parser.add_argument("folder", type=Path, help="for data and logs; must be empty or new")
-    parser.add_argument("model", type=Path, nargs="?", help="the policy to begin with; default: the demo's, untrained")
-    parser.add_argument("--rounds", type=int, default=1, help="partitions and slow links in turn (default: 1)")
-    arguments = parser.parse_args()
-    if os.environ.get(INSIDE) != "1":
-        command = within([sys.executable, __file__, *sys.argv[1:]])
-        os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})
-    folder = arguments.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    with closing(Pythons()) as pythons:
-        if arguments.model is None:
-            make_models(pythons["trainer"], folder / "model")
-        model = (arguments.model or folder / "model").resolve()
-        counted = asyncio.run(play(folder, model, pythons, arguments.rounds))
-    print(json.dumps(counted))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with closing(Pythons()) as pythons:
+        print(asyncio.run(play(Path(sys.argv[1]).resolve(), pythons)))

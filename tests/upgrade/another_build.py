@@ -4,12 +4,13 @@ A build is a folder that comes first on PYTHONPATH, in the service's own environ
 container would bring, without its dependencies.
 """
 
-import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from quartet_common import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = (
@@ -23,7 +24,6 @@ _NEW_KEYS = (
     ("protos/quartet/v1/experience.proto", "message SamplingParams {", "  optional float next_key = 1000;"),
     ("quartet_common/sampling.py", '    """How completions are drawn; unset keys', "    next_key: float = 0.5"),
 )
-_VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Build:
 
 
 def checkout() -> Build:
-    return Build("checkout", None, _version_in(ROOT / "services" / "common" / "quartet_common"))
+    return Build("checkout", None, __version__)
 
 
 def next_build(folder: Path) -> Build:
@@ -56,8 +56,7 @@ def next_build(folder: Path) -> Build:
         shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
         module = target / "__init__.py"
         if module.exists():
-            module.write_text(_VERSION.sub(f'__version__ = "{build.version}"', module.read_text()))
-    assert _version_in(folder / "quartet_common") == build.version
+            module.write_text(module.read_text().replace(f'"{__version__}"', f'"{build.version}"'))
     shutil.copytree(ROOT / "protos" / "quartet", folder / "protos" / "quartet")
     shutil.copy(ROOT / "protos" / "generate.sh", folder / "protos")
     for name, after, line in _NEW_KEYS:
@@ -71,9 +70,3 @@ def _insert(file: Path, after: str, line: str) -> None:
     lines = file.read_text().splitlines()
     (place,) = [number for number, each in enumerate(lines) if each.startswith(after)]
     file.write_text("\n".join([*lines[: place + 1], line, *lines[place + 1 :], ""]))
-
-
-def _version_in(package: Path) -> str:
-    found = _VERSION.search((package / "__init__.py").read_text())
-    assert found, f"{package} has no __version__"
-    return found[1]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from another_build import ROOT, Build
@@ -130,45 +131,34 @@ class LiveRun(ByHand):
 
 
 class Story:
-    """The run's events as they come, for whoever waits for one; those after the event `after`, "$": new ones."""
+    """The run's events as they come, for whoever waits for one."""
 
-    def __init__(self, live: LiveRun, client: AsyncClient, after: str = ""):
-        self._live, self._client, self._after = live, client, after
-        self._news = asyncio.Condition()
-        self.events: list[RunEvent] = []
-        self._reading: asyncio.Task | None = None
+    def __init__(self, live: LiveRun, client: AsyncClient):
+        self._live = live
+        self._events: list[RunEvent] = []
+        self._reading = asyncio.create_task(self._read(client))
 
-    async def until(self, what: str, wanted: Callable[[list[RunEvent]], bool]) -> list[RunEvent]:
+    async def until(self, what: str, wanted: Callable[[list[RunEvent]], object]) -> list[RunEvent]:
         """Wait until the events from now on are as wanted; return them. Raises AssertionError if they do not come."""
-        begin = len(self.events)
-        deadline = time.monotonic() + SECONDS
-        self._reading = self._reading or asyncio.create_task(self._read())
-        while not wanted(self.events[begin:]):
-            self._live.must_run()
-            if self._reading.done():
-                self._reading.result()
-                raise AssertionError(f"the run ended before: {what}")
-            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s\n{self._live.logs()}"
-            async with self._news:
-                try:
-                    async with asyncio.timeout(1):  # to look whether all processes run
-                        await self._news.wait()
-                except TimeoutError:
-                    continue
-        print(what, flush=True)
-        return self.events[begin:]
+        begin = len(self._events)
 
-    async def _read(self) -> None:
-        async for event in self._client.watch(RUN, after=self._after):
-            self.events.append(event)
-            async with self._news:
-                self._news.notify_all()
+        async def has_come() -> object:
+            assert not self._reading.done(), f"the run ended before: {what}"
+            return wanted(self._events[begin:])
+
+        await self._live.until(what, has_come)
+        print(what, flush=True)
+        return self._events[begin:]
+
+    async def _read(self, client: AsyncClient) -> None:
+        async for event in client.watch(RUN):
+            self._events.append(event)
 
     async def close(self) -> None:
-        """Listen no more."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        """Listen no more. Raises what ended the listening."""
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
 
 
 def steps(count: int) -> Callable[[list[RunEvent]], bool]:
