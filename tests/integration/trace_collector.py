@@ -1,7 +1,7 @@
 """An OpenTelemetry collector: a gRPC server on a real socket that keeps the spans it is sent."""
 
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came over the wire; ids in hex, times in nanoseconds."""
+    """A span as it came over the wire; ids in hex, time in nanoseconds."""
 
     service: str
     name: str
@@ -17,14 +17,13 @@ class ReceivedSpan:
     id: str
     parent: str
     began: int
-    ended: int
     attributes: dict[str, object]
-    links: tuple[str, ...] = field(default=())
+    links: tuple[str, ...]
     """Traces it links to."""
 
 
-def _value(value) -> object:
-    return getattr(value, value.WhichOneof("value"))
+def _values(pairs) -> dict[str, object]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -39,24 +38,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request, context):  # noqa: N802 (OpenTelemetry's name)
         for resource in request.resource_spans:
-            about = {pair.key: _value(pair.value) for pair in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                self.spans += [_span(str(about["service.name"]), span) for span in scope.spans]
+            service = str(_values(resource.resource.attributes)["service.name"])
+            for span in (span for scope in resource.scope_spans for span in scope.spans):
+                ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+                links = tuple(link.trace_id.hex() for link in span.links)
+                attributes = _values(span.attributes)
+                one = ReceivedSpan(service, span.name, *ids, span.start_time_unix_nano, attributes, links)
+                self.spans.append(one)
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def close(self) -> None:
         self._server.stop(grace=None).wait(10)
-
-
-def _span(service: str, span) -> ReceivedSpan:
-    return ReceivedSpan(
-        service=service,
-        name=span.name,
-        trace=span.trace_id.hex(),
-        id=span.span_id.hex(),
-        parent=span.parent_span_id.hex(),
-        began=span.start_time_unix_nano,
-        ended=span.end_time_unix_nano,
-        attributes={pair.key: _value(pair.value) for pair in span.attributes},
-        links=tuple(link.trace_id.hex() for link in span.links),
-    )
