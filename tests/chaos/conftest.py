@@ -36,16 +36,13 @@ def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
 async def _all(root: Path, pythons: Pythons) -> dict:
     # It dies right after a commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed-unsaved"),)
-    tail = (Fault(10, "lose-tail", "redis"),)
     back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
     restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
     # One process of each service is enough to see what one trainer does wrong.
     small = functools.partial(Plan, groups=40, each=1)
     others = {
         "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),
-        "lost tail": (tail, small(root / "tail", durability="everysec")),
         "settle without instances": (back, small(root / "settle", control="settle-without-instances")),
-        "older state": (back, small(root / "older")),
         "restores": (restores, Plan(root / "restores", RESTORE_GROUPS)),
     }
 

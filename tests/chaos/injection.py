@@ -1,7 +1,6 @@
 """Doing faults to the processes of a town, one after the other as they fall due."""
 
 import asyncio
-import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -68,10 +67,7 @@ class Injector:
                 self.town.place.cut(one, other)
                 self._mend(self._heal_later(one, other, fault.seconds))
             case "trap":
-                victim = await self._trap(fault.target, "SIGKILL")
-                return f"{fault}: {victim.name}"
-            case "lose-tail":
-                return await self._lose_tail()
+                return f"{fault}: {(await self._trap(fault.target)).name}"
             case "snapshot":
                 await self._take_snapshot()
             case "restore":
@@ -120,16 +116,16 @@ class Injector:
         await asyncio.sleep(seconds)
         self.town.place.heal(one, other)
 
-    async def _trap(self, point: str, what: str) -> Victim:
+    async def _trap(self, point: str) -> Victim:
         """Set a trap, and return the trainer that went into it."""
-        self._set_trap(point, what)
+        self._set_trap(point)
         self.town.allow(max(self.town.committed, self._pace()))  # it must be able to get there
         async with asyncio.timeout(TRAP_SECONDS):
             return await self.town.trapped.get()
 
-    def _set_trap(self, point: str, what: str) -> None:
+    def _set_trap(self, point: str) -> None:
         writing = self.town.trap.with_suffix(".writing")
-        writing.write_text(json.dumps({"point": point, "signal": what}))
+        writing.write_text(point)
         writing.rename(self.town.trap)
 
     async def _take_snapshot(self) -> None:
@@ -152,51 +148,16 @@ class Injector:
         number = round(pick * (len(self._snapshots) - 1))
         snapshot, committed = self._snapshots[number]
         if kill_who_settles:
-            self._set_trap("settling", "SIGKILL")
-        await self._stop_redis()
-        data = self.town.plan.folder / "redis"
-        shutil.rmtree(data)
-        shutil.copytree(snapshot, data)
-        self.town.victims["redis"].allowed.set()
-        await self._at_work("redis")
-        return f"redis is back at snapshot {number + 1}, of {committed} groups"
-
-    async def _stop_redis(self) -> None:
+            self._set_trap("settling")
         redis = await self._at_work("redis")
         redis.allowed.clear()
         await redis.end_with(signal.SIGKILL)
         async with asyncio.timeout(READY_SECONDS):
             while redis.running:
                 await asyncio.sleep(0.01)
-
-    async def _lose_tail(self) -> str:
-        """What a power cut does with `appendfsync everysec`: Redis comes back as it was a checkpoint ago.
-
-        From one commit of the only trainer to its next.
-        """
-        town = self.town
-        trainer = await self._trap("committed", "SIGSTOP")
-        trainer.killed = False
-        log = append_only_file(town.plan.folder / "redis")
-        size = log.stat().st_size
-        trainer.allowed.clear()
-        process = await trainer.process()
-        async with asyncio.timeout(READY_SECONDS):
-            while process.status() != psutil.STATUS_STOPPED:  # it says that it will, then it does
-                await asyncio.sleep(0.01)
-        process.resume()
-        await self._trap("committed", "SIGKILL")
-        await self._stop_redis()
-        lost = log.stat().st_size - size
-        with log.open("r+b") as file:
-            file.truncate(size)
-        town.victims["redis"].allowed.set()
+        data = self.town.plan.folder / "redis"
+        shutil.rmtree(data)
+        shutil.copytree(snapshot, data)
+        redis.allowed.set()
         await self._at_work("redis")
-        trainer.allowed.set()
-        return f"SIGKILL redis and {trainer.name}; the last {lost} bytes of the AOF are lost"
-
-
-def append_only_file(folder: Path) -> Path:
-    """Return the file that Redis appends to: of 6.2, or the newest increment of 7 and later."""
-    increments = sorted((folder / "appendonlydir").glob("*.incr.aof"))
-    return increments[-1] if increments else folder / "appendonly.aof"
+        return f"redis is back at snapshot {number + 1}, of {committed} groups"

@@ -33,6 +33,7 @@ from town import Plan
 from quartet_local import guard
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / ".quartet" / "results" / "chaos.json"
 INSIDE = "QUARTET_CHAOS_INSIDE"
 FORMS = {"processes": PROCESS_DECK, "restores": RESTORE_DECK, "network": NETWORK_DECK}
 
@@ -52,12 +53,12 @@ def main() -> int:
         else:
             _run(form, arguments, share)
             results[form] = _report(arguments.folder / form)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print()
     for form, result in results.items():
         print(f"{form:10} {result['line']}")
-    print(f"results: {os.path.relpath(arguments.results)}")
+    print(f"results: {os.path.relpath(RESULTS)}")
     return 0 if all(result.get("right", True) for result in results.values()) else 1
 
 
@@ -68,7 +69,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, help="faults to be done (default: 200; of --signals 40)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
-    parser.add_argument("--results", type=Path, default=ROOT / ".quartet" / "results" / "chaos.json")
     only = parser.add_mutually_exclusive_group()
     parser.add_argument("--seeds", type=int, default=3, help="runs of --signals, from --seed on (default: 3)")
     for form in (*FORMS, "signals"):
@@ -93,7 +93,6 @@ def _signals(arguments: argparse.Namespace) -> int:
         say = functools.partial(print, flush=True)
         with closing(Pythons()) as pythons:
             report = asyncio.run(signals.run(folder, seed, arguments.faults, pythons, say))
-        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
         if not report.right:
             print(f"\n{signals.explain(report, folder)}\n")
         right = right and report.right

@@ -23,7 +23,7 @@ class Fault:
 
     Attributes:
         at: committed groups at which it is due.
-        kind: "kill", "terminate", "pause", "trap", "cut", "lose-tail", "snapshot", "restore".
+        kind: "kill", "terminate", "pause", "trap", "cut", "snapshot", "restore".
         target: a process ("broker-a"); "leader", the trainer at work then; "redis"; several, as "broker-a broker-b";
             for a cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point; a restore's may be
             "redis settling": the trainer that settles its ledger then is killed.
@@ -111,7 +111,7 @@ def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = 
 def family(fault: Fault) -> str:
     """Return the line of the report that a fault counts in."""
     if fault.kind not in ("kill", "terminate", "pause"):
-        return {"trap": "kill trainer at a point of its step", "lose-tail": "AOF cut short"}.get(fault.kind, fault.kind)
+        return "kill trainer at a point of its step" if fault.kind == "trap" else fault.kind
     names = fault.target.split()
     return f"{fault.kind} {'several at once' if len(names) > 1 else names[0].partition('-')[0]}"
 

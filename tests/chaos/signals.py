@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -109,9 +108,6 @@ class Report:
             f"seed {self.seed}: {what} ({self.done} of {self.due} signals, {self.restarts} restarts, "
             f"{self.steps} steps, {self.seconds:.0f} s)"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {"line": self.line(), **vars(self)}
 
 
 def draw(seed: int, count: int) -> Iterator[Blow]:

@@ -98,8 +98,7 @@ class Rollout:
         instance_id = lease.instance.instance_id
         version = self.member.version
         await asyncio.sleep(SLOWEST_SECONDS * (content.number_of(instance_id) % 100) / 100)
-        group = content.group(lease, version, await self.score(lease), self.member.me.instance_id)
-        put = broker_pb2.PutGroup(lease_id=lease.lease_id, group=group)
+        put = content.group(lease, version, await self.score(lease))
         for _ in range(2 if content.number_of(instance_id, "again ") % PUT_AGAIN == 0 else 1):
             outcome = broker_pb2.PUT_OUTCOME_NO_ROOM
             while outcome == broker_pb2.PUT_OUTCOME_NO_ROOM:

@@ -225,17 +225,15 @@ class Trainer:
             raise Fenced(describe(error)) from error
 
     def at(self, point: str) -> None:
-        """Be at a named point: if a trap waits here, go into it."""
+        """Be at a named point: if a trap waits here, die in it."""
         try:
-            if json.loads(self.trap.read_text())["point"] != point:
+            if self.trap.read_text() != point:
                 return
-            claimed = self.trap.with_suffix(f".{os.getpid()}")
-            self.trap.rename(claimed)
+            self.trap.rename(self.trap.with_suffix(f".{os.getpid()}"))
         except FileNotFoundError:
             return  # there is none, or another trainer went into it
-        what = json.loads(claimed.read_text())["signal"]
         tell("trapped", point=point)
-        os.kill(os.getpid(), signal.Signals[what])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main() -> None:

@@ -40,14 +40,6 @@ def test_a_trainer_that_leaves_a_protection_out_is_found_by_the_audit(runs, cont
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lost tail", "older state"])
-def test_an_older_redis_trains_nothing_twice_when_the_trainer_settles_its_ledger(runs, name):
-    report = runs[name]
-    assert report.right, report.explained()
-    assert report.told["settled"] > 0, report.explained()
-
-
-@pytest.mark.slow
 def test_redis_restored_again_and_again_loses_nothing_and_trains_nothing_twice(runs):
     report = runs["restores"]
     assert report.right, report.explained()

@@ -38,14 +38,12 @@ class Plan:
         folder: for data, logs, checkpoints; emptied by whoever gives it.
         control: what the trainer leaves out (standin_trainer.Trainer).
         each: processes of each service, 1 or 2.
-        durability: Redis' appendfsync.
     """
 
     folder: Path
     groups: int
     control: str = ""
     each: int = 2
-    durability: str = "always"
 
     def checkpoints(self, trainer: str) -> Path:
         return self.folder / "checkpoints" / trainer
@@ -58,7 +56,7 @@ class Town:
         self.plan = plan
         self.place = place
         self._pythons = pythons
-        self.trap = plan.folder / "trap.json"
+        self.trap = plan.folder / "trap"
         self.pace = plan.folder / "pace"
         self.committed = 0  # groups, as far as heard
         self.leader = ""  # name of the trainer that opened the newest session, as far as heard
@@ -94,10 +92,10 @@ class Town:
         host, _, port = self.place.address("redis").rpartition(":")
         options = {
             "protected-mode": "no",
-            "appendfsync": self.plan.durability,
-            # Rewritten while it is killed; never where the tail is to be cut off, which must stay the tail.
+            "appendfsync": "always",
+            # Rewritten while it is killed.
             "auto-aof-rewrite-min-size": "1mb",
-            "auto-aof-rewrite-percentage": "10" if self.plan.durability == "always" else "0",
+            "auto-aof-rewrite-percentage": "10",
         }
         return redis_command(int(port), self.plan.folder / "redis", True, host, **options)
 
