@@ -54,6 +54,32 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     assert (await behind.stub.FinishRun(request)).run.state == pb.RUN_STATE_SUCCEEDED
 
 
+async def test_what_the_ledger_says_was_trained_may_be_anywhere_in_the_books(world):
+    """p0 is dropped, p1 in a batch, p2 and p3 are ready, p4 is dead, p5 leased, the others are queued."""
+    await world.create(max_staleness=9)
+    await world.submit(*(f"p{n}" for n in range(8)))
+    await world.open()
+    await world.roll_out(4)
+    await world.batch(0)
+    await world.drop(0, "p0")
+    dead, _ = await world.lease(2)
+    await world.release(dead.lease_id, "no", permanent=True)
+    await world.open(checkpoint=4, settles_ledger=True)
+    assert (await world.settle(*LEDGER)).settled == 8
+    stats = await world.stats()
+    assert (stats.committed, stats.dropped, stats.dead, stats.leased, stats.queued) == (8, 0, 0, 0, 0)
+    assert not await world.faults()
+
+
+async def test_a_session_that_the_books_have_lost_fences_the_one_that_it_replaced(world):
+    await world.create()
+    await world.open()
+    before = world.session - 1000
+    await world.redis.hset(keys.run(world.run_id), "session", before)
+    for session in (world.session, before):
+        await refused(world.commit(0, session=session), grpc.StatusCode.FAILED_PRECONDITION, "fenced")
+
+
 async def test_a_trainer_without_a_ledger_is_refused_unless_its_ids_reach_back_to_the_books(behind):
     told = await refused(behind.open(checkpoint=4, consumed=LEDGER[2][1] + LEDGER[3][1]))
     assert "lack the steps 1 to 1" in told and "settles_ledger" in told
