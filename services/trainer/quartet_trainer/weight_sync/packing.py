@@ -44,6 +44,7 @@ class Packer:
         self._count = min(buffers, len(manifest.bucket_bytes))
         self._buffers: list[torch.Tensor] = []
         self._checksum = BackgroundChecksum()
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
 
     def pack(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the `buffers`-th after it is due.
@@ -77,8 +78,19 @@ class Packer:
                 bucket[planned.offset : end].copy_(data)
                 planned = next(tensors, None)
             bucket[end:].zero_()
-            reads.append(self._checksum.add(partial(_bytes, bucket)))
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            reads.append(self._checksum.add(partial(self._bytes, bucket)))
             yield bucket
+
+    def beside_training(self) -> torch.cuda.StreamContext:
+        """For another thread, with packed buckets on a GPU: what it does within waits for them, and for nothing that
+        training gives to the GPU meanwhile."""
+        return torch.cuda.stream(self._stream)
+
+    def _bytes(self, bucket: torch.Tensor) -> memoryview:
+        with self.beside_training():
+            return memoryview(bucket.cpu().numpy())
 
     def checksums(self) -> list[int]:
         """Return the checksum up to the end of each bucket that was packed last, waiting for them if need be."""
@@ -108,7 +120,3 @@ class Snapshot(Packer):
         self.version = -1
         self.buckets = list(self.pack(weights))
         self.version = version
-
-
-def _bytes(bucket: torch.Tensor) -> memoryview:
-    return memoryview(bucket.cpu().numpy())

@@ -77,8 +77,12 @@ class WeightSync:
             return
         if self._snapshot.version != version:
             self._snapshot.take(version, self._learner.weights())
-        self._update = self._executor.submit(self._send, version, self._snapshot)
+        self._update = self._executor.submit(self._send_beside_training, version)
         self._update.add_done_callback(lambda _: self._on_end())
+
+    def _send_beside_training(self, version: int) -> Published | None:
+        with self._snapshot.beside_training():
+            return self._send(version, self._snapshot)
 
     def _send(self, version: int, weights: Weights | Snapshot) -> Published | None:
         with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):
