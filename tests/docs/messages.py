@@ -35,6 +35,7 @@ FORMS = {
     ),
     "permission_denied": "{0}: {1}",
     "unauthenticated": "authorization: {0}",
+    "invalid_request": "{0}",
 }
 KEYWORDS = {"came": 1, "allowed": 2}
 # Mistakes in a program, of ours or of a plug-in, not messages for who runs it.

@@ -54,8 +54,8 @@ def test_ctrl_c_leaves_nothing_of_vllm(launch, run_file, pythons, tmp_path):
     settings = ("--set", "run.max_steps=1000000", "--set", "rollout.engine=vllm")
     launched = launch(run_file, *settings, checkout=checkout)
     interrupt(launched, "step 1")
-    said = launched.said().partition("run launched is active\n")[2].partition("step 1/")[0]
-    assert "rollout waits for engine loading\n" in said and "trainer waits for a rollout to join the run\n" in said
+    said = launched.said().partition("step 1/")[0]
+    assert "trainer waits for a rollout to join the run\n" in said, "vLLM takes long enough to be asked meanwhile"
 
 
 def interrupt(launched, moment: str) -> None:
