@@ -115,7 +115,7 @@ FSDP_AFTER_DDP = Job("fsdp", "dapo", resume=DDP_AFTER_TP)
 TP_ZERO = Job("tp2-dp2, zero 1", "dapo", resume=TP)
 PP_ZERO = Job("pp2-dp2, zero 1", "dapo", resume=TP_ZERO)
 ZERO_1 = Job("zero 1", "grpo", resume=PP_ZERO)
-SPREAD = ("grpo", "reinforce_pp", "ptx", "passes")
+SPREAD = ("grpo", "reinforce_pp", "ppo", "ptx", "passes")
 JOBS = [
     *(Job("ddp", case) for case in CASES if case not in ("checkpointing", "standing still")),
     *(Job(layout, case) for layout in ("tp2-dp2", "pp2-dp2") for case in SPREAD),
