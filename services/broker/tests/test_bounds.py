@@ -109,7 +109,8 @@ async def test_every_call_answers_with_whatever_was_stored(world):
             assert await world.put(group(lease)) == ["ACCEPTED"]
 
     listed = await pages(world.stub.ListRuns, pb.ListRunsRequest())
-    assert [run.spec.run_id for page in listed for run in page.runs] == [*reversed(others), world.run_id]
+    names = [run.spec.run_id for page in listed for run in page.runs]  # newest first; behind them those of other tests
+    assert names[:31] == [*reversed(others), world.run_id]
     listed = await pages(world.stub.ListDead, pb.ListDeadRequest(run_id=world.run_id))
     dead = [each for page in listed for each in page.dead]
     assert [each.instance.instance_id for each in dead] == ["d0", "d1", "d2", "d3"]
