@@ -7,7 +7,6 @@ is carried across a weight update keeps the temperature it began with: it is one
 divides the logits by it.
 """
 
-import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import AsyncGenerator
@@ -19,7 +18,7 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.sampling import FIRST_RELEASE, SamplingParameters, altered, capability, given
-from quartet_rollout.engines.base import Engine, EngineCompletion, PromptError, SamplingSettings
+from quartet_rollout.engines.base import Engine, EngineCompletion, PromptError, SamplingSettings, side_by_side
 
 
 class PromptRefused(Exception):
@@ -121,14 +120,10 @@ async def generate_completions(
                 aborted.append(completion.index)
             else:
                 yield completion
-    again = [asyncio.create_task(_generate_again(engine, request_id, token_ids, request, index)) for index in aborted]
-    try:
-        for one in asyncio.as_completed(again):
-            yield await one
-    finally:
-        for task in again:
-            task.cancel()
-        await asyncio.gather(*again, return_exceptions=True)
+    again = (_generate_again(engine, request_id, token_ids, request, index) for index in aborted)
+    async with aclosing(side_by_side(again)) as stream:
+        async for completion in stream:
+            yield completion
 
 
 async def _generate_again(

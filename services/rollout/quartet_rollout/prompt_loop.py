@@ -100,7 +100,7 @@ class PromptLoop:
         # What requests with an older version may still bring takes room, but does not shut the door.
         expected = sum(completions for _, completions in self._asking.values())
         if expected:
-            room = max(room - expected, portion)
+            room = max(room - expected, min(room, portion))
         return min(room // group_size, _MAX_PROMPTS)
 
     def _ask(self, prompts: int) -> None:

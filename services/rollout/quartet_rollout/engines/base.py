@@ -14,7 +14,8 @@ installation needs a pause.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -168,6 +169,20 @@ def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[i
             begin = spans.pop()[1]
         spans.append((version, begin, end))
     return tuple(spans)
+
+
+async def side_by_side(
+    completions: Iterable[Coroutine[Any, Any, EngineCompletion]],
+) -> AsyncGenerator[EngineCompletion, None]:
+    """Yield each as it finishes. Those left are cancelled when this is closed, or one of them raises."""
+    tasks = [asyncio.create_task(completion) for completion in completions]
+    try:
+        for finished in asyncio.as_completed(tasks):
+            yield await finished
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     SleepLevel,
     WeightInstallError,
+    side_by_side,
 )
 from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import load_tokenizer
@@ -180,14 +182,9 @@ class VllmEngine(ProcessEngine):
         prompt = self._check_request(prompt_token_ids, n, sampling)
         # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
         draws = (self._draw(f"{request_id}/{next(self._numbers)}", prompt, index, sampling) for index in range(n))
-        tasks = [asyncio.create_task(draw) for draw in draws]
-        try:
-            for completion in asyncio.as_completed(tasks):
-                yield await completion
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with aclosing(side_by_side(draws)) as stream:
+            async for completion in stream:
+                yield completion
 
     async def _draw(self, key: str, prompt: list[int], index: int, sampling: SamplingSettings) -> EngineCompletion:
         self._parked += 1
