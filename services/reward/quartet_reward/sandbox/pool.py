@@ -49,6 +49,8 @@ class Sandbox:
         self._slots: FairQueue[int] = FairQueue("code")
         self._slots.offer(*range(settings.slots))
         self._endings: set[asyncio.Task] = set()
+        self._starts: set[asyncio.Task] = set()
+        """Kept from being collected, as the event loop refers to its tasks weakly."""
         self._closed = False
         self.survivors = 0
         """Executions after whose end somebody still held their pipes."""
@@ -161,7 +163,10 @@ class Sandbox:
         if self._server is not None and not self._server.gone.is_set() and not self._closed:
             return self._server
         # The program that it is started for may be given up: the next one needs it too.
-        return await asyncio.shield(self._started())
+        start = asyncio.create_task(self._started())
+        self._starts.add(start)
+        start.add_done_callback(self._starts.discard)
+        return await asyncio.shield(start)
 
     async def _started(self) -> ServerHandle:
         async with self._starting:
