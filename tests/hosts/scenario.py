@@ -9,6 +9,7 @@ survived and every prompt group counted exactly once.
 import asyncio
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -124,11 +125,17 @@ async def partition(story: Story, lan: Lan) -> None:
 async def slow_link(story: Story, lan: Lan) -> None:
     """The link to the rollout is slow for some updates of weights."""
     lan.slow(PLACES["rollout"], SLOW_KBIT)
+    slow_since = datetime.now(UTC)
     print(f"the link to beta is slow: {SLOW_KBIT} kbit/s", flush=True)
-    events = await story.until("the run goes on over the slow link", lambda events: len(published(events)) >= 3)
+
+    def slow(events: list[RunEvent]) -> list[RunEvent]:
+        """Return the updates since then: events of before may still be unread."""
+        return [event for event in published(events) if event.at > slow_since]
+
+    events = await story.until("the run goes on over the slow link", lambda events: len(slow(events)) >= 3)
     lan.quick(PLACES["rollout"])
     # The first may have been on its way when the link became slow. Each of the others had to come through it.
-    updates = published(events)
+    updates = slow(events)
     waits = [(after.at - before.at).total_seconds() for before, after in pairwise(updates)]
     for update, seconds in zip(updates[1:], waits, strict=True):
         least = update.what.bytes * 8 / (1000 * SLOW_KBIT)
