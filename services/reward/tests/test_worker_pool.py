@@ -8,9 +8,14 @@ from reward_samples import ENDLESS, until
 
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.math.equality import worker_command
-from quartet_reward.workers.pool import WorkerPool
+from quartet_reward.workers.pool import WorkerCommand, WorkerPool
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
+ECHO = """
+import sys
+from quartet_reward.workers import protocol
+protocol.serve(int(sys.argv[1].removeprefix("--parent=")), lambda: lambda request: request)
+"""
 
 
 async def test_a_worker_judges_so_many_references_and_another_takes_its_place_until_the_pool_closes():
@@ -37,3 +42,17 @@ async def test_a_worker_judges_so_many_references_and_another_takes_its_place_un
         with pytest.raises(ShuttingDown):
             await task
     assert not any(os.path.exists(f"/proc/{pid}") for pid in (first, second))
+
+
+async def test_nothing_more_is_asked_of_a_worker_whose_answer_was_its_last(tmp_path, caplog):
+    (tmp_path / "echo.py").write_text(ECHO)
+    command = WorkerCommand("echo", variables={"PYTHONPATH": str(tmp_path)})
+    pool = WorkerPool("math", command, 600.0, queue_seconds=60.0)
+    pool.start()
+    try:
+        await pool.run({"event": "out_of_memory", "last": True})
+        (first,) = pool.pids
+        await pool.run({"event": "done"})
+        assert first not in pool.pids and not caplog.messages
+    finally:
+        await pool.close()

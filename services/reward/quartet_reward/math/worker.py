@@ -8,7 +8,7 @@ It may be killed at any moment; it holds nothing that matters. Its standard inpu
     -> {"reference": "…", "answer": "…", "policy": {…}, "cpu_seconds": 10}
     <- {"event": "done", "equal": true}
 
-    <- {"event": "out_of_memory"} | {"event": "failed", "reason": "…"}      to either
+    <- {"event": "out_of_memory", "last": true} | {"event": "failed", "reason": "…"}      to either
 """
 
 import argparse
@@ -258,7 +258,7 @@ def _answer(request: dict) -> dict:
     except BadReference as bad:
         return {"event": "bad_reference", "reason": str(bad)}
     except MemoryError:
-        return {"event": "out_of_memory"}
+        return {"event": "out_of_memory", "last": True}  # what is left of it would fail the next answer too
     except Exception as error:  # whatever sympy raises is told to the service, which decides
         return {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500]}
 

@@ -242,7 +242,7 @@ class WorkerPool:
         fate = "died"
         try:
             answer = await worker.ask(request, self._deadline_seconds)
-            fate = "recycled" if worker.tasks_done == self._recycle_after else ""
+            fate = "recycled" if worker.tasks_done == self._recycle_after or answer.get("last") else ""
             return answer
         except TaskTimedOut:
             fate = "deadline"
