@@ -1,4 +1,4 @@
-"""The parts of the broker, made, started and stopped: Redis, the servicer, the notifier, the sweeper."""
+"""Creates, starts and stops the broker's parts: Redis connections, servicer, notifier, sweeper."""
 
 from quartet_broker.config import BrokerSection
 from quartet_broker.servers import connect

@@ -1,7 +1,7 @@
-"""AuditRun: what became of every training instance, and whether the run's books are right.
+"""AuditRun: the state of every training instance, and a check of the run's books.
 
-Pages are read while the run goes on; the books are checked in one script (`audit_books.lua`), an atomic look. There all
-is counted anew from the instances: their keys are found by a scan, so that one that nothing names is found too.
+Pages are read while the run goes on; then one script (`audit_books.lua`) checks the books atomically. It recounts
+everything from the instances, whose keys come from a scan, so that an instance which no list names is found too.
 """
 
 import re
@@ -19,7 +19,7 @@ _AT_ONCE = 4  # each holds the ids of all instances
 _RETRY_SECONDS = 2.0
 _SCANNED = 1000
 
-# Counts of what is there now, made anew; the others of RunStats are kept since the run began.
+# Counts of what exists now, which the audit recounts; the other RunStats are totals since the run began.
 _NOW = (
     "queued",
     "leased",
@@ -31,7 +31,7 @@ _NOW = (
     "untrained_in_flight",
 )
 _STATES = {name.removeprefix("GROUP_STATE_").encode(): value for name, value in broker_pb2.GroupState.items()}
-# STATE|digest|attempt|step|data pass; the last came later.
+# STATE|digest|attempt|step|data pass; older lines have no data pass.
 _LINE = re.compile(rb"(COMMITTED|DROPPED|DELIVERED)\|[^|]*\|(\d+)\|(-?\d+)(?:\|(\d*))?")
 _MOST_BAD_LINES = 20
 _FIELDS = ("state", "purpose", "attempt", "step", "pass")
@@ -39,7 +39,7 @@ _STATS = [count.name for count in broker_pb2.RunStats.DESCRIPTOR.fields]
 
 
 class Audit:
-    """Looks at runs; changes nothing."""
+    """Audits runs; reads only."""
 
     def __init__(self, store: Store, runs: Runs):
         self._store = store
@@ -54,21 +54,21 @@ class Audit:
         self._under_way += 1
         try:
             before = (await self._runs.load(run_id)).stats
-            look = _Look(self._store, run_id)
-            # Those alive first: an instance that is settled meanwhile is then seen twice, not missed.
-            for records in look.live, look.settled:
+            audit = _RunAudit(self._store, run_id)
+            # Live instances first: one that is settled meanwhile is then seen twice, not missed.
+            for records in audit.live, audit.settled:
                 async for found in records():
                     for start in range(0, len(found), _PAGE):
                         page = broker_pb2.AuditPage(instances=found[start : start + _PAGE])
                         yield broker_pb2.AuditRunResponse(page=page)
-            summary = await look.summary(await self._runs.load(run_id), before)
+            summary = await audit.summary(await self._runs.load(run_id), before)
             yield broker_pb2.AuditRunResponse(summary=summary)
         finally:
             self._under_way -= 1
 
 
-class _Look:
-    """What one audit has seen of a run."""
+class _RunAudit:
+    """One audit: what it has read of the run so far."""
 
     def __init__(self, store: Store, run_id: str):
         self._store = store
@@ -100,20 +100,17 @@ class _Look:
             yield await self._live_records(new)
 
     async def _live_records(self, ids: list[bytes]) -> list[broker_pb2.InstanceRecord]:
-        # A group in a batch is trained when its batch is. Read first, so that at worst an older state is told.
+        # A group in a batch is trained when its batch is. Batches are read first: at worst an older state is reported.
         batches, *hashes = await self._store.read(
             [
                 ("HGETALL", self._prefix + b"batches"),
-                *(
-                    ("HMGET", self._prefix + b"i:" + name, "state", "purpose", "attempt", "step", "pass")
-                    for name in ids
-                ),
+                *(("HMGET", self._prefix + b"i:" + name, *_FIELDS) for name in ids),
             ]
         )
         records = []
         for name, (state, purpose, attempt, step, data_pass) in zip(ids, hashes, strict=True):
             if purpose != b"TRAIN" or state not in _STATES:
-                continue  # what has no state is among the faults
+                continue  # the summary reports an instance without a state as a fault
             if state == b"LEASED_TO_TRAINER" and batches.get(step) == b"TRAINED":
                 state = b"TRAINED"
             records.append(_record(name, state, attempt, step, data_pass))
@@ -206,7 +203,7 @@ def _differences(kept: dict[str, int], anew: dict[str, int]) -> Iterator[str]:
 def _settled_faults(
     seen: dict[str, int], forgotten: int, before: broker_pb2.RunStats, after: broker_pb2.RunStats
 ) -> Iterator[str]:
-    """Settled instances are walked while the run goes on: at least those settled before, at most those after it."""
+    """Yield faults of the settled counts: at least those `before` the walk and at most those `after` it are right."""
     for name, count in seen.items():
         if count > getattr(after, name):
             yield f"{name}: the broker counts {getattr(after, name)}, {count} are remembered as such"

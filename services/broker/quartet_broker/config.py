@@ -1,4 +1,4 @@
-"""The [broker] section of the run file, and its `redis_url`: which servers, reached how, in which form of Redis.
+"""The [broker] section of the run file, and the forms of its `redis_url`.
 
 redis://[user:password@]host[:port][/db]          one server (rediss:// with TLS, unix:///path by socket)
 redis+sentinel://host[:port],…/service[/db]       the master that Sentinels name
@@ -32,13 +32,13 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """A URL taken apart.
+    """A parsed URL.
 
     Attributes:
         form: "single", "sentinel" or "cluster".
-        addresses: servers to ask where things are; empty for a single one.
+        addresses: Sentinels, or the first known nodes of a Cluster; empty for a single server.
         service: the master's name at the Sentinels.
-        options: arguments of a connection to a server that has data; of a single one with its address.
+        options: arguments of a connection to a server that has data; its address too if it is a single one.
         sentinel_options: arguments of a connection to a Sentinel.
     """
 
@@ -50,7 +50,7 @@ class RedisUrl:
 
 
 def parse(url: str) -> RedisUrl:
-    """Take a URL apart. Raises ValueError, with a sentence that has no password in it."""
+    """Parse a URL. Raises ValueError; its message contains no password."""
     if not url.startswith(SCHEMES):
         raise ValueError(f"must begin with one of {', '.join(SCHEMES)}")
     scheme, _, rest = url.partition("://")
@@ -99,7 +99,7 @@ def _address(text: str, default_port: int) -> Address:
 
 
 def without_password(url: str) -> str:
-    """Return a Redis URL fit for logs and messages. Of one that cannot be read, rather too little is left."""
+    """Return a Redis URL for logs and messages, with the password masked."""
     head, at, tail = url.rpartition("@")
     scheme, separator, credentials = head.partition("://")
     user, colon, _ = credentials.partition(":")
@@ -108,55 +108,55 @@ def without_password(url: str) -> str:
 
 
 class BrokerSection(Section):
-    """[broker]: which Redis, and what it may hold for people and results."""
+    """[broker]: the Redis server and the limits on what the broker stores there."""
 
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         description="Redis 6.2 or later, or Valkey: redis://, unix://, redis+sentinel://host:port,…/master or "
         "redis+cluster://host:port,…; with TLS rediss://, rediss+sentinel://, rediss+cluster://.",
     )
-    redis_timeout: float = Field(5.0, gt=0, description="Seconds to wait for an answer of Redis.")
-    redis_connections: int = Field(64, ge=2, description="Most connections to a Redis server.")
+    redis_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a reply of Redis.")
+    redis_connections: int = Field(64, ge=2, description="Maximum connections to one Redis server.")
     max_streams_per_peer: int = Field(
-        256, ge=1, description="Most open streams of one peer: watchers, results, batches, audits."
+        256, ge=1, description="Maximum open streams of one peer: watchers, results, batches, audits."
     )
     watcher_patience: float = Field(
-        30.0, gt=0, description="Seconds that a watcher may take for a message before its stream is ended."
+        30.0, gt=0, description="Seconds that a watcher may take to read a message before its stream is ended."
     )
     redis_replicas: int = Field(
-        0, ge=0, description="Replicas that must have a change before the call that made it is answered (WAIT)."
+        0, ge=0, description="Replicas that must acknowledge a change (WAIT) before the call that made it returns."
     )
     finished_run_ttl: float = Field(
-        0.0, ge=0, description="Seconds after its end at which a run is deleted with all its data; 0: never."
+        0.0, ge=0, description="Seconds after which a run that ended is deleted with all its data; 0: never."
     )
     sweep_interval: float = Field(1.0, gt=0, le=60, description="Seconds between sweeps of expired leases and members.")
     sample_events_per_step: int = Field(2, ge=0, description="Groups per policy version shown as GroupSample events.")
     max_result_bytes: int = Field(
-        256 << 20, ge=0, description="Most bytes of transcripts kept to be collected, per run and purpose."
+        256 << 20, ge=0, description="Maximum bytes of transcripts kept for CollectResults, per run and purpose."
     )
-    max_runs: int = Field(10_000, ge=1, description="Most runs, ended ones included, until they are deleted.")
+    max_runs: int = Field(10_000, ge=1, description="Maximum runs, including those that ended and are not deleted.")
     max_prompt_bytes: int = Field(
         1 << 30,
         ge=1 << 20,
-        description="Most bytes of a run's prompts that wait, are under way or dead, and of its evaluation sets; each "
-        "counts 1 KiB more. Evaluations under way may take as much again.",
+        description="Maximum bytes of a run's prompts that are not terminal and of its evaluation sets; each prompt "
+        "counts 1 KiB more. Evaluations in progress may take the same amount again.",
     )
     max_evaluation_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Most bytes of the headers that a run keeps of its evaluations, those under way aside; the oldest "
-        "evaluations go first.",
+        description="Maximum bytes of headers kept of a run's complete evaluations; the oldest evaluations are deleted "
+        "first.",
     )
     max_event_bytes: int = Field(
-        64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
+        64 << 20, ge=1 << 20, description="Maximum bytes of a run's events; the oldest are deleted first."
     )
-    max_members: int = Field(1024, ge=1, le=4096, description="Most live members of a run.")
+    max_members: int = Field(1024, ge=1, le=4096, description="Maximum live members of a run.")
     max_caller_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Most of a run's prompts and members, and of all runs, that one certificate's holder may have; of "
-        "prompts the client that made the run, and its trainer, may have all.",
+        description="Maximum share of a run's prompts and members, and of all runs, that the holder of one certificate "
+        "may have. It does not limit the prompts of the run's creator and trainer.",
     )
     any_member_address: bool = Field(
         False, description="Let members register addresses at hosts that their certificates do not name."
@@ -164,14 +164,14 @@ class BrokerSection(Section):
     max_first_dead: int = Field(
         20,
         ge=0,
-        description="A run of which so many training prompts in a row died of one reason, before any group was stored, "
-        "is ended as failed; 0: never.",
+        description="End a run as failed when this many training prompts in a row died of one reason before any group "
+        "was stored; 0: never.",
     )
     remembered_lives: int = Field(
-        10_000, ge=0, description="Settled instances of which a run keeps what happened to them (`quartet trace`)."
+        10_000, ge=0, description="Terminal instances whose history a run keeps (`quartet trace`)."
     )
     remembered_instances: int = Field(
-        1_000_000, ge=1, description="Settled instances a run remembers, to refuse them when they are submitted again."
+        1_000_000, ge=1, description="Terminal instances that a run remembers, to recognize repeated submissions."
     )
 
     @field_validator("redis_url")

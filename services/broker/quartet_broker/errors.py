@@ -1,11 +1,11 @@
-"""Refusals that several parts share."""
+"""Errors that several modules raise."""
 
 from quartet_broker import validation
 from quartet_common.errors import ContractError, failed_precondition, not_found, resource_exhausted
 
 
 def over_share(what: str, held: int, most: int, retry_seconds: float | None = None) -> ContractError:
-    """Return the refusal of a caller that would hold more than its share."""
+    """Return the error for a caller that would exceed its share."""
     return resource_exhausted(
         what,
         f"the certificate '{validation.owner()}' holds {held} and may hold at most {most} (broker.max_caller_share)",

@@ -1,4 +1,4 @@
-"""The run's events, for people: ReportProgress and WatchRun."""
+"""A run's events: ReportProgress and WatchRun."""
 
 import asyncio
 from collections import OrderedDict
@@ -34,7 +34,7 @@ def state_event(state: broker_pb2.RunState, reason: str = "") -> bytes:
 
 
 def decode(entry_id: bytes, fields: list[bytes]) -> broker_pb2.RunEvent:
-    """Return the event of a stream entry. Its first field says which kind it is: some are written by scripts."""
+    """Return the event of a stream entry. Its first field names its kind; scripts write some kinds as text."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     match fields[0]:
         case b"event":
@@ -63,7 +63,7 @@ def _is_end(event: broker_pb2.RunEvent) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in the events of a run; one of the same name that was made later has others."""
+    """A position in a run's events. `created` distinguishes runs of the same name."""
 
     run_id: str
     created: bytes
@@ -72,7 +72,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Event:
-    """An event as its watchers get it: a serialized WatchRunResponse."""
+    """An event as watchers receive it: a serialized WatchRunResponse."""
 
     event_id: str
     response: bytes
@@ -80,22 +80,22 @@ class _Event:
 
 
 class _Log:
-    """The events that watchers read: from Redis once, whoever waits for them."""
+    """A cache of events: watchers of the same events share one read from Redis."""
 
     def __init__(self, store: Store):
         self._store = store
         self._reads = SharedReads(_READS_AT_ONCE)
-        self._next: OrderedDict[_Place, _Event] = OrderedDict()  # the event behind a place, the latest read last
+        self._next: OrderedDict[_Place, _Event] = OrderedDict()  # the event after each place, the latest read last
         self._bytes = 0
 
     async def next(self, place: _Place) -> tuple[bytes, _Event | None]:
-        """Return the run's state, and the event behind a place if there is one. Raises NOT_FOUND."""
+        """Return the run's state, and the event after a place if there is one. Raises NOT_FOUND."""
         if place in self._next:
             return b"ACTIVE", self._next[place]
         return await self._reads.read(place, lambda: self._read(place))
 
     async def _read(self, place: _Place) -> tuple[bytes, _Event | None]:
-        # The state is read first: an end that comes later is behind the entries read now, or wakes the watchers.
+        # The state is read first: if the run ends later, its end is after the entries read now, or wakes the watchers.
         (state, created), entries = await self._store.read(
             [
                 ("HMGET", keys.run(place.run_id), "state", "created"),
@@ -123,9 +123,9 @@ class _Log:
 
 
 class _Turns:
-    """Paces watchers that read a run's past: a message in a pass of the event loop, in a millisecond if they are many.
+    """Paces watchers that read past events: one message per iteration of the event loop, or per ms if they are many.
 
-    Fifty side by side would otherwise hold up each of everybody's calls by fifty messages.
+    Otherwise fifty such watchers would delay every other call by fifty messages.
     """
 
     _FEW, _PAUSE_SECONDS = 4, 0.001
@@ -165,8 +165,8 @@ class Events:
         validation.check_event(kind, source)
         request.event.ClearField("event_id")
         request.event.ClearField("at")
-        said = validation.stored("event", request.event), int(kind in validation.OF_THE_TRAINING), source
-        reply = await self._store.run("add_event", request.run_id, *said)
+        arguments = validation.stored("event", request.event), int(kind in validation.OF_THE_TRAINING), source
+        reply = await self._store.run("add_event", request.run_id, *arguments)
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 
     async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:
@@ -194,7 +194,7 @@ class Events:
             behind = False
 
     async def _is_last_end(self, run_id: str, event_id: str) -> bool:
-        """True unless the run was extended since."""
+        """Return False if the run was extended since."""
         ((state, end),) = await self._watched.read([("HMGET", keys.run(run_id), "state", "end_event")])
         return state != b"ACTIVE" and end in (None, event_id.encode())  # None: an earlier release ended it
 

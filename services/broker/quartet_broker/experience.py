@@ -21,7 +21,7 @@ from quartet_broker.traces import trace_puts, trace_ready
 from quartet_common.errors import aborted, invalid_argument
 from quartet_common.wire import Bytes
 
-# A batch is read from Redis, and sent, in messages of at most this size, or of one group that is larger.
+# A batch is read from Redis and sent in messages of at most this size; a larger group is sent alone.
 _MESSAGE_BYTES = 2 << 20
 _MOST_GROUPS = 256
 
@@ -55,7 +55,7 @@ class Experience:
         return response
 
     async def _put(self, run_id: str, groups: Sequence[Put]) -> list[bytes]:
-        """Store what the groups are made of and have them accepted, in one round trip; return the outcome of each."""
+        """Store the groups' bytes and run the script that accepts them, in one round trip; return each outcome."""
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
         values: dict[str, Bytes] = {}
         arguments: list[Value] = [self._samples]
@@ -64,7 +64,7 @@ class Experience:
             trains = header.purpose == experience_pb2.PURPOSE_TRAIN
             payload: Bytes = b""
             if trains:
-                # What is in it is between rollout and trainer: kept as it will be sent, but for the transcript.
+                # Stored as it will be sent to the trainer, without the transcript.
                 payload = values[f"{prefix}payload:{name}"] = put.stored
             if transcript:
                 values[f"{prefix}transcript:{name}"] = transcript
@@ -92,7 +92,7 @@ class Experience:
     async def lease(
         self, request: broker_pb2.LeaseExperienceRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[broker_pb2.LeaseExperienceResponse | bytes]:
-        """Yield the manifest of a step's batch, waiting until it is whole, then its groups."""
+        """Wait until a step's batch is whole; yield its manifest, then its groups."""
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
         most = validation.integer("max_groups_per_message", request.max_groups_per_message, 0, _MOST_GROUPS)
@@ -154,7 +154,7 @@ class Experience:
 
 
 def _messages(stored: Sequence[tuple[bytes, int]], most: int) -> Iterator[list[bytes]]:
-    """Yield the names of the groups of each message, from the name and bytes of all; at most `most` to a message."""
+    """Yield the names of each message's groups, at most `most`. `stored`: name and bytes of each group."""
     names: list[bytes] = []
     room = _MESSAGE_BYTES
     for name, group_bytes in stored:
@@ -183,7 +183,7 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
 
 
 def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[tuple[bytes, int]]]:
-    """Return the manifest; and of each group the name under which it is stored, and its bytes."""
+    """Return the manifest, and for each group the name under which it is stored and its bytes."""
     match reply[0]:
         case b"GRANTED":
             _, replayed, last, *groups = reply

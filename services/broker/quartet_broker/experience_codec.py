@@ -1,10 +1,9 @@
-"""The bytes of experience: a put's groups as Redis will hold them, and a batch's messages of what Redis holds.
+"""Converts experience between gRPC messages and values in Redis without parsing the tensors.
 
-A call brings up to 64 MiB, of which the broker reads the headers: through a message object every group would be copied
-into the message, and out of it again. So a request is cut where the fields of its groups begin. One whose fields are in
-another order than our clients write them, or are unknown here, goes through the message object, and becomes the same.
-A batch is put between field tags: a group as it was stored, followed by its transcript, is the group, and groups after
-one another are the list of them (`quartet_common.wire`).
+A request has up to 64 MiB, of which the broker reads only the headers; parsing it would copy every group twice. So it
+is sliced where the fields of its groups begin. A request with unknown fields, or with fields in another order than our
+clients write, is parsed instead, with the same result. A batch is sent by writing field tags between the stored bytes:
+a stored group followed by its transcript is a serialized group (`quartet_common.wire`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.wire import Bytes, field
 
-# Tags of the fields that are read here: their number, and that their length follows.
+# Tags of the fields that are read here: the field's number, and 2 for "length-delimited".
 _RUN_ID = broker_pb2.PutExperienceRequest.RUN_ID_FIELD_NUMBER << 3 | 2
 _GROUPS = broker_pb2.PutExperienceRequest.GROUPS_FIELD_NUMBER << 3 | 2
 _LEASE_ID = broker_pb2.PutGroup.LEASE_ID_FIELD_NUMBER << 3 | 2
@@ -24,7 +23,7 @@ _GROUP = broker_pb2.PutGroup.GROUP_FIELD_NUMBER << 3 | 2
 HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2
 _TENSORS = experience_pb2.ExperienceGroup.TENSORS_FIELD_NUMBER << 3 | 2
 _TRANSCRIPT = experience_pb2.ExperienceGroup.TRANSCRIPT_FIELD_NUMBER << 3 | 2
-_LONGEST_VARINT = 5  # bytes; of a length that fits a message
+_LONGEST_VARINT = 5  # bytes; enough for the length of any message
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class PutRequest:
 
 
 class UnusualError(Exception):
-    """The request is not as `_cut` reads them."""
+    """The bytes are not laid out as `_slice` reads them."""
 
 
 def put_handler(answer: Callable[..., Awaitable[broker_pb2.PutExperienceResponse]]) -> grpc.RpcMethodHandler:
@@ -64,14 +63,14 @@ def put_handler(answer: Callable[..., Awaitable[broker_pb2.PutExperienceResponse
 
 
 def read_put_request(data: bytes) -> PutRequest:
-    """Return the request whose bytes these are. Raises DecodeError if they are no PutExperienceRequest."""
+    """Read a serialized PutExperienceRequest. Raises DecodeError."""
     try:
-        return _cut(data)
+        return _slice(data)
     except (UnusualError, IndexError, UnicodeDecodeError, DecodeError):
-        return _of_message(broker_pb2.PutExperienceRequest.FromString(data))
+        return _from_message(broker_pb2.PutExperienceRequest.FromString(data))
 
 
-def _of_message(request: broker_pb2.PutExperienceRequest) -> PutRequest:
+def _from_message(request: broker_pb2.PutExperienceRequest) -> PutRequest:
     puts = []
     for put in request.groups:
         group, transcript = put.group, put.group.transcript
@@ -80,7 +79,7 @@ def _of_message(request: broker_pb2.PutExperienceRequest) -> PutRequest:
     return PutRequest(request.run_id, puts)
 
 
-def _cut(data: bytes) -> PutRequest:
+def _slice(data: bytes) -> PutRequest:
     whole, size = memoryview(data), len(data)
     at, end = read_field(data, 0, _RUN_ID, size)
     run_id, puts = data[at:end].decode(), []
@@ -106,7 +105,7 @@ def _cut(data: bytes) -> PutRequest:
 
 
 def read_field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
-    """Return where the contents of the field that must stand at `at` begin and end. Raises UnusualError, IndexError."""
+    """Return begin and end of the contents of the field `tag` at `at`. Raises UnusualError, IndexError."""
     if data[at] != tag:
         raise UnusualError
     length = data[at + 1]

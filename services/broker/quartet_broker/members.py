@@ -1,4 +1,4 @@
-"""Members: who works for a run, and the group epoch that grows when the set of rollouts changes."""
+"""Members: a run's live rollouts and trainers, and the group epoch, which grows when the set of rollouts changes."""
 
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -23,7 +23,7 @@ def _check(member: broker_pb2.Member) -> None:
 
 
 def _mark(member: broker_pb2.Member) -> str:
-    """Return what of a member is worth waking watchers for: not its gauges."""
+    """Return the fields whose change wakes watchers; gauges do not."""
     return f"{member.state}|{member.policy_version}|{member.waiting_for}"
 
 
@@ -35,7 +35,7 @@ class Members:
     """RegisterMember, Heartbeat, LeaveMember, WatchMembers."""
 
     def __init__(self, store: Store, watched: Store, notifier: Notifier, most: int, any_address: bool = False):
-        """`watched`: what watchers read from. `most`: live members of a run. `any_address`: see `rights`."""
+        """`watched`: what watchers read from. `most`: live members of a run. `any_address`: see `check_member`."""
         self._store = store
         self._watched = watched
         self._notifier = notifier
@@ -89,7 +89,7 @@ class Members:
         return int(reply[1]), reply[2], int(reply[3])
 
     async def leave(self, request: broker_pb2.LeaveMemberRequest) -> broker_pb2.LeaveMemberResponse:
-        """Take a member out at once."""
+        """Remove a member at once."""
         validation.name("run_id", request.run_id)
         validation.identifier("instance_id", request.instance_id)
         reply = await self._store.run("leave_member", request.run_id, request.instance_id)
@@ -100,7 +100,7 @@ class Members:
         return _alive(await self._store.run("list_members", run_id))
 
     async def _membership(self, run_id: str) -> tuple[list[tuple[str, str]], bytes]:
-        """Return what of the membership is worth sending again, and the serialized response."""
+        """Return what watchers are sent a response for when it changes, and the serialized response."""
         epoch, members = _alive(await self._watched.run("list_members", run_id))
         marks = [(str(epoch), ""), *((member.instance_id, _mark(member)) for member in members)]
         return marks, broker_pb2.WatchMembersResponse(group_epoch=epoch, members=members).SerializeToString()

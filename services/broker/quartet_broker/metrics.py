@@ -12,10 +12,10 @@ REDIS = metrics.gauge(
 RUN = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
 
 OF_A_RUN = (GROUPS_PUT, PROMPTS_LEASED, RUN)
-"""Metrics that are labelled with a run, and go with it."""
+"""Metrics with the label `run`."""
 
 
 def forget_run(run_id: str) -> None:
-    """Remove what is labelled with a run."""
+    """Remove a run's time series."""
     for metric in OF_A_RUN:
         metric.remove_by_labels({"run": run_id})

@@ -25,9 +25,9 @@ log = get_logger(__name__)
 EVERYONE = "*"
 _RECONNECT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
-# A subscription that is silent for this long is asked whether it lives, and given as long to answer.
+# A subscription that is silent for this long is sent a PING, and has as long again to answer it.
 _SILENT_SECONDS = 5.0
-# Nodes of a Cluster relay messages without a receipt: all waiters are woken this often.
+# Messages that Cluster nodes relay may get lost: all waiters are woken at this interval.
 _RELAYED_SECONDS = 15.0
 
 
@@ -35,7 +35,7 @@ class Waiter:
     """Waits for topics of one run. `details` collects what came with a topic, e.g. ids of finished instances."""
 
     def __init__(self, topics: frozenset[str], notifier: "Notifier", of_run: "WeakSet[Waiter]"):
-        """`of_run`: the run's waiters, which last while one of them does."""
+        """`of_run`: all waiters of the run, kept alive by each of them."""
         self.topics = topics
         self._of_run = of_run
         of_run.add(self)
@@ -55,7 +55,7 @@ class Waiter:
         self._notified.set()
 
     async def wait(self, until: float | None = None) -> bool:
-        """Wait for a change, at most until `until` by the loop's clock. False: time is up, or the broker stops."""
+        """Wait for a change until `until`, in event loop time. Return False on timeout or if the broker stops."""
         if self._notifier.closed:
             return False
         try:
@@ -77,30 +77,30 @@ class Notifier:
         self._outage = Outage(first=_RECONNECT_SECONDS, longest=_RECONNECT_SECONDS)
 
     def waiter(self, run_id: str, *topics: str) -> Waiter:
-        """Return a waiter for topics of a run; it is notified for as long as somebody holds it."""
+        """Return a waiter for topics of a run; it is notified as long as it is referenced."""
         of_run = self._waiters.get(run_id)
         if of_run is None:
             of_run = self._waiters[run_id] = WeakSet()
         return Waiter(frozenset((*topics, EVERYONE)), self, of_run)
 
     async def listen(self) -> None:
-        """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
+        """Stay subscribed until the broker stops, also when the subscription breaks or the servers change."""
         while not self.closed:
             try:
                 server = await self._servers.any()
                 async with server.pubsub() as subscription:
                     await subscription.psubscribe(keys.CHANNELS)
-                    await self._hear_all(subscription, self._servers.changes)
+                    await self._receive_all(subscription, self._servers.changes)
             except (RedisError, OSError) as error:
-                self._servers.doubt()
+                self._servers.invalidate()
                 if self._outage.to_be_logged():
                     log.warning("subscription to Redis broke, trying again: %s", error)
                 await self._outage.wait()
             finally:
                 self.listening.clear()
 
-    async def _hear_all(self, subscription: PubSub, changes: int) -> None:
-        """Hear what comes until the servers are others. Raises RedisConnectionError if it is mute."""
+    async def _receive_all(self, subscription: PubSub, changes: int) -> None:
+        """Handle messages until the servers change. Raises RedisConnectionError if the server is silent."""
         loop = asyncio.get_running_loop()
         heard = woken = loop.time()
         asked = False
@@ -109,7 +109,7 @@ class Notifier:
             now = loop.time()
             if message is not None:
                 heard, asked = now, False
-                self._hear(message)
+                self._handle(message)
             elif now - heard > 2 * _SILENT_SECONDS:
                 raise RedisConnectionError(f"the server was silent for {now - heard:.0f} s")
             elif now - heard > _SILENT_SECONDS and not asked:
@@ -119,7 +119,7 @@ class Notifier:
                 woken = now
                 self._wake_all(missed=True)
 
-    def _hear(self, message: dict) -> None:
+    def _handle(self, message: dict) -> None:
         if message["type"] == "psubscribe":
             self.listening.set()
             self._outage.over()
@@ -140,22 +140,19 @@ class Notifier:
                 waiter.notify(missed=missed)
 
     async def close(self) -> None:
-        """Wake all waiters for good: the broker stops."""
+        """Wake all waiters, now and whenever they wait again: the broker stops."""
         self.closed = True
         self._wake_all(missed=False)
 
 
 class WaitQueue:
-    """A run's rollouts that wait with the same weights: admission is the same for all, so only the first queries.
-
-    It lasts while somebody holds it.
-    """
+    """A run's rollouts that wait with the same weights: admission is the same for all, so only the first queries."""
 
     def __init__(self, waiter: Waiter):
         """`waiter`: for the run's prompts."""
         self.waiter = waiter
-        self.waiter.notify()  # nobody has queried yet
+        self.waiter.notify()  # the first caller queries at once
         self.refusal: broker_pb2.LeasePromptsResponse | None = None
         """The last response that granted nothing."""
         self.turn = asyncio.Lock()
-        """Who has it is the first; FIFO."""
+        """Held by the first in the queue; FIFO."""

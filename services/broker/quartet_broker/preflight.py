@@ -1,4 +1,4 @@
-"""What `--dry-run` checks: Redis answers, is new enough, and lets this user do what a broker needs."""
+"""What `--dry-run` checks: Redis answers, is recent enough, and permits this user what a broker needs."""
 
 import asyncio
 from typing import Any
@@ -66,7 +66,7 @@ async def _check_rights(servers: Servers, section: BrokerSection, where: str) ->
     try:
         await Store(servers, section).run_many("list_members", "no-such-run", [()], missing_ok=True)
         server = await servers.any()
-        # As for a put, but without doing it.
+        # The commands of a put, discarded.
         put: list[Command] = [("MULTI",), ("MSET", keys.run("no-such-run"), b""), ("EVAL", "return 1", 0), ("DISCARD",)]
         for answer in await execute(server, put, section.redis_timeout):
             if isinstance(answer, NoPermissionError):

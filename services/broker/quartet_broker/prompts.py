@@ -30,13 +30,13 @@ from quartet_common.wire import Bytes
 
 _QUEUE_RETRY_SECONDS = 1.0
 _LONG_BYTES = 1 << 20
-_ASK = 3  # the argument of submit_prompts that asks alone
-_UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in one of these states has no score
+_ASK = 3  # index of the argument that makes submit_prompts a dry run
+_UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # completions stored of an instance in one of these states have no score
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
 
 def content_of(instance: experience_pb2.PromptInstance) -> bytes:
-    """Return an instance's content, the same bytes for the same content; how it is traced is no part of it."""
+    """Serialize an instance deterministically, without its trace context."""
     if instance.traceparent:
         traced, instance = instance, experience_pb2.PromptInstance()
         instance.CopyFrom(traced)
@@ -65,7 +65,7 @@ def _forgotten(run_id: str, instance_id: str) -> ContractError:
 
 
 def overflow(run_id: str, reply: list) -> ContractError:
-    """Return the refusal of prompts that a script answers with OVERFLOW."""
+    """Return the error for a script's reply OVERFLOW."""
     return resource_exhausted(
         f"prompts of run '{run_id}'",
         f"{reply[1]} bytes are kept and at most {reply[2]} may be (broker.max_prompt_bytes)",
@@ -74,7 +74,7 @@ def overflow(run_id: str, reply: list) -> ContractError:
 
 
 def _refuse_submission(run_id: str, request: broker_pb2.SubmitPromptsRequest, reply: list) -> None:
-    """Raise what the script's answer refuses, if it does."""
+    """Raise the error for the script's reply if it is a refusal."""
     match reply[0]:
         case b"FORGOTTEN":
             raise _forgotten(run_id, request.follows_instance_id)
@@ -128,7 +128,7 @@ class Prompts:
             content = validation.bounded(f"instances[{n}]", content_of(instance), self._answer_bytes)
             if len(content) <= _LONG_BYTES:
                 fingerprint = digest(content, request.evaluation_set)
-            else:  # other calls have their turn in the event loop meanwhile
+            else:  # not in the event loop, which serves other calls meanwhile
                 fingerprint = await asyncio.to_thread(digest, content, request.evaluation_set)
             if seen.get(instance.instance_id, fingerprint) != fingerprint:
                 raise invalid_argument(
@@ -148,7 +148,7 @@ class Prompts:
                 validation.stored(f"instances[{n}]", instance, self._answer_bytes) if instance.traceparent else content,
             ]
         if sum(len(each) for each in arguments if isinstance(each, bytes)) > _LONG_BYTES:
-            # Redis serves one call at a time: it is asked for room before it is sent megabytes to refuse.
+            # Redis serves one call at a time: do not send it megabytes that it would refuse.
             sizes = [len(each) if isinstance(each, bytes) else each for each in arguments]
             sizes[_ASK] = "ask"
             _refuse_submission(run_id, request, await self._store.run("submit_prompts", run_id, *sizes))
@@ -158,7 +158,7 @@ class Prompts:
         return broker_pb2.SubmitPromptsResponse(accepted=reply[1], duplicates=reply[2] + repeats)
 
     async def end(self, request: broker_pb2.EndPromptsRequest) -> broker_pb2.EndPromptsResponse:
-        """Say that no more training prompts will come."""
+        """Record that no more training prompts will come."""
         run_id = validation.name("run_id", request.run_id)
         (word, *_) = await self._store.run("end_prompts", run_id, request.follows_instance_id)
         if word == b"FORGOTTEN":
@@ -180,9 +180,9 @@ class Prompts:
             async with asyncio.timeout_at(until):
                 await queue.turn.acquire()
         except TimeoutError:
-            return queue.refusal or await self._ask(run_id, request, waited)
+            return queue.refusal or await self._query(run_id, request, waited)
         try:
-            return await self._ask_first(queue, run_id, request, until, waited)
+            return await self._query_until_granted(queue, run_id, request, until, waited)
         finally:
             queue.turn.release()
 
@@ -194,30 +194,30 @@ class Prompts:
             self._queues[run_id, policy_version] = queue
         return queue
 
-    async def _ask_first(
+    async def _query_until_granted(
         self, queue: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
         """Query until prompts are granted. New callers query immediately; waiting callers query when notified."""
         while not waited or await queue.waiter.wait(until):
             queue.waiter.clear()
             try:
-                response = await self._ask(run_id, request, waited)
+                response = await self._query(run_id, request, waited)
             except BaseException:
-                queue.waiter.notify()  # the next in the queue queries, too
+                queue.waiter.notify()  # the next caller in the queue must query
                 raise
             if response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED:
                 queue.waiter.notify()
                 return response
             queue.refusal = response
             waited = True
-        return queue.refusal or await self._ask(run_id, request, waited)
+        return queue.refusal or await self._query(run_id, request, waited)
 
-    async def _ask(
+    async def _query(
         self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
         nonce = secrets.token_hex(8)
-        asked = request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes
-        reply = await self._store.run("lease_prompts", run_id, *asked)
+        arguments = request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes
+        reply = await self._store.run("lease_prompts", run_id, *arguments)
         if reply[0] == b"ENDED" and not waited:
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
         return self._granted(run_id, request.holder, reply)
@@ -241,7 +241,7 @@ class Prompts:
         return response
 
     async def renew(self, request: broker_pb2.RenewLeasesRequest) -> broker_pb2.RenewLeasesResponse:
-        """Lengthen leases by the run's ttl from now."""
+        """Extend leases until the run's ttl from now."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("lease_ids", request.lease_ids, 65536, least=0)
         _, expiry, *lost = await self._store.run("renew_leases", run_id, *request.lease_ids)
@@ -265,20 +265,20 @@ class Prompts:
         return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])
 
     async def unscored(self, request: broker_pb2.GetUnscoredRequest) -> broker_pb2.GetUnscoredResponse:
-        """Return the completions that are kept of an instance whose verifier failed."""
+        """Return the stored completions of an instance whose verifier failed."""
         run_id = validation.name("run_id", request.run_id)
         prefix, kept = keys.prefix(run_id), None
         ((state, stored),) = await self._store.read([("HMGET", f"{prefix}i:{request.instance_id}", "state", "stored")])
         if state in _UNSCORED and stored is not None:
             (kept,) = await self._store.read([("GET", f"{prefix}payload:{stored.decode()}")])
         if kept is None:
-            await self._store.run("list_members", run_id)  # the run's absence is the greater news
+            await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
             raise not_found("unscored group", request.instance_id, "no completions of it wait for a score")
         return broker_pb2.GetUnscoredResponse(unscored=kept)
 
 
 class Evaluations:
-    """Queues evaluations and gathers what came of them."""
+    """Starts evaluations and returns their results."""
 
     def __init__(self, store: Store, notifier: Notifier, answer_bytes: int):
         self._store = store
@@ -301,8 +301,7 @@ class Evaluations:
                 instance.pinned_version = version
             arguments += [instance.instance_id, digest(content_of(instance)), instance.SerializeToString()]
         if len(arguments) == 2:
-            # Also of a run that does not exist: tell that first.
-            await self._store.run("list_members", run_id)
+            await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
             raise not_found("evaluation set", evaluation_set, "submit its prompts with PURPOSE_EVALUATE")
         reply = await self._store.run("start_evaluation", run_id, *arguments)
         if reply[0] == b"OVERFLOW":
@@ -332,7 +331,7 @@ class Evaluations:
                 [("HMGET", key, "prompts", "dead"), ("LLEN", f"{key}:finished")]
             )
             if prompts is None:
-                await self._store.run("list_members", run_id)  # the run's absence is the greater news
+                await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
                 raise not_found(
                     "evaluation",
                     request.evaluation_id,
@@ -366,5 +365,5 @@ class Evaluations:
                 "and fetch the transcripts with CollectResults",
             )
         (transcripts,) = await self._store.read([("MGET", *result_keys)])
-        # A transcript that was let go (RunSpec.result_ttl) keeps its place, empty.
+        # A transcript that was deleted (RunSpec.result_ttl) is returned empty.
         response.transcripts.extend(transcript or b"" for transcript in transcripts)

@@ -13,9 +13,9 @@ from quartet_broker.store import Store
 from quartet_broker.streams import fill_page, read_page_token
 from quartet_common.errors import failed_precondition, not_found, unavailable
 
-# A script holds up Redis for everyone: it requeues this many at most.
+# Redis serves nobody else while a script runs: one call requeues at most this many.
 _PORTION = 1000
-_REASONS = 20  # as life.lua keeps them
+_REASONS = 20  # REASONS_KEPT of life.lua
 _LISTED_AT_ONCE = 8  # prompts may be large
 
 
@@ -52,7 +52,7 @@ class DeadLetters:
         return found
 
     async def list_dead(self, request: broker_pb2.ListDeadRequest) -> broker_pb2.ListDeadResponse:
-        """Return dead prompts, oldest first; of those that are named, if some are."""
+        """Return dead prompts, oldest first; if the request has instance ids, only those."""
         run_id = validation.name("run_id", request.run_id)
         limit = validation.integer("limit", request.limit, 0, 10_000) or 100
         validation.count("instance_ids", request.instance_ids, 1024, least=0)
@@ -78,13 +78,13 @@ class DeadLetters:
         return broker_pb2.ListDeadResponse(dead=dead, total=total, next_page_token=token)
 
     async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
-        """Put dead prompts back into the queue; all of them if none is named."""
+        """Requeue dead prompts; all of them if the request has no instance ids."""
         run_id = validation.name("run_id", request.run_id)
         ids: list = list(request.instance_ids) or await self._ids(run_id)
         return broker_pb2.RequeueDeadResponse(requeued=await self._requeue(run_id, ids, only_unscored=False))
 
     async def requeue_unscored(self, run_id: str) -> int:
-        """Put those back whose completions are kept, to be scored; return how many."""
+        """Requeue the dead prompts whose completions are kept, to have them scored; return their number."""
         ids = await self._ids(run_id)
         return await self._requeue(run_id, ids, only_unscored=True) if ids else 0
 
@@ -94,7 +94,7 @@ class DeadLetters:
 
     async def _requeue(self, run_id: str, ids: list, only_unscored: bool) -> int:
         requeued = 0
-        for start in range(0, max(1, len(ids)), _PORTION):  # none: a run that does not exist is told all the same
+        for start in range(0, max(1, len(ids)), _PORTION):  # without ids too, which raises NOT_FOUND if there is no run
             portion = ids[start : start + _PORTION]
             requeued += (await self._store.run("requeue_dead", run_id, "1" if only_unscored else "", *portion))[1]
         return requeued
@@ -113,12 +113,11 @@ _KINDS = {
     "Q": broker_pb2.GROUP_MOMENT_KIND_REQUEUED,
 }
 
-# Fields of an instance: its state, and its history.
 _FIELDS = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 
 
 class History:
-    """Single groups: their state, and what happened to them."""
+    """State and history of single instances."""
 
     def __init__(self, store: Store):
         self._store = store
@@ -139,7 +138,7 @@ class History:
             raise run_not_found(run_id)
         state, attempt, holder, step, record, taken, prompt = fields
         if state not in (b"LEASED", b"LEASED_TO_TRAINER"):
-            holder = None  # the last one's name may stand there still
+            holder = None  # the field may still have the last holder
         if state is None:
             if settled is None:
                 raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
@@ -152,7 +151,7 @@ class History:
         if state == b"LEASED_TO_TRAINER":
             holder = trainer
             (batch,) = await self._store.read([("HGET", prefix + "batches", step)])
-            if batch == b"TRAINED":  # stands once, with the batch
+            if batch == b"TRAINED":  # recorded once for the whole batch
                 state, holder = batch, None
         return broker_pb2.GetGroupResponse(
             state=broker_pb2.GroupState.Value(f"GROUP_STATE_{state.decode()}"),
@@ -166,7 +165,7 @@ class History:
 
 
 def read_history(record: bytes | None) -> list[broker_pb2.GroupMoment]:
-    """Return the moments of a record, oldest first; none of None."""
+    """Parse a record into moments, oldest first. None has none."""
     moments: list[broker_pb2.GroupMoment] = []
     holder = ""
     for line in (record or b"").decode(errors="replace").splitlines():
@@ -204,18 +203,18 @@ class Results:
     async def collect(
         self, request: broker_pb2.CollectResultsRequest
     ) -> AsyncGenerator[broker_pb2.CollectResultsResponse]:
-        """Yield each instance's transcript or death; end when all were answered."""
+        """Yield each instance's transcript or dead prompt; end after the last one."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("instance_ids", request.instance_ids, 65536)
         left = set(request.instance_ids)
-        look = set(left)
+        query = set(left)
         waiter = self._notifier.waiter(run_id, "result")
         while True:
             waiter.clear()
             waiter.details.clear()
             waiter.missed = False
             finished = await self._is_finished(run_id)
-            for instance_id, is_dead in await self._done(run_id, sorted(look)):
+            for instance_id, is_dead in await self._done(run_id, sorted(query)):
                 response = await self._result(run_id, instance_id, is_dead)
                 if response is not None:
                     yield response
@@ -229,7 +228,7 @@ class Results:
                 raise unavailable("broker", "it is stopping; collect again what is missing")
             # The notifier names what was finished; after a broken subscription, or at the run's end, query all.
             finished = await self._is_finished(run_id)
-            look = set(left) if waiter.missed or finished else left & waiter.details
+            query = set(left) if waiter.missed or finished else left & waiter.details
 
     async def _is_finished(self, run_id: str) -> bool:
         (state,) = await self._store.read([("HGET", keys.run(run_id), "state")])
@@ -263,8 +262,8 @@ class Results:
             [("HGET", f"{prefix}i:{instance_id}", "stored"), ("GET", f"{prefix}result:{instance_id}")]
         )
         transcript = kept
-        if stored is not None:  # of a group that is on its way to the weights
+        if stored is not None:  # the group is not terminal yet
             (transcript,) = await self._store.read([("GET", f"{prefix}transcript:{stored.decode()}")])
         if transcript is None:
-            return None  # it was requeued as stale since: it will be finished again
+            return None  # requeued as stale meanwhile: it will be finished again
         return broker_pb2.CollectResultsResponse(instance_id=instance_id, transcript=transcript)

@@ -36,7 +36,7 @@ _MOST_GROUPS_PER_STEP = 1 << 16  # a batch's manifest names them all in one mess
 
 def _run_file_defaults() -> broker_pb2.RunSpec:
     defaults = run_spec(RunSection())
-    # What these are where nobody says depends on something else: see `with_defaults` and the comments of the contract.
+    # The defaults of these depend on other fields: see `with_defaults` and the comments of the contract.
     for field in ("run_id", "verifiers", "evaluation_sampling"):
         defaults.ClearField(field)
     defaults.sampling.CopyFrom(to_message(SamplingSection()))
@@ -49,10 +49,10 @@ _ENVIRONMENT = environment_spec(EnvironmentSection())
 
 
 def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
-    """Return a specification in which every field that was not set has the value that this stands for.
+    """Return a copy of a specification in which every unset field has its default.
 
-    The defaults are those of the run file: a key that is new in a release has its default here too, and a run
-    that an earlier release made compares equal to what the same run file asks for today.
+    The defaults are those of the run file, including keys that are new in this release: a run that an earlier release
+    made compares equal to what the same run file asks for today.
     """
     spec = broker_pb2.RunSpec()
     spec.CopyFrom(given)
@@ -70,7 +70,7 @@ def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
 
 
 def _fill(message: Message, defaults: Message) -> None:
-    """Set what is not set in a message: to be unset is to be empty, or 0 in a field without presence."""
+    """Set a message's unset fields to their defaults. Empty fields, and 0 in fields without presence, are unset."""
     for field, default in defaults.ListFields():
         value = getattr(message, field.name)
         if field.message_type is None and not field.is_repeated:
@@ -118,12 +118,12 @@ def _check_choice(kind, field: str, value: int) -> None:
 
 
 def first_difference(stands: broker_pb2.RunSpec, asked: broker_pb2.RunSpec) -> str | None:
-    """Return a sentence about the first field in which two specifications differ, or None; unset is the default."""
+    """Describe the first field in which two specifications differ, or return None. Unset fields have their defaults."""
     stands, asked = with_defaults(stands), with_defaults(asked)
     for field in broker_pb2.RunSpec.DESCRIPTOR.fields:
         old, new = getattr(stands, field.name), getattr(asked, field.name)
         if old != new:
-            if isinstance(old, experience_pb2.SamplingParams):  # longer than what is shown
+            if isinstance(old, experience_pb2.SamplingParams):  # too long to be shown whole
                 both = given(old), given(new)
                 old, new = (
                     {name: value for name, value in one.items() if other.get(name) != value}
@@ -139,7 +139,7 @@ def _short(value: object) -> str:
 
 
 def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Value]:
-    """Return field, value, ... of the run's hash: the numbers that the scripts decide by."""
+    """Return field, value, ... of the run's hash: the settings that the scripts read."""
     fields: dict[str, Value] = {
         "groups_per_step": spec.groups_per_step,
         "wanted": spec.groups_per_step,
@@ -172,7 +172,7 @@ log = get_logger(__name__)
 
 _STATS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields if field.name != "dead"]
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
-# Most keys that a DeleteRun looks through itself, in about a second; with more the sweeper does.
+# Maximum keys that DeleteRun scans itself, in about a second; if there are more, the sweeper scans them.
 _SCANNED_AT_ONCE = 1_000_000
 _LISTED_AT_ONCE = 64
 _RUN_FIELDS = (
@@ -201,11 +201,11 @@ class Runs:
         self._answer_bytes = answer_bytes
 
     async def create(self, request: broker_pb2.CreateRunRequest) -> broker_pb2.CreateRunResponse:
-        """Make the run, confirm that it stands with the same specification, or let it go on."""
+        """Make the run, or confirm that it exists with the same specification; with `extend`, continue it."""
         spec = complete(request.spec)
         event, made_by = state_event(broker_pb2.RUN_STATE_ACTIVE), identity.caller()
         await self._check_room(spec.run_id)
-        # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
+        # Listed before it is made, so that every run is listed. ListRuns leaves out ids without a run.
         await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
             "create_run",
@@ -228,7 +228,7 @@ class Runs:
                 await self._extend(spec, reply[1])
         else:
             log.info("run made", extra={"run": spec.run_id})
-            await self.list_again(spec.run_id)  # in case the end of a deletion came in between
+            await self.list_again(spec.run_id)  # the end of a deletion may have removed it from the list meanwhile
         return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
 
     async def _extend(self, spec: broker_pb2.RunSpec, stands: bytes) -> None:
@@ -252,7 +252,7 @@ class Runs:
                 "runs", f"there are {runs} and at most {self._section.max_runs} may be (broker.max_runs); delete some"
             )
         most = int(self._section.max_caller_share * self._section.max_runs)
-        if (name := validation.owner()) and runs >= most:  # else nobody can have too many
+        if (name := validation.owner()) and runs >= most:  # with fewer runs nobody can exceed the share
             makers = await self._store.read([("HGET", keys.run(run_id), "made_by") for run_id in await self.ids()])
             if (made := makers.count(name.encode())) >= most:
                 raise over_share("runs", made, most)
@@ -315,7 +315,7 @@ class Runs:
         return broker_pb2.FinishRunResponse(run=await self.load(run_id))
 
     async def end_hopeless(self, run_id: str, why: bytes) -> None:
-        """End a run that a script calls hopeless; `why` is empty if it does not."""
+        """End a run as failed if a script returned a reason `why` it is hopeless; "" does nothing."""
         if not why:
             return
         reason = why.decode(errors="replace")
@@ -330,7 +330,7 @@ class Runs:
         return broker_pb2.DeleteRunResponse(deleted=await self._delete(run_id, request.force))
 
     async def delete_ended(self, run_id: str, ended: int) -> None:
-        """Remove a run that ended at a moment, in milliseconds of Redis' clock; not one made anew since."""
+        """Remove a run that ended at `ended`, in milliseconds of Redis' clock; not a newer one of the same name."""
         if await self._delete(run_id, ended=str(ended)):
             log.info("its time after the end is over", extra={"run": run_id})
 
@@ -347,15 +347,15 @@ class Runs:
         return True
 
     async def is_being_deleted(self, run_id: str) -> bool:
-        """True if a part of a deleted run is left: the broker died, or there were too many keys to look through."""
+        """Return whether a deletion is incomplete: the broker died, or there were too many keys to scan."""
         (state,) = await self._store.read([("HGET", keys.run(run_id), "state")])
         return state == b"DELETING"
 
     async def purge(self, run_id: str, most_keys: int | None = None) -> None:
-        """Remove what is left of a run that is being deleted; safe to do twice, by several brokers.
+        """Remove the rest of a run that is being deleted. Several brokers may do this at the same time.
 
         First what the run's lists name, then what a scan finds. The scan is left to the sweeper if Redis has more than
-        `most_keys` keys. The run's own hash goes last: until then it is known that the rest must go.
+        `most_keys` keys. The run's own hash is removed last, since it marks the deletion as incomplete.
         """
         left = 1
         while left:
@@ -365,20 +365,20 @@ class Runs:
             server = await self._store.client(run_id)
             if most_keys is not None and await server.dbsize() > most_keys:
                 return
-            life = (await server.info("server"))["run_id"]
+            server_run_id = (await server.info("server"))["run_id"]
         async for found in self._store.scan(run_id):
             rest = [key for key in found if key != keys.run(run_id).encode()]
             if rest:
                 await self._store.run_many("delete_keys", run_id, [rest], missing_ok=True)
         with self._store.failures():
-            if (await server.info("server"))["run_id"] != life:
-                return  # started anew in the middle of the scan, which then means nothing
+            if (await server.info("server"))["run_id"] != server_run_id:
+                return  # Redis restarted during the scan, which may have missed keys
         await self._store.run_many("delete_keys", run_id, [[keys.run(run_id)]], missing_ok=True)
         await self._store.read([("ZREM", keys.RUNS, run_id)])
-        await self.list_again(run_id)  # in case it was made anew in between
+        await self.list_again(run_id)  # it may have been made anew meanwhile
 
     async def list_again(self, run_id: str) -> bool:
-        """List a run if it stands; return whether it does. A Cluster may lose an entry of the list, but not the run."""
+        """Put a run on the list if it exists; return whether it does. A Cluster may lose an entry but not its run."""
         (fields,) = await self._store.read([("HMGET", keys.run(run_id), "state", "created")])
         state, created = fields
         if state is None or state == b"DELETING":

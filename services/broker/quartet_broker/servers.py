@@ -1,8 +1,8 @@
-"""Which Redis server has a key: the only one, the master that Sentinels name, or a node of a Cluster.
+"""Finds the Redis server of a key: the only one, the master that Sentinels name, or a node of a Cluster.
 
-redis-py's Sentinel and RedisCluster find the servers; calls go over pools of ours, whose connections callers wait for.
-What is known may be over at any moment: a master falls, a slot moves. Nobody here waits or tries again. A call that
-meets a failure is told UNAVAILABLE, what was known is in doubt from then on, and the next call looks anew.
+redis-py's Sentinel and RedisCluster discover the servers; calls go over blocking connection pools. The addresses are
+cached and go stale when a master fails or a slot moves. Nothing is retried here: the call that fails gets UNAVAILABLE,
+the cache is invalidated, and the next call discovers the servers again.
 """
 
 import asyncio
@@ -46,18 +46,17 @@ class _OnUvloop(AbstractConnection):
 CONNECTIONS: dict[type[AbstractConnection], type[AbstractConnection]] = {
     kind: type(kind.__name__, (_OnUvloop, kind), {}) for kind in (Connection, SSLConnection, UnixDomainSocketConnection)
 }
-"""The class that takes the place of each of redis-py's."""
+"""The replacement for each connection class of redis-py."""
 
 
 log = get_logger(__name__)
 
 Key = str | bytes | int | float
-"""What may be an argument of a command."""
 
-# While a failover lasts every call fails: servers are looked for no more often than this.
-_LOOK_SECONDS = 0.1
-# Sentinels, and nodes of a Cluster, are asked one after another: one that hangs holds up all calls for so long.
-_ASKED_SECONDS = 1.0
+# The shortest interval between discoveries: during a failover every call fails, and each would start one.
+_DISCOVERY_INTERVAL = 0.1
+# Timeout of one Sentinel or Cluster node: they are queried in turn, and one that hangs delays all calls.
+_QUERY_SECONDS = 1.0
 
 
 def connect(section: BrokerSection) -> "Servers":
@@ -67,7 +66,7 @@ def connect(section: BrokerSection) -> "Servers":
 
 
 def _client(section: BrokerSection, options: dict[str, Any], address: Address | None = None) -> Redis:
-    """Return a client of one server. It never retries by itself: callers are told, and know what is idempotent."""
+    """Return a client of one server. It never retries: only the callers know which calls are idempotent."""
     kind = CONNECTIONS[options.get("connection_class", Connection)]
     limits: dict[str, Any] = {
         "max_connections": section.redis_connections,
@@ -80,81 +79,82 @@ def _client(section: BrokerSection, options: dict[str, Any], address: Address | 
     fixed = {
         "connection_class": kind,
         "protocol": 3,  # maps are dicts, scores numbers
-        # With notifications of a maintenance, a pool hands out connections that the server has closed.
+        # With maintenance notifications, a pool hands out connections that the server has closed.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     return Redis.from_pool(BlockingConnectionPool(**(limits | options | where | fixed)))
 
 
 class Servers(ABC):
-    """The servers that have keys: found before they are first used, and again once there is doubt.
+    """The servers that hold keys, discovered before their first use and again after `invalidate`.
 
-    One look at a time serves all who wait for it. Every coroutine raises RedisError or OSError when none can be found.
+    Concurrent callers share one discovery. Every coroutine raises RedisError or OSError if it fails.
     """
 
     relayed = False
     """True if a message published at one server is relayed to subscribers of another, and may get lost."""
-    untold = False
-    """True if a server that has lost its keys to another may go on without a word."""
+    silent_failover = False
+    """True if a master that was replaced may go on answering without an error."""
 
     def __init__(self, section: BrokerSection) -> None:
         self._section, self._url = section, parse(section.redis_url)
-        self._asked_seconds = min(section.redis_timeout, _ASKED_SECONDS)
+        self._query_seconds = min(section.redis_timeout, _QUERY_SECONDS)
         self._clients: dict[Address | None, Redis] = {}
         self._addresses: frozenset[Address | None] = frozenset()
         self.changes = 0
-        """Grows when the servers turn out to be others than before."""
-        self._doubts, self._dispelled = 1, 0
-        self._looked_at = -_LOOK_SECONDS
+        """Incremented whenever a discovery finds other servers."""
+        self._wanted, self._current = 1, 0  # version of the addresses that callers need, and of those cached
+        self._discovered_at = -_DISCOVERY_INTERVAL
         self._lock = asyncio.Lock()
 
     async def of(self, key: Key) -> Redis:
         """Return the server that has a key."""
-        await self._known()
+        await self._ensure_discovered()
         return self._at(self._address_of(key))
 
     async def all(self) -> list[Redis]:
         """Return all servers that have keys."""
-        await self._known()
+        await self._ensure_discovered()
         return [self._at(address) for address in self._addresses]
 
     async def any(self) -> Redis:
-        """Return a server at which all messages arrive; another one each time, where there are several."""
+        """Return a server that receives all published messages; in a Cluster, a random one."""
         return random.choice(await self.all())
 
-    def doubt(self) -> None:
-        """Look anew before the next use: something failed as if the servers were others now."""
-        self._doubts += 1
+    def invalidate(self) -> None:
+        """Discover the servers again before their next use."""
+        self._wanted += 1
 
     async def moved(self, error: MovedError) -> None:
-        """Take in what a server said about where a key is now."""
-        self.doubt()
+        """Record where a key is now, by a server's reply."""
+        self.invalidate()
 
-    async def look(self) -> None:
-        """Look now, if nobody would tell that the servers are others."""
-        if self.untold:
-            self.doubt()
-            self._looked_at = -_LOOK_SECONDS
-        await self._known()
+    async def refresh(self) -> None:
+        """Discover the servers now if a failover could go unnoticed otherwise."""
+        if self.silent_failover:
+            self.invalidate()
+            self._discovered_at = -_DISCOVERY_INTERVAL
+        await self._ensure_discovered()
 
-    async def _known(self) -> None:
-        """Look, unless there is no doubt, or one looked a moment ago."""
-        doubts = self._doubts
-        if doubts == self._dispelled or (self.changes and time.monotonic() - self._looked_at < _LOOK_SECONDS):
+    async def _ensure_discovered(self) -> None:
+        """Discover the servers unless the cache is valid, or the last discovery was a moment ago."""
+        wanted = self._wanted
+        is_recent = self.changes and time.monotonic() - self._discovered_at < _DISCOVERY_INTERVAL
+        if wanted == self._current or is_recent:
             return
         async with self._lock:
-            if self._dispelled < doubts:  # nobody looked while we waited
-                doubts = self._doubts
-                await self._take(await self._find())
-                self._dispelled, self._looked_at = doubts, time.monotonic()
+            if self._current < wanted:  # no other caller discovered them meanwhile
+                wanted = self._wanted
+                await self._replace(await self._discover())
+                self._current, self._discovered_at = wanted, time.monotonic()
 
-    async def _take(self, found: frozenset[Address | None]) -> None:
+    async def _replace(self, found: frozenset[Address | None]) -> None:
         if found != self._addresses:
             if self.changes:
                 log.warning("the master is another", extra={"addresses": sorted(map(str, found))})
             self._addresses, self.changes = found, self.changes + 1
         for address in self._clients.keys() - found:
-            # Calls under way end by themselves; nothing new goes to the old one.
+            # Running calls finish on their connections; new calls go to the new servers.
             await self._clients.pop(address).connection_pool.disconnect(inuse_connections=False)
 
     def _at(self, address: Address | None) -> Redis:
@@ -163,8 +163,8 @@ class Servers(ABC):
         return self._clients[address]
 
     @abstractmethod
-    async def _find(self) -> frozenset[Address | None]:
-        """Return the addresses of the servers that have keys; None: the URL's own."""
+    async def _discover(self) -> frozenset[Address | None]:
+        """Return the addresses of the servers that hold keys; None stands for the URL's own address."""
 
     def _address_of(self, key: Key) -> Address | None:
         (address,) = self._addresses
@@ -179,22 +179,22 @@ class Servers(ABC):
 class Single(Servers):
     """One server."""
 
-    async def _find(self) -> frozenset[Address | None]:
+    async def _discover(self) -> frozenset[Address | None]:
         return frozenset({None})
 
 
 class Sentinels(Servers):
-    """The master that the first of the Sentinels to answer names."""
+    """The master, as named by the first Sentinel that answers."""
 
-    untold = True  # a master that was cut off from them does not know that there is another
+    silent_failover = True  # a master that is partitioned from the Sentinels does not learn that it was replaced
 
     def __init__(self, section: BrokerSection):
         super().__init__(section)
-        asked = section.model_copy(update={"redis_timeout": self._asked_seconds})
+        query = section.model_copy(update={"redis_timeout": self._query_seconds})
         self._sentinel = Sentinel([])
-        self._sentinel.sentinels = [_client(asked, self._url.sentinel_options, each) for each in self._url.addresses]
+        self._sentinel.sentinels = [_client(query, self._url.sentinel_options, each) for each in self._url.addresses]
 
-    async def _find(self) -> frozenset[Address | None]:
+    async def _discover(self) -> frozenset[Address | None]:
         try:
             return frozenset({await self._sentinel.discover_master(self._url.service)})
         except RedisError as error:
@@ -213,7 +213,7 @@ class Cluster(Servers):
 
     def __init__(self, section: BrokerSection):
         super().__init__(section)
-        options = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self._asked_seconds) | self._url.options
+        options = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self._query_seconds) | self._url.options
         self._cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in self._url.addresses],
             require_full_coverage=False,
@@ -221,7 +221,7 @@ class Cluster(Servers):
             **options,
         )
 
-    async def _find(self) -> frozenset[Address | None]:
+    async def _discover(self) -> frozenset[Address | None]:
         try:
             # Not RedisCluster.initialize, which also asks for COMMAND.
             await self._cluster.nodes_manager.initialize()
@@ -233,12 +233,12 @@ class Cluster(Servers):
         try:
             return _address(cast(ClusterNode, self._cluster.get_node_from_key(cast(str, key))))
         except SlotNotCoveredError as error:
-            self.doubt()
+            self.invalidate()
             raise RedisConnectionError(f"no node of the Cluster serves the slot of {key!r}") from error
 
     async def moved(self, error: MovedError) -> None:
-        """Take in where a slot is now."""
-        self.doubt()
+        """Record where a slot is now."""
+        self.invalidate()
         with suppress(KeyError):  # a slot that had no node
             if error.host:
                 await self._cluster.nodes_manager.move_slot(error)

@@ -1,4 +1,4 @@
-"""BrokerService: each RPC handed on to the part it is about."""
+"""BrokerService: forwards each RPC to the part that implements it."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -53,10 +53,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     """The contract's methods over one Redis."""
 
     def __init__(self, servers: Servers, section: BrokerSection, max_message_bytes: int = 64 << 20):
-        # What comes from many callers takes a quarter of an answer; so does the largest prompt.
+        # The largest prompt, and what a response lists of many callers, may fill a quarter of a message.
         answer_bytes = min(max_message_bytes // 4, validation.MOST_BYTES[experience_pb2.PromptInstance])
         self.store = Store(servers, section)
-        # Connections apart: a call does not wait for watchers.
+        # A separate connection pool, so that calls do not wait for watchers.
         self._watched = connect(section.model_copy(update={"redis_connections": _WATCHERS_CONNECTIONS}))
         watched = Store(self._watched, section)
         self.streams = Streams(section.max_streams_per_peer, section.watcher_patience)
@@ -120,8 +120,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
 
 
 def add_to(host: ServiceHost, servicer: BrokerServicer) -> None:
-    """Have a host answer the contract's calls."""
+    """Register the servicer with a host's server."""
     broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
-    # In place of the one just added: its requests are cut, not parsed.
+    # Replaces the handler just added: these requests are sliced, not parsed.
     host.server.add_registered_method_handlers(SERVICE, {"PutExperience": put_handler(servicer.PutExperience)})
     host.limit_requests({f"/{SERVICE}/{method}": most for method, most in validation.REQUEST_BYTES.items()})

@@ -19,7 +19,7 @@ _CHUNK = 1000
 
 
 def refuse(run_id: str, step: int, reply: list[Any]) -> None:
-    """Raise what a script's refusal of a call of the session means."""
+    """Raise the error for a script's reply if it refuses the session's call."""
     match reply[0]:
         case b"FENCED":
             newest = int(reply[1])
@@ -58,7 +58,7 @@ def refuse(run_id: str, step: int, reply: list[Any]) -> None:
 
 
 class Sessions:
-    """One trainer at a time; what it trained is let go only once a checkpoint holds it."""
+    """Admits one trainer at a time, and keeps what it trained until a checkpoint contains it."""
 
     def __init__(self, store: Store, runs: Runs, dead: DeadLetters):
         self._store = store
@@ -124,7 +124,7 @@ class Sessions:
         return response
 
     async def _settle_consumed(self, run_id: str, epoch: int, ids: Sequence[str]) -> None:
-        """Settle what the checkpoint contains, some ids at a time; nothing is leased before OpenSession's answer."""
+        """Settle the ids that the checkpoint contains, in chunks; no batch is leased before OpenSession returns."""
         found = 0
         for start in range(0, len(ids), _CHUNK):
             settled = await self._store.run("settle_consumed", run_id, epoch, *ids[start : start + _CHUNK])
@@ -151,7 +151,7 @@ class Sessions:
         return response
 
     async def _score_again(self, run_id: str) -> None:
-        """Queue the dead whose completions are kept: since they died the verifier may have been mended."""
+        """Requeue the dead prompts whose completions are kept: the verifier may have been fixed since."""
         requeued = await self._dead.requeue_unscored(run_id)
         if requeued:
             text = f"{requeued} group{'s'[: requeued != 1]} that no verifier could score will be scored again"
@@ -169,7 +169,7 @@ class Sessions:
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
     async def commit(self, request: broker_pb2.CommitRequest) -> broker_pb2.CommitResponse:
-        """Let go of the groups of all steps below `step`."""
+        """Delete the groups of all steps below `step`."""
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
         return await self._commit(run_id, request.session_epoch, request.step)

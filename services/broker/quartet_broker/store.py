@@ -1,7 +1,7 @@
-"""Redis: round trips, Lua scripts, and what its failures mean to callers.
+"""Redis: round trips, Lua scripts, and the errors that its failures become.
 
-Round trips go over the connections of redis-py's pool without the layers of its clients above them (pipelines, retries,
-telemetry), which cost a small call as much again as the connection.
+Round trips use the connections of redis-py's pool directly: the client layers above them (pipelines, retries,
+telemetry) would double the cost of a small call.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return the script `lua/NAME.lua`, library included; what it counted is written when it ends (`finish`)."""
+    """Return `lua/NAME.lua`, preceded by the library and wrapped in its `finish` (base.lua)."""
     folder = files("quartet_broker") / "lua"
     library = "".join((folder / "lib" / f"{part}.lua").read_text(encoding="utf-8") for part in _LIBRARY)
     body = (folder / f"{name}.lua").read_text(encoding="utf-8")
@@ -54,11 +54,11 @@ def script(name: str) -> Script:
 Value: TypeAlias = str | Bytes | int | float
 Command: TypeAlias = Sequence[Value]
 Asked = TypeVar("Asked", Command, Sequence[Command])
-"""What has one answer: a command, or those of a transaction."""
+"""What has one reply: a command, or the commands of a transaction."""
 
 
 async def execute(server: Redis, commands: Sequence[Command], seconds: float) -> list[Any]:
-    """Return the answers to `commands`; one by which the server refuses a command is a ResponseError among them.
+    """Return the replies to `commands`; the reply to a command that the server rejects is a ResponseError.
 
     Raises:
         RedisError or OSError: the server could not be reached, or did not answer in `seconds`; whether it carried out
@@ -77,7 +77,7 @@ async def execute(server: Redis, commands: Sequence[Command], seconds: float) ->
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    # One limit for all answers, the caller's: the connection's own would start a timer for each answer.
+    # The caller's timeout covers all replies; the connection's own would start a timer for each.
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
         # The transport takes views as well as bytes; redis-py's annotation names bytes alone.
@@ -98,7 +98,7 @@ def _pack(commands: Iterable[Command]) -> list[Bytes]:
 
 
 def _pack_values(command: Command) -> Iterator[Bytes]:
-    """Yield MSET in pieces: each value is one of its own, and so not copied."""
+    """Yield MSET in pieces. Each value is its own piece, so it is not copied."""
     between = b"*%d\r\n$4\r\nMSET\r\n" % len(command)
     names, values = cast(Sequence[str], command[1::2]), cast(Sequence[Bytes], command[2::2])
     for name, value in zip(names, values, strict=True):
@@ -110,20 +110,20 @@ def _pack_values(command: Command) -> Iterator[Bytes]:
 
 
 async def _answer(connection: AbstractConnection) -> Any:
-    # Whatever else is raised, a cancellation too, closes the connection: later answers would be taken for others'.
+    # Any other exception, CancelledError included, closes the connection, whose unread replies nobody may take.
     try:
         return await connection.read_response()
     except ResponseError as error:
         return error
 
 
-# Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
+# Redis answers but cannot write at present. An error inside a script has the code somewhere in its message.
 _REFUSAL = re.compile(
     r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|ASK|MOVED)\b|non local key"
 )
-# Raised by a script that met a run whose keys another build laid out; see lua/lib/base.lua.
+# The error that `run_state` of lua/lib/base.lua raises for a run whose keys another build laid out.
 _LAYOUT = re.compile(r"\bLAYOUT (\S+) of (\d+)")
-# Of these, what says that the key's server is another now, or soon will be.
+# Refusals which mean that the key has moved to another server, or is about to.
 _ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "ASK", "MOVED")
 AWAY, FULL, REFUSING = "away", "full", "refusing"
 _REASONS = {
@@ -132,12 +132,12 @@ _REASONS = {
     "MISCONF": "MISCONF, it cannot save to its disk",
     "NOREPLICAS": "NOREPLICAS, too few replicas are connected",
 }
-_ATTEMPTS = 4  # at servers that say where the run is now
+_ATTEMPTS = 4  # of a call that is redirected, or whose script has to be loaded
 _SCANNED = 1000
 
 
 class Store:
-    """Runs scripts and commands on Redis, with its failures turned into the contract's errors."""
+    """Runs scripts and commands on Redis, and turns its failures into the contract's errors."""
 
     def __init__(self, servers: Servers, section: BrokerSection):
         self.servers = servers
@@ -155,11 +155,11 @@ class Store:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Turn failures of Redis into UNAVAILABLE; what is a fault of ours stays as it is."""
+        """Turn failures of Redis into UNAVAILABLE; any other error is a bug and passes through."""
         try:
             yield
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            self.servers.doubt()
+            self.servers.invalidate()
             self.trouble = AWAY
             raise unavailable(self._where, f"it does not answer: {error}; retry") from error
         except ResponseError as error:
@@ -169,20 +169,20 @@ class Store:
             if refusal is None:
                 raise
             if refusal in _ELSEWHERE:
-                self.servers.doubt()
+                self.servers.invalidate()
             self.trouble = {"LOADING": AWAY, "OOM": FULL}.get(refusal, REFUSING)
             self._refused_for_memory |= refusal == "OOM"
             description = f"it refuses writes ({_REASONS.get(refusal, refusal)}); nothing was changed; retry"
             raise unavailable(self._where, description) from error
 
     async def ping(self) -> None:
-        """Raise UNAVAILABLE unless Redis answers; of several servers, each that has keys."""
+        """Raise UNAVAILABLE unless every server that holds keys answers."""
         with self.failures():
-            await self.servers.look()
+            await self.servers.refresh()
             await asyncio.gather(*(server.ping() for server in await self.servers.all()))
 
     async def full(self) -> str:
-        """Return how full a server is that has reached its maxmemory, or refused a call for that; else nothing."""
+        """Describe the memory of a server that has reached maxmemory or refused a call for it; "" if none has."""
         refused, self._refused_for_memory = self._refused_for_memory, False
         with self.failures():
             for server in await self.servers.all():
@@ -198,8 +198,8 @@ class Store:
         """Run one script for a run and return its answer.
 
         Args:
-            values: what is stored just before, by key of the run, in one transaction with the script: both are done, or
-                neither is. It does not pass through Lua.
+            values: stored under their keys just before the script, in the same transaction: both happen or neither.
+                They do not pass through Lua.
 
         Raises:
             ContractError: NOT_FOUND if the run does not exist, FAILED_PRECONDITION if it is finished, UNAVAILABLE.
@@ -210,11 +210,11 @@ class Store:
         key = keys.run(run_id)
         commands: list[Command] = [
             ("MSET", *(part for pair in values.items() for part in pair)),
-            # The text, not its SHA: a server that has forgotten the script would store the values all the same.
+            # Not EVALSHA: at a server that does not have the script, the values alone would be stored.
             ("EVAL", script(name).text, 1, key, validation.owner(), *arguments),
         ]
         with self.failures():
-            (reply,) = await self._ask([key], [commands], self._transact)
+            (reply,) = await self._dispatch([key], [commands], self._transact)
         _refuse_common(run_id, reply)
         return reply
 
@@ -223,36 +223,36 @@ class Store:
     ) -> list[list[Any]]:
         """Run one script several times, each atomically, in one round trip. Raises as `run`.
 
-        With `missing_ok` a run that does not exist is no error: the script's answer tells.
+        With `missing_ok` a run that does not exist raises nothing; the replies are NOT_FOUND.
         """
         chosen, key = script(name), keys.run(run_id)
         commands = [("EVALSHA", chosen.sha, 1, key, validation.owner(), *call) for call in calls]
         with self.failures():
-            replies = await self._ask([key] * len(calls), commands, self._trip, chosen)
+            replies = await self._dispatch([key] * len(calls), commands, self._write, chosen)
         for reply in replies:
             if not (missing_ok and reply[0] == b"NOT_FOUND"):
                 _refuse_common(run_id, reply)
         return replies
 
     async def _transact(self, server: Redis, scripts: Sequence[Sequence[Command]]) -> list[Any]:
-        """Carry out commands in a transaction, for each of `scripts`; return what the last of each answers."""
+        """Run each of `scripts` as a transaction; return the replies to their last commands."""
         replies = []
         for commands in scripts:
-            answers = await self._trip(server, [("MULTI",), *commands, ("EXEC",)])
+            answers = await self._write(server, [("MULTI",), *commands, ("EXEC",)])
             refusal = next((answer for answer in answers if isinstance(answer, Exception)), None)
             replies.append(refusal or answers[-1][-1])
         return replies
 
-    async def _ask(
+    async def _dispatch(
         self,
         names: Sequence[Key],
         commands: Sequence[Asked],
         exchange: Callable[[Redis, Sequence[Asked]], Awaitable[list[Any]]],
         chosen: Script | None = None,
     ) -> list[Any]:
-        """Return the answers to commands, in order; each goes to the server that has its key, of `names`.
+        """Send each command to the server that has its key in `names`; return the replies in order.
 
-        A server that has forgotten the script, or that says where the run is now, did nothing: go on there.
+        A reply of NOSCRIPT or MOVED means that nothing was done: the command is sent again, to the right server.
         """
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
@@ -279,8 +279,8 @@ class Store:
                 raise answer
         return answers
 
-    async def _trip(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
-        """Make changes; the answers to the commands, when enough replicas have what was changed."""
+    async def _write(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
+        """Execute commands that may write; return their replies once `redis_replicas` replicas have the changes."""
         if not self._replicas:
             return await execute(server, commands, self._timeout)
         *answers, reached = await execute(
@@ -289,7 +289,7 @@ class Store:
         if isinstance(reached, Exception) and not any(isinstance(answer, Exception) for answer in answers):
             raise reached
         if isinstance(reached, int) and reached < self._replicas:
-            self.servers.doubt()  # this may be a master that has lost its replicas to another
+            self.servers.invalidate()  # its replicas may follow another master by now
             self.trouble = REFUSING
             description = (
                 f"{reached} of {self._replicas} replicas (broker.redis_replicas) have the change in time; retry"
@@ -298,13 +298,13 @@ class Store:
         return answers
 
     async def read(self, commands: Iterable[Command]) -> list[Any]:
-        """Run commands in one round trip, to each server those for its keys; their answers, as the server gives them.
+        """Run commands in one round trip per server; return their replies.
 
-        The first argument of each command is a key; if it has more, they are of the same run.
+        The first argument of each command is a key; other keys in it must be of the same run.
         """
         wanted = list(commands)
         with self.failures():
-            return await self._ask(
+            return await self._dispatch(
                 [cast(Key, command[1]) for command in wanted], wanted, partial(execute, seconds=self._timeout)
             )
 
@@ -315,9 +315,9 @@ class Store:
         return float(seconds * 1000 + microseconds / 1000)
 
     async def scan(self, run_id: str) -> AsyncIterator[list[bytes]]:
-        """Yield the keys of a run, some at a time, a key perhaps twice; those that come meanwhile may be missing.
+        """Yield a run's keys in portions, by a SCAN of all keys of its server.
 
-        It goes through all the keys of the run's server, a thousand at a time.
+        A key may be yielded twice; keys that are created meanwhile may be missing.
         """
         cursor = 0
         with self.failures():
@@ -331,7 +331,7 @@ class Store:
 
 
 def _refusal(error: ResponseError) -> str | None:
-    """Return the code of an error by which Redis refuses just now, None if it is another."""
+    """Return the code of an error by which Redis refuses a call for now, None for any other error."""
     code = getattr(error, "status_code", None)
     found = _REFUSAL.search(f"{code or ''} {error}")
     if found is None:
@@ -340,7 +340,7 @@ def _refusal(error: ResponseError) -> str | None:
 
 
 def _refuse_common(run_id: str, reply: list[Any]) -> None:
-    """Raise what the first word of a script's answer means, where it means the same for all scripts."""
+    """Raise the error for a reply whose first word means the same in all scripts."""
     match reply[0]:
         case b"NOT_FOUND":
             raise run_not_found(run_id)

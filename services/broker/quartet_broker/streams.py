@@ -1,4 +1,4 @@
-"""How answers are given: open streams, how many a peer may have, how long one may go unread; shared reads; pages."""
+"""Limits on streaming responses (open streams per peer, time per message), shared reads, and pages of listings."""
 
 import asyncio
 from collections import Counter
@@ -14,10 +14,10 @@ from quartet_common.identity import peer_of
 
 
 class Streams:
-    """Sends the answers of streaming calls."""
+    """Sends the responses of streaming calls."""
 
     def __init__(self, most: int, patience: float):
-        """`most`: open streams of one peer. `patience`: seconds that a watcher may take for a message."""
+        """`most`: open streams of one peer. `patience`: seconds that a watcher may take to read a message."""
         self._most = most
         self._patience = patience
         self._open: Counter[str] = Counter()
@@ -25,7 +25,10 @@ class Streams:
     async def send(
         self, context: grpc.aio.ServicerContext, answers: AsyncGenerator[Any], patience: float | None = None
     ) -> None:
-        """Send answers. Raises RESOURCE_EXHAUSTED if the peer has too many streams, or reads none for `patience`."""
+        """Send responses.
+
+        Raises RESOURCE_EXHAUSTED if the peer has too many streams, or takes more than `patience` seconds for a message.
+        """
         self._admit(context)
         async with aclosing(answers):
             async for answer in answers:
@@ -40,7 +43,7 @@ class Streams:
                     return  # the caller has gone
 
     async def show(self, context: grpc.aio.ServicerContext, answers: AsyncGenerator[Any]) -> None:
-        """As `send`, to watchers: one that does not read is turned away."""
+        """Send responses to a watcher; end the stream of one that stops reading."""
         await self.send(context, answers, self._patience)
 
     def _admit(self, context: grpc.aio.ServicerContext) -> None:
@@ -63,14 +66,14 @@ T = TypeVar("T")
 
 
 class SharedReads:
-    """Makes a few reads at a time. One that has not begun yet serves all who ask for the same."""
+    """Limits concurrent reads. A read that has not begun is shared by all callers with the same key."""
 
     def __init__(self, at_once: int):
-        self._few = asyncio.Semaphore(at_once)
+        self._reading = asyncio.Semaphore(at_once)
         self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def read(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what `read` returns of Redis as it is after this call, and raise what it raises."""
+        """Return the result of a `read` that begins after this call, or raise its error."""
         task = self._waiting.get(key)
         if task is None:
             task = self._waiting[key] = asyncio.create_task(self._begin(key, read))
@@ -78,24 +81,24 @@ class SharedReads:
         return await asyncio.shield(task)
 
     async def _begin(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
-        async with self._few:
-            del self._waiting[key]  # it may miss what changes from here on
+        async with self._reading:
+            del self._waiting[key]  # later callers need another read, which sees later changes
             return await read()
 
 
 def _take_exception(task: asyncio.Task[Any]) -> None:
-    """Whoever waited may have gone."""
+    """Mark the exception as retrieved, even if every waiting caller was cancelled."""
     if not task.cancelled():
         task.exception()
 
 
 Position = tuple[float, str]
-"""Score and id in the sorted set that is listed; the order of the listing."""
+"""Score and id in the sorted set that is listed, which is in this order."""
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 def read_page_token(token: str) -> Position | None:
-    """Return the position behind which a page begins, None for the first one."""
+    """Return the position after which a page begins, None for the first page. Raises INVALID_ARGUMENT."""
     score, colon, name = token.partition(":")
     try:
         return (float(score), name) if token else None
@@ -114,10 +117,10 @@ async def fill_page(
 
     Args:
         entries: the listing from the page's beginning on.
-        load: returns the message of each id; None for what is not there any more.
-        at_once: ids of one `load`.
-        room: bytes of the page's messages.
-        limit: most messages.
+        load: returns the message of each id; None for one that no longer exists.
+        at_once: ids per `load`.
+        room: maximum bytes of the page's messages.
+        limit: maximum messages.
     """
     page: list[MessageT] = []
     last = ""

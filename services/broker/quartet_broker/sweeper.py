@@ -1,4 +1,4 @@
-"""What time does: leases and members end, results and finished runs are let go; the state of Redis, shown."""
+"""Periodic work: expires leases and members, deletes old results and finished runs, reports the state of Redis."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 OK = "ok"
 HEALTH = "redis"
-"""Name of Redis' own health: SERVING while it takes everything."""
+"""Name of the health status of Redis: SERVING while it accepts every call."""
 _WAITING = {
     OK: "",
     AWAY: "an answer of Redis",
@@ -28,26 +28,26 @@ _WAITING = {
 
 
 class RedisState:
-    """Shows in what state Redis is: health, handshake, metric, log."""
+    """Reports the state of Redis in health, handshake, metric and log."""
 
     def __init__(self, host: ServiceHost):
         self._host = host
         self._state = ""
         self._outage = Outage()
 
-    async def show(self, state: str, reason: str = "") -> None:
-        """Show a state that a sweep found.
+    async def report(self, state: str, reason: str = "") -> None:
+        """Report the state that a sweep found.
 
-        The service stays healthy while Redis is full: that refuses experience and prompts only, and whoever took the
-        broker out of service for it would keep out the trainer's commit, which is what frees memory.
+        The service stays healthy while Redis is full: only experience and prompts are refused then, and removing the
+        broker from service would block the trainer's commit, which frees memory.
         """
         if self._host.stopping.is_set():
             return
         if state != self._state:
             before, self._state = self._state, state
-            for name, thing in _WAITING.items():
+            for name, awaited in _WAITING.items():
                 REDIS.labels(name).set(name == state)
-                self._host.waiting.discard(thing)
+                self._host.waiting.discard(awaited)
             if state != OK:
                 self._host.waiting.add(_WAITING[state])
             elif before:
@@ -62,13 +62,13 @@ class RedisState:
 
 
 _FIELDS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields]
-# A finished run has only results to let go; one of another layout can only be deleted.
+# Finished runs, of which only results expire, and runs of another layout are looked at every 60th sweep.
 _SELDOM = 60
-_SHOWN_SECONDS = 900.0  # after a run's end; the alerts look back as far
+_SHOWN_SECONDS = 900.0  # how long the metrics of an ended run stay; the alerts look back as far
 
 
 class Sweeper:
-    """Sweeps all runs at an interval, and keeps the service's health true to Redis' state."""
+    """Sweeps all runs at an interval, and reports the state of Redis."""
 
     def __init__(self, store: Store, runs: Runs, host: ServiceHost, section: BrokerSection):
         self._store = store
@@ -89,10 +89,10 @@ class Sweeper:
                     await self._sweep()
                     full = await self._store.full()
                 except ContractError as error:
-                    await self._redis.show(self._store.trouble, error.message)
+                    await self._redis.report(self._store.trouble, error.message)
                 else:
                     refused = "experience and prompts are refused until a commit frees memory"
-                    await self._redis.show(FULL if full else OK, f"{refused}; {full}")
+                    await self._redis.report(FULL if full else OK, f"{refused}; {full}")
                 try:
                     async with asyncio.timeout(self._interval):
                         await self._host.stopping.wait()
@@ -104,12 +104,12 @@ class Sweeper:
             await asyncio.gather(*self._purges.values(), return_exceptions=True)
 
     async def _sweep(self) -> None:
-        """Sweep all runs that can be reached. Raises ContractError if Redis, or a part of it, cannot."""
+        """Sweep all runs that can be reached. Raises ContractError if a Redis server cannot."""
         failure: ContractError | None = None
         try:
             await self._store.ping()
         except ContractError as error:
-            failure = error  # of several servers the others may answer
+            failure = error  # other servers of a Cluster may answer
         run_ids = await self._runs.ids()
         now = asyncio.get_running_loop().time()
         for run_id in run_ids:
@@ -123,7 +123,7 @@ class Sweeper:
                 elif error.code is grpc.StatusCode.FAILED_PRECONDITION:  # of another build's layout
                     log.warning("not swept: %s", error.message, extra={"run": run_id})
                     self._due[run_id] = now + self._interval * _SELDOM
-                elif error.code is not grpc.StatusCode.NOT_FOUND:  # that one was deleted meanwhile
+                elif error.code is not grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
                     raise
         for run_id in self._known - set(run_ids):
             await self._forget(run_id)
@@ -134,7 +134,7 @@ class Sweeper:
     async def _sweep_run(self, run_id: str) -> None:
         (reply,) = await self._store.run_many("sweep", run_id, [()], missing_ok=True)
         if reply[0] == b"NOT_FOUND":
-            # Deleted, half deleted, or just about to be made.
+            # Deleted, partly deleted, or being created.
             if await self._runs.is_being_deleted(run_id):
                 self._purge(run_id)
             return
@@ -151,7 +151,7 @@ class Sweeper:
             await self._ended(run_id, int(end[0]), seconds)
 
     async def _ended(self, run_id: str, ended: int, seconds: float) -> None:
-        """Delete a run whose time after its end is over; else leave it alone for a while."""
+        """Delete an ended run whose `finished_run_ttl` has passed; otherwise schedule its next sweep."""
         pause = self._interval * _SELDOM
         if self._finished_ttl:
             if seconds >= self._finished_ttl:
@@ -161,7 +161,7 @@ class Sweeper:
         self._due[run_id] = asyncio.get_running_loop().time() + pause
 
     def _purge(self, run_id: str) -> None:
-        """Delete the rest of a run beside the sweeps: to find it all the keys may have to be looked through."""
+        """Delete the rest of a run in the background: the scan may go through all keys of the server."""
         task = self._purges.get(run_id)
         if task is None or task.done():
             self._purges[run_id] = asyncio.create_task(self._purge_whole(run_id))
@@ -179,7 +179,7 @@ class Sweeper:
             RUN.labels(run_id, field).set(getattr(stats, field))
 
     async def _forget(self, run_id: str) -> None:
-        """Let go of a run that is not listed any more."""
+        """Forget a run that is no longer listed."""
         if await self._runs.list_again(run_id):
             log.warning("a run that was not listed any more is listed again", extra={"run": run_id})
             return

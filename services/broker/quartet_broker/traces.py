@@ -1,7 +1,7 @@
 """The broker's part of a group's trace: how long it waited for a rollout and for the trainer, and its put.
 
-The waits are recorded when they end, from Redis' own records, so that any broker process can tell of a wait that began
-at another. Nothing is done unless [tracing] is configured.
+A wait is recorded when it ends, from times in Redis, so it may have begun at another broker process. Nothing is done
+unless [tracing] is configured.
 """
 
 import time
@@ -23,14 +23,14 @@ def _about(run_id: str, instance_id: str, **more: tracing.Value) -> dict[str, tr
 
 
 def trace_submit(run_id: str, instance: experience_pb2.PromptInstance) -> None:
-    """Begin the trace of an instance whose submitter did not."""
+    """Begin a trace for an instance that comes without one."""
     if tracing.enabled() and not instance.traceparent:
         now, attributes = time.time(), _about(run_id, instance.instance_id)
         instance.traceparent = tracing.record("submit", "", now, now, root=True, attributes=attributes)
 
 
 def trace_lease(run_id: str, holder: str, lease: broker_pb2.PromptLease, entry: bytes) -> None:
-    """The prompt was queued from the time of its stream entry until now."""
+    """Record that the prompt was queued from the time of its stream entry until now."""
     if tracing.enabled():
         attributes = _about(run_id, lease.instance.instance_id, rollout=holder, attempt=lease.attempt)
         began = int(entry.split(b"-")[0]) / 1000
@@ -38,7 +38,7 @@ def trace_lease(run_id: str, holder: str, lease: broker_pb2.PromptLease, entry: 
 
 
 def trace_puts(run_id: str, puts: Sequence[Put], outcomes: Sequence[bytes], began: float) -> None:
-    """Groups were put between `began` (time.time()) and now."""
+    """Record that groups were put between `began` (time.time()) and now."""
     if tracing.enabled():
         for put, outcome in zip(puts, outcomes, strict=True):
             attributes = _about(run_id, put.header.instance_id, outcome=outcome.decode().lower())
@@ -46,7 +46,7 @@ def trace_puts(run_id: str, puts: Sequence[Put], outcomes: Sequence[bytes], bega
 
 
 async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[bytes]) -> None:
-    """Groups of a batch were ready from their put until they were granted to the trainer."""
+    """Record that groups of a batch were ready from their put until they were granted to the trainer."""
     if not tracing.enabled():
         return
     headers = [header for header in map(_header, payloads) if header.traceparent]
@@ -61,7 +61,7 @@ async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[b
 
 
 def _header(payload: bytes) -> experience_pb2.GroupHeader:
-    """Return the header of a stored group, its first field, without reading the rest; an empty one if it is another."""
+    """Return a stored group's header without parsing the rest; an empty one if it is not the first field."""
     with suppress(UnusualError, IndexError, DecodeError):
         begin, end = read_field(payload, 0, HEADER, len(payload))
         return experience_pb2.GroupHeader.FromString(payload[begin:end])

@@ -1,8 +1,7 @@
-"""What callers may send: each check raises INVALID_ARGUMENT naming the field, what came and what is allowed.
+"""Checks of requests: each raises INVALID_ARGUMENT naming the field, what came and what is allowed.
 
-And what they may say about themselves, where calls come with certificates that have roles (docs/security.md).
-
-What belongs to whom the scripts check, by the name that `owner` gives them.
+Where certificates have roles (docs/security.md), what members and events say is also checked against the caller's
+certificate. The scripts check who owns what, by the name that `owner` returns.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
 _ROLES = ("system", "user", "assistant", "tool")
 _MAX_WAIT_SECONDS = 30.0
-# An answer sent this long before the caller's deadline arrives in time.
+# A response that is sent this long before the caller's deadline arrives in time.
 _MARGIN_SECONDS = 0.25
 # Numbers go through Lua, whose integers are exact up to here.
 MAX_INTEGER = 2**53
@@ -46,11 +45,11 @@ MOST_BYTES: dict[type[Message], int] = {
     broker_pb2.RunEvent: 256 << 10,
     experience_pb2.GroupHeader: 1 << 10,
 }
-"""Most bytes of a message that is stored for others to read: it is what bounds their answers."""
+"""Maximum bytes of each message type that is stored: it bounds the responses that contain such messages."""
 REQUEST_BYTES = dict.fromkeys(("CreateRun", "RegisterMember", "Heartbeat", "ReportProgress"), 1 << 20) | {
     "SubmitPrompts": MOST_BYTES[experience_pb2.PromptInstance] + (64 << 10),
 }
-"""Most bytes of a request, by method; beyond the room for what is stored, they allow for fields of newer clients."""
+"""Maximum bytes of a request, by method; more than MOST_BYTES, for the unknown fields of newer clients."""
 MOST_EVALUATION_PROMPTS = 16_384
 """Prompts of an evaluation set: GetEvaluation answers with a GroupHeader of each."""
 _STRUCT_DEPTH = 16  # parsers allow 100 nested messages, of which a level takes three
@@ -101,12 +100,12 @@ def count(field: str, values: Sized, most: int, least: int = 1) -> None:
 
 
 def stored(field: str, value: Message, most: int | None = None) -> bytes:
-    """Return a message as it is stored. Its bytes are at most `most`, or what MOST_BYTES allows."""
+    """Serialize a message to be stored, and check its size: at most `most` bytes, by default MOST_BYTES."""
     return bounded(field, value.SerializeToString(), most or MOST_BYTES[type(value)])
 
 
 def bounded(field: str, data: bytes, most: int) -> bytes:
-    """Check how many bytes a message has, serialized; return them."""
+    """Check the size of a serialized message; return the message."""
     if len(data) > most:
         raise invalid_argument(field, came=f"{len(data)} bytes", allowed=f"at most {most} bytes")
     return data
@@ -128,12 +127,12 @@ def _depth(field: str, value: Struct | ListValue, depth: int) -> None:
 
 
 def reason(text: str) -> str:
-    """Return a reason as it is stored: it is for people, and what is longer than a screen is cut."""
+    """Return a reason to be stored, truncated to about a screen of text."""
     return text.encode()[:_REASON_BYTES].decode(errors="ignore")
 
 
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
-    """Return until when a call may wait, by the loop's clock: `wait` from now, but within the caller's deadline."""
+    """Return the event loop time until which a call may wait: `wait` from now, but within the caller's deadline."""
     seconds = to_seconds(wait)
     if not 0 <= wait.nanos < 10**9:
         raise invalid_argument(f"{field}.nanos", came=wait.nanos, allowed="0 to 999,999,999")
@@ -202,7 +201,7 @@ def prompt(field: str, value: experience_pb2.Prompt) -> None:
 
 
 def verifiers(field: str, values: Iterable[reward_pb2.VerifierSpec]) -> None:
-    """Check what verifiers are named by and the numbers they are given. Which there are the reward service knows."""
+    """Check names, weights and parameters of verifiers. Only the reward service can check that they exist."""
     for n, value in enumerate(values):
         identifier(f"{field}[{n}].name", value.name)
         finite(f"{field}[{n}].weight", value.weight)
@@ -210,7 +209,7 @@ def verifiers(field: str, values: Iterable[reward_pb2.VerifierSpec]) -> None:
 
 
 def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
-    """Check an environment's bounds; zero and unset mean the default. Name and parameters are the rollouts' to know."""
+    """Check an environment's bounds; zero and unset mean the default. Rollouts check its name and parameters."""
     _parameters(f"{field}.parameters", value.parameters)
     integer(f"{field}.max_turns", value.max_turns, 0, 1024)
     integer(f"{field}.max_turn_tokens", value.max_turn_tokens, 0)
@@ -227,7 +226,7 @@ def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
 
 
 def temperature_schedule(field: str, value: experience_pb2.TemperatureSchedule) -> None:
-    """Check a schedule that is there."""
+    """Check a temperature schedule."""
     if value.curve not in experience_pb2.TemperatureCurve.values():
         raise invalid_argument(f"{field}.curve", value.curve, ", ".join(experience_pb2.TemperatureCurve.keys()[1:]))
     if not value.points:
@@ -254,7 +253,7 @@ OF_THE_TRAINING = frozenset({"step", "evaluation", "weights", "checkpoint", "sam
 
 
 def owner() -> str:
-    """Return the name by which the scripts tell the caller from others; "" if it may do all."""
+    """Return the name by which scripts identify the caller; "" for one that is not restricted."""
     found = restricted()
     return found.name if found is not None else ""
 
@@ -291,7 +290,7 @@ def _host_of(address: str) -> str:
 
 
 def check_event(kind: str, source: str) -> None:
-    """Check who reports an event of a kind, and in whose name. Raises PERMISSION_DENIED."""
+    """Check that the caller may report an event of this kind from this source. Raises PERMISSION_DENIED."""
     found = restricted()
     if found is None:
         return

@@ -69,7 +69,7 @@ def parsed(data: bytes):
 def test_our_clients_requests_are_those_of_protocol_buffers_and_are_cut(request):
     data = of_client(request)
     assert data == request.SerializeToString(deterministic=True)
-    cut = puts._cut(data)  # noqa: SLF001 - it is what must not fall back
+    cut = puts._slice(data)  # noqa: SLF001 - it is what must not fall back
     assert len(cut.groups) == len(request.groups)
     assert read(data) == parsed(data)
 
