@@ -58,12 +58,11 @@ class DeadLetters:
         validation.count("instance_ids", request.instance_ids, 1024, least=0)
         behind = read_page_token(request.page_token)
         least = behind[0] if behind else "-inf"
-        most = () if behind or request.instance_ids else ("LIMIT", 0, limit + 1)
         state, total, listed = await self._store.read(
             [
                 ("HGET", keys.run(run_id), "state"),
                 ("ZCARD", keys.prefix(run_id) + "dead"),
-                ("ZRANGEBYSCORE", keys.prefix(run_id) + "dead", least, "+inf", "WITHSCORES", *most),
+                ("ZRANGEBYSCORE", keys.prefix(run_id) + "dead", least, "+inf", "WITHSCORES"),
             ]
         )
         if state is None or state == b"DELETING":

@@ -168,6 +168,8 @@ async def test_a_page_has_no_more_than_was_asked_for_and_the_next_goes_on_behind
     second = await world.call("ListDead", limit=2, page_token=first.next_page_token)
     assert [[dead.instance.instance_id for dead in page.dead] for page in (first, second)] == [["a", "b"], ["c"]]
     assert not second.next_page_token
+    await world.redis.delete(keys.prefix(world.run_id) + "i:a")  # as if it was requeued while the page was made
+    assert (await world.call("ListDead", limit=1)).next_page_token == first.next_page_token
     await World(world.stub, world.redis, world.run_id + "-newer").create()
     page = await world.stub.ListRuns(pb.ListRunsRequest(limit=1))
     behind = await world.stub.ListRuns(pb.ListRunsRequest(limit=1, page_token=page.next_page_token))
