@@ -1,8 +1,8 @@
-"""Weights on their way to the rollouts: groups of their own, packed buckets, a checksum, deadlines.
+"""Sends the trained weights to the rollouts.
 
-`sync` is what the loop uses, one update at a time; `publisher` decides which rollout gets which version, and what is
-done when one fails. `group` makes a group of rollouts and updates it, by one of the `transports` (files and plugins) or
-`process_group` (Gloo and NCCL).
+`sync` is the loop's interface: one update at a time. `publisher` selects the rollouts to update and handles failures.
+`group` forms a weight group and runs one update in it, through `transports` (files and plugins) or `process_group`
+(Gloo and NCCL).
 """
 
 from quartet_trainer.weight_sync.publisher import Published, Publisher

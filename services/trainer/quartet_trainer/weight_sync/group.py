@@ -1,7 +1,7 @@
-"""The group that weights travel by: the trainer, rank 0, and some rollouts, for one epoch; and one update of it.
+"""Forms a weight group, the trainer as rank 0 and some rollouts, for one epoch, and runs updates in it.
 
-A group is never repaired: when a member fails it is dropped, and one of a higher epoch is made. An update is Begin at
-every rollout, the tensors, Finish with the checksum at every one.
+A group is never repaired: when a member fails, the publisher drops the group and forms one with a higher epoch. An
+update is Begin at every rollout, the tensors, and Finish with the checksums at every rollout.
 """
 
 import concurrent.futures
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 import torch
@@ -31,10 +31,8 @@ from quartet_weights.process_group import first_line
 
 log = get_logger(__name__)
 
-# How often the living are counted while answers are awaited.
-LOOK_SECONDS = 0.2
-
-Answer = TypeVar("Answer")
+# How often liveness and the deadline are checked while waiting.
+POLL_SECONDS = 0.2
 ABORT_SECONDS = 5.0
 
 _CODES = {
@@ -51,28 +49,28 @@ PAUSE_MODES = {
 
 
 @dataclass
-class Answers(Generic[Answer]):
-    """What each rollout answered, by instance id."""
+class Answers:
+    """The responses of the rollouts that answered, and the errors of the others, by instance id."""
 
-    good: dict[str, Answer] = field(default_factory=dict)
+    good: dict[str, Any] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
 
     def raise_if_bad(self, what: str) -> None:
-        """Raise TransferFailed with the blame if any rollout failed."""
+        """Raise TransferFailed with the errors if a rollout failed."""
         if self.bad:
             raise TransferFailed(f"{what} failed", self.bad)
 
 
 def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[str], bool]) -> Answers:
-    """Wait for all answers: until `deadline` (time.monotonic), and for nobody who is no longer `alive`."""
-    answers: Answers = Answers()
+    """Wait for all answers, until `deadline` (time.monotonic). A call to a rollout that is not `alive` is cancelled."""
+    answers = Answers()
     finished: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name, call in calls.items():
         call.add_done_callback(lambda _, name=name: finished.put(name))
     waiting = set(calls)
     while waiting:
         try:
-            name = finished.get(timeout=LOOK_SECONDS)
+            name = finished.get(timeout=POLL_SECONDS)
         except queue.Empty:
             late = time.monotonic() > deadline
             for name in [name for name in waiting if late or not alive(name)]:
@@ -92,10 +90,13 @@ def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[s
 
 
 def create_transport(settings: WeightsSection, store: WeightStore, folder: Path) -> Transport:
-    """Return the configured transport. `folder` is where files go, and this run's alone: old ones are removed there.
+    """Return the configured transport.
+
+    Args:
+        folder: for the file transport's versions; it removes old ones there.
 
     Raises:
-        ConfigError: it cannot work here.
+        ConfigError: the transport cannot work here.
     """
     check_transport(settings)
     if settings.transport in ("gloo", "nccl"):
@@ -116,10 +117,10 @@ class WeightGroup:
     channel: Channel
     alive: Callable[[str], bool]
     transport: str
-    """Its name."""
+    """Name of the transport."""
 
     def call(self, method: str, request: Message, deadline: float) -> Answers:
-        """Call a method at every member, until `deadline` (time.monotonic)."""
+        """Call a method at every member and wait for the answers until `deadline` (time.monotonic)."""
         seconds = max(0.1, deadline - time.monotonic())
         calls = {name: getattr(stub, method).future(request, timeout=seconds) for name, stub in self.stubs.items()}
         return gather(calls, deadline, self.alive)
@@ -136,20 +137,20 @@ def form_group(
     timeout: float,
     alive: Callable[[str], bool],
 ) -> WeightGroup:
-    """Make the group of an epoch: rank 0 here, while every rollout joins at once.
+    """Form the group of an epoch: all rollouts join in parallel while this process joins as rank 0.
 
     Args:
         name: of the transport.
-        stubs: of the rollouts that are to be in it, by instance id.
-        ranks: ranks that each rollout takes (its tensor-parallel size), 1 where unknown; corrected by its answer.
+        stubs: of the members, by instance id.
+        ranks: number of ranks of each rollout (its tensor-parallel size), 1 where missing; updated from the answers.
         timeout: deadline of each operation in the group, in seconds.
 
     Raises:
-        TransferFailed: a rollout did not join, or takes another number of ranks than thought.
+        TransferFailed: a rollout did not join, or has another number of ranks than `ranks` says.
     """
     try:
         invitation = transport.invite(epoch)
-    except Exception as raised:  # a package's code: anything may come
+    except Exception as raised:  # a package's code may raise anything
         raise TransferFailed(f"transport '{name}' failed: {type(raised).__name__}: {raised}") from raised
     request = rollout_pb2.JoinWeightGroupRequest(
         run_id=run_id,
@@ -175,8 +176,8 @@ def form_group(
     wrong = {one: answer.ranks for one, answer in answers.good.items() if max(1, answer.ranks) != ranks.get(one, 1)}
     if wrong:
         ranks.update(wrong)
-        raise TransferFailed(f"weight group {epoch} has other ranks than thought: {wrong}")
-    while not concurrent.futures.wait([meeting], LOOK_SECONDS).done:
+        raise TransferFailed(f"weight group {epoch}: rollouts have another number of ranks than assumed: {wrong}")
+    while not concurrent.futures.wait([meeting], POLL_SECONDS).done:
         gone = [rollout for rollout in stubs if not alive(rollout)]
         if gone or time.monotonic() > deadline:
             raise TransferFailed(f"weight group {epoch} did not come about", dict.fromkeys(gone, "is gone"))
@@ -189,7 +190,7 @@ def form_group(
 def _meet(
     name: str, transport: Transport, request: rollout_pb2.JoinWeightGroupRequest, timeout: float
 ) -> "concurrent.futures.Future[Channel]":
-    """Meet the ranks that `request` invites, on a thread that may be lost: the channel goes with it."""
+    """Meet the ranks that `request` invites, on a thread. The caller may abandon it, and the channel with it."""
     meeting: concurrent.futures.Future[Channel] = concurrent.futures.Future()
     epoch, secret, world_size = request.group_epoch, request.secret, request.world_size
 
@@ -207,7 +208,7 @@ def _meet(
 
 @dataclass
 class Transfer:
-    """An update of the members of `group` to `version`; a `WeightUpdate` to the transport."""
+    """An update of the members of `group` to `version`. It implements `WeightUpdate`."""
 
     group: WeightGroup
     version: int
@@ -215,7 +216,7 @@ class Transfer:
     """Of the whole update, by time.monotonic."""
     packer: Packer
     weights: Weights | Snapshot
-    """Packed on the way, called once if the tensors are needed; or packed already."""
+    """A function that returns the tensors, which are packed while they are sent, or a packed snapshot."""
     pause_mode: int = rollout_pb2.PAUSE_MODE_KEEP
     keep_kv_cache: bool = False
 
@@ -225,18 +226,18 @@ class Transfer:
 
     @property
     def _update(self) -> dict[str, Any]:
-        """What every request about it says."""
+        """Fields that all requests of the update share."""
         return {"run_id": self.group.run_id, "group_epoch": self.group.epoch, "policy_version": self.version}
 
-    def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
-        """Carry it out and return what each rollout answered to Finish.
+    def run(self) -> Answers:
+        """Run the update and return the answers to Finish.
 
         Raises:
-            TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
+            TransferFailed: Begin failed at a rollout, or the tensors were not sent; the caller must `abort`.
         """
         try:
             self.group.channel.transfer(self)
-        except OSError as error:  # of a package's sockets and files
+        except OSError as error:  # from a package's transport
             name = self.group.transport
             raise TransferFailed(f"transport '{name}' failed: {type(error).__name__}: {error}") from error
         sums = (self.weights if isinstance(self.weights, Snapshot) else self.packer).checksums()
@@ -268,7 +269,7 @@ class Transfer:
         if gone := next((name for name in self.group.stubs if not self.group.alive(name)), ""):
             raise TransferFailed("the update was given up", {gone: "is gone"})
 
-    def abort(self, reason: str) -> Answers[rollout_pb2.AbortWeightUpdateResponse]:
-        """Tell every member that the update is given up; return which version stands at each."""
+    def abort(self, reason: str) -> None:
+        """Abort the update at every member. A member that does not answer aborts by its own deadline."""
         request = rollout_pb2.AbortWeightUpdateRequest(**self._update, reason=reason)
-        return self.group.call("AbortWeightUpdate", request, time.monotonic() + ABORT_SECONDS)
+        self.group.call("AbortWeightUpdate", request, time.monotonic() + ABORT_SECONDS)

@@ -1,4 +1,4 @@
-"""Tensors into buckets: as a few reused buffers, one filled while the others are sent, or as a copy of all of them."""
+"""Packs tensors into buckets: through a few reused buffers, or as a copy of all of them."""
 
 import math
 from collections.abc import Callable, Generator, Iterator
@@ -15,13 +15,13 @@ BUFFERS = 4
 """One is filled while the others are sent and checksummed."""
 
 Weights = Callable[[], Generator[tuple[str, torch.Tensor], None, None]]
-"""Returns the tensors of a manifest by name, in its order; what it returns is always exhausted or closed."""
+"""Returns the tensors of a manifest by name, in its order; the caller exhausts or closes the generator."""
 
 
 class Packer:
-    """Fills the buckets of a manifest, and checksums each on a thread meanwhile.
+    """Fills the buckets of a manifest and computes their checksums on a thread.
 
-    Memory is allocated once: fresh pages cost more than the copy.
+    Buffers are allocated once, because allocating fresh pages costs more than the copy.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Packer:
         buffers: int = BUFFERS,
         pinned: bool = True,
     ):
-        """Prepare.
+        """Allocate nothing yet; `pack` does.
 
         Args:
-            device: where the buckets are; default: the CPU.
-            buffers: how many there are at a time.
-            pinned: have those on the CPU in memory that a GPU, if there is one, can write at full speed.
+            device: of the buckets; default: the CPU.
+            buffers: how many buckets are in memory at a time.
+            pinned: use pinned host memory for buckets on the CPU, if there is a GPU.
         """
         self.manifest = manifest
         self._device = device or torch.device("cpu")
@@ -47,10 +47,10 @@ class Packer:
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
 
     def pack(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
-        """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the `buffers`-th after it is due.
+        """Yield each bucket, uint8 [bucket_bytes], in order. The `buffers`-th bucket after it overwrites it.
 
         Raises:
-            ValueError: the weights are not those of the manifest; the text names the tensor.
+            ValueError: the weights are not those of the manifest; the message names the tensor.
         """
         sizes, tensors, count = self.manifest.bucket_bytes, iter(self.manifest.tensors), self._count
         if not self._buffers:
@@ -59,7 +59,7 @@ class Packer:
                 for buffer in range(count)  # a large tensor, in a bucket of its own, enlarges one
             ]
         last, self._checksum = self._checksum, BackgroundChecksum()
-        last.values()  # it may still read what is about to change
+        last.values()  # wait: its thread may still be reading the buffers
         reads: list[Future[int]] = []
         planned = next(tensors, None)
         for index, size in enumerate(sizes):
@@ -84,8 +84,8 @@ class Packer:
             yield bucket
 
     def beside_training(self) -> torch.cuda.StreamContext:
-        """For another thread, with packed buckets on a GPU: what it does within waits for them, and for nothing that
-        training gives to the GPU meanwhile."""
+        """Return a context in which a thread's GPU work goes to a stream that waits for the packed buckets and for no
+        other work of the training."""
         return torch.cuda.stream(self._stream)
 
     def _bytes(self, bucket: torch.Tensor) -> memoryview:
@@ -93,29 +93,29 @@ class Packer:
             return memoryview(bucket.cpu().numpy())
 
     def checksums(self) -> list[int]:
-        """Return the checksum up to the end of each bucket that was packed last, waiting for them if need be."""
+        """Wait for the checksums of the last `pack`: each covers all bytes up to the end of its bucket."""
         return self._checksum.values()
 
 
 class Snapshot(Packer):
-    """A copy of the weights of one version that leaves as it stands: all buckets, packed, and their checksums.
+    """A copy of the weights of one version: all buckets, packed, and their checksums.
 
-    It is taken before an update begins, so that nothing but the broadcast is left for the time in which generation
-    stands still; another attempt, and a rollout that comes late, are served from it too.
+    It is taken before an update begins, so that the update itself only broadcasts. Retries and rollouts that join later
+    are served from it too.
     """
 
     def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
-        """`device`: where the copy stands; default: the CPU."""
+        """`device`: of the copy; default: the CPU."""
         super().__init__(manifest, device, buffers=len(manifest.bucket_bytes), pinned=False)
         self.version = -1
         self.buckets: list[torch.Tensor] = []
-        """uint8 [bucket_bytes] each, in order; of `version`, if that is not -1."""
+        """uint8 [bucket_bytes] each, in order; they hold `version`, unless that is -1."""
 
     def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Copy the weights of `version`; the checksums are computed on a thread meanwhile, and maybe a little longer.
+        """Copy the weights of `version`. The thread that computes the checksums may end later.
 
         Raises:
-            ValueError: the weights are not those of the manifest; the text names the tensor.
+            ValueError: the weights are not those of the manifest; the message names the tensor.
         """
         self.version = -1
         self.buckets = list(self.pack(weights))

@@ -1,6 +1,6 @@
-"""Gloo and NCCL: torch's process groups, one for each epoch, and the store at which their ranks meet.
+"""The Gloo and NCCL transports: torch process groups, one for each epoch, and the store through which ranks meet.
 
-Buckets go through a broadcast: one is packed while others are on their way and are checksummed.
+Buckets are broadcast; the next bucket is packed while earlier ones are sent and checksummed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from quartet_trainer.weight_sync.packing import BUFFERS
 from quartet_trainer.weight_sync.transports import TransferFailed, Transport, WeightUpdate
 from quartet_weights.process_group import ProcessGroup, device_of, epoch_store, first_line, nccl_version
 
-# Making a group is a matter of a second; a rollout that takes longer is not well.
+# Forming a group takes about a second.
 JOIN_SECONDS = 20.0
 _TIMEOUT = timedelta(seconds=JOIN_SECONDS)
 
 Wait = Callable[[Callable[[], None]], None]
-"""Waits for one bucket to have been sent, calling the check it is given all the while."""
+"""Waits until a bucket has been sent; calls its argument meanwhile."""
 
 
 def interface_address(name: str) -> str:
-    """Return the first IPv4 address of a network interface, else its first of IPv6. Raises ConfigError without one."""
+    """Return the first IPv4 address of a network interface, else its first IPv6 address. Raises ConfigError without."""
     addresses = psutil.net_if_addrs().get(name, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         for each in addresses:
@@ -40,14 +40,10 @@ def interface_address(name: str) -> str:
 
 
 class WeightStore:
-    """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which the invited have."""
+    """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which only members know."""
 
     def __init__(self, host: str, port: int = 0):
-        """Listen at host:port; port 0 takes a free one.
-
-        Raises:
-            ConfigError: the address is not to be had.
-        """
+        """Listen at host:port; port 0 takes a free one. Raises ConfigError if it cannot."""
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -60,7 +56,7 @@ class WeightStore:
             ) from error
         self.host = host
         self.port: int = listener.getsockname()[1]
-        # TCPStore by itself listens on all interfaces; given a socket it keeps to that, and owns it from here on.
+        # By default TCPStore listens on all interfaces; with `master_listen_fd` only on that socket, which it owns.
         self._server: dist.TCPStore | None = dist.TCPStore(
             host,
             self.port,
@@ -72,19 +68,19 @@ class WeightStore:
 
     def epoch(self, epoch: int, secret: bytes) -> dist.Store:
         """Return rank 0's end of an epoch's store. Raises RuntimeError after `close`."""
-        # Its own connection: who waits there holds up nobody else.
+        # A connection for each epoch, because a blocking wait blocks the connection.
         return epoch_store(dist.TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT), epoch, secret)
 
     def close(self) -> None:
-        """Listen no more."""
-        self._server = None  # Its last reference: it closes its connections.
+        """Stop listening."""
+        self._server = None  # TCPStore closes its sockets when the last reference is gone.
 
 
 class GroupTransport(Transport):
-    """The `Transport` of a backend."""
+    """The transport over Gloo or NCCL."""
 
     def __init__(self, backend: str, store: WeightStore, interface: str = ""):
-        """`interface`: network interface of the group here; default: that of the store's address."""
+        """`interface`: this end's network interface; default: that of the store's address."""
         self.device = device_of(backend)
         self.libraries = {"nccl": nccl_version()} if backend == "nccl" else {}
         self._backend, self._store, self._interface = backend, store, interface
@@ -106,24 +102,25 @@ class GroupChannel:
         under_way: deque[Wait] = deque()
         for bucket in update.buckets():
             under_way.append(self.send(bucket))
-            if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
+            if len(under_way) == BUFFERS:  # the next bucket overwrites the oldest
                 under_way.popleft()(update.check)
         while under_way:
             under_way.popleft()(update.check)
 
     def send(self, bucket: torch.Tensor) -> Wait:
-        """Begin to send a bucket, uint8, to all. Returns a function that waits for its end; raises TransferFailed."""
-        with _failing():
-            ended = self._group.broadcast(bucket, time.monotonic() + self._timeout)
-        return _failing()(ended)
+        """Start sending a bucket, uint8, to all members. Return a function that waits for it and, as this does, raises
+        TransferFailed."""
+        with _raising_transfer_failed():
+            wait = self._group.broadcast(bucket, time.monotonic() + self._timeout)
+        return _raising_transfer_failed()(wait)
 
     def drop(self, wait: float = 0.0) -> None:
         self._group.close(wait)
 
 
 @contextmanager
-def _failing() -> Iterator[None]:
-    """A broadcast that torch gives up is a transfer that failed."""
+def _raising_transfer_failed() -> Iterator[None]:
+    """Turn torch's RuntimeError into TransferFailed."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Who has which weights, and how those who lack the current ones get them.
+"""Tracks the policy version of each rollout and updates those that lack the current one.
 
-The publisher never hangs and never gives up the training: a rollout that fails is left out for a while, the others are
-served by a new group, and with no rollout at all there is nothing to do.
+Every update ends by its deadline, and a failed one does not end the training: a rollout that fails is skipped for a
+while, and the others get the weights in a new group.
 """
 
 import time
@@ -33,28 +33,28 @@ FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 STATUS_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
-SLEEP_SECONDS = 30.0  # a rollout whose trainer is gone wakes after so long
+SLEEP_SECONDS = 30.0  # a sleeping rollout wakes after this time unless SetSleep is called again
 
 
 @dataclass
 class Published:
-    """What an update came to."""
+    """The outcome of an update."""
 
     version: int
     epoch: int
     rollouts: int
-    """Rollouts that have the version now."""
+    """How many rollouts have the version now."""
     bytes: int
-    """Sent to each."""
+    """Sent to each rollout."""
     elapsed: float
     """Seconds, retries included."""
     failures: list[str] = field(default_factory=list)
-    """What went wrong on the way, in words."""
+    """A message for each failed attempt."""
 
 
 @dataclass
 class _Peer:
-    """A rollout, from the first attempt at it to its leaving."""
+    """The publisher's state for a live rollout."""
 
     channel: grpc.Channel
     stub: rollout_pb2_grpc.RolloutServiceStub
@@ -62,11 +62,11 @@ class _Peer:
     version: int | None = None
     """Version this trainer installed; None: none, or unknown."""
     failures: int = 0
-    rest_until: float = 0.0
+    retry_at: float = 0.0
 
 
 class Publisher:
-    """Brings rollouts to the current policy version."""
+    """Sends the current policy version to the rollouts."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class Publisher:
         """Prepare the buckets.
 
         Args:
-            store: this publisher's alone.
+            store: used by this publisher only, which closes it.
             specs: name, Dtype and shape of each tensor, as the learner's `weight_specs`.
             folder: where the file transport writes, if the settings name no folder.
-            lora: the adapter whose tensors `specs` are; None: they are all of the model's.
+            lora: the adapter whose tensors `specs` lists; None: `specs` lists the whole model.
 
         Raises:
             ConfigError: the configured transport cannot work here.
@@ -113,7 +113,7 @@ class Publisher:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the present group; -1: none."""
+        """Epoch of the current group; -1: none."""
         return self._group.epoch if self._group else -1
 
     def current(self, version: int) -> int:
@@ -123,7 +123,7 @@ class Publisher:
         )
 
     def behind(self, version: int) -> dict[str, broker_pb2.Member]:
-        """Return the rollouts that should have `version` and do not, those that rest after a failure left out."""
+        """Return the live rollouts that do not have `version`, except those in backoff after a failure."""
         live = self._members.rollouts()
         for name in self._peers.keys() - live.keys():
             self._peers.pop(name).channel.close()
@@ -134,16 +134,16 @@ class Publisher:
             peer = self._peer(name, member)
             if peer.version == version and member.policy_version < 0 and self._has_lost_weights(peer):
                 log.warning("rollout lost its weights", extra={"rollout": name})
-                peer.version, peer.handshake_done = None, False  # it may be of another release now
-            if peer.version != version and peer.rest_until <= now:
+                peer.version, peer.handshake_done = None, False  # its release may have changed
+            if peer.version != version and peer.retry_at <= now:
                 behind[name] = member
         return behind
 
     def set_sleep(self, level: int) -> dict[str, str]:
-        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0), while no update is under way.
+        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0). No update may be under way.
 
         Returns:
-            Why each rollout that did not follow did not, by instance id.
+            The error of each rollout whose call failed, by instance id.
         """
         request = rollout_pb2.SetSleepRequest(level=level, timeout=to_duration(SLEEP_SECONDS))
         seconds = self._settings.timeout_seconds
@@ -151,7 +151,7 @@ class Publisher:
             name: self._peer(name, member).stub.SetSleep.future(request, timeout=seconds)
             for name, member in self._members.rollouts().items()
         }
-        return gather(calls, time.monotonic() + seconds, self._worth_waiting_for).bad
+        return gather(calls, time.monotonic() + seconds, self._keep_waiting_for).bad
 
     def _peer(self, name: str, member: broker_pb2.Member) -> _Peer:
         if name not in self._peers:
@@ -160,22 +160,22 @@ class Publisher:
         return self._peers[name]
 
     def _has_lost_weights(self, peer: _Peer) -> bool:
-        """Ask the rollout itself: its last heartbeat may be older than its weights."""
+        """Call GetStatus, because the rollout's last heartbeat may be older than its weights."""
         try:
             status = peer.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=STATUS_SECONDS)
         except grpc.RpcError:
-            return False  # whether it lives is for the broker to say
+            return False  # its membership at the broker decides whether it is alive
         return status.policy_version < 0 and not status.paused
 
     def snapshot(self) -> Snapshot:
-        """Return an empty copy of what is sent, where the transport sends from."""
+        """Return an empty snapshot on the transport's device."""
         return Snapshot(self._manifest, self._transport.device)
 
     def publish(self, version: int, weights: Weights | Snapshot) -> Published | None:
-        """Bring every rollout that is behind to `version`, in the time that its bytes take. None: none is behind.
+        """Send `version` to every rollout that lacks it, with retries until the deadline. None: no rollout lacks it.
 
         Args:
-            weights: called for each attempt; or a copy of `version`.
+            weights: a function that is called for each attempt, or a snapshot of `version`.
         """
         began = time.monotonic()
         failures: list[str] = []
@@ -193,11 +193,11 @@ class Publisher:
                     break
                 log.warning("weight update failed", extra={"version": version, "error": str(failure)})
                 failures.append(str(failure))
-                self._leave_out(failure.blame)
+                self._back_off(failure.blame)
             targets = self.behind(version)
         if targets and not self._stopping():
             failures.append(f"{', '.join(targets)} did not get version {version} in {seconds:.3g} s")
-            self._leave_out(dict.fromkeys(targets, "not in time"))
+            self._back_off(dict.fromkeys(targets, "not in time"))
         return Published(
             version=version,
             epoch=self.epoch,
@@ -214,7 +214,7 @@ class Publisher:
         group = self._group
         if group is None or group.stubs.keys() != targets.keys():
             group = self._make_group(targets)
-        else:  # a rollout that was away since has another channel
+        else:  # a rollout that left and came back has a new channel
             group = self._group = replace(group, stubs=self._stubs(targets))
         transfer = Transfer(
             group,
@@ -226,7 +226,7 @@ class Publisher:
             self._settings.keep_kv_cache,
         )
         for name in targets:
-            self._peers[name].version = None  # unknown from here on
+            self._peers[name].version = None  # unknown until Finish succeeds
         try:
             answers = transfer.run()
         except Exception as failure:
@@ -260,7 +260,7 @@ class Publisher:
     def _make_group(self, targets: Iterable[str]) -> WeightGroup:
         self._drop_group()
         stubs = self._stubs(targets)
-        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
+        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._reported_epochs(targets))
         self._group = form_group(
             self._settings.transport,
             self._transport,
@@ -270,20 +270,20 @@ class Publisher:
             stubs,
             self._ranks,
             self._seconds(max(self._manifest.bucket_bytes, default=0), len(stubs)),
-            self._worth_waiting_for,
+            self._keep_waiting_for,
         )
         return self._group
 
     def _seconds(self, size: int, rollouts: int) -> float:
-        """Return how long `size` bytes may take to so many rollouts."""
+        """Return the timeout for sending `size` bytes to each of `rollouts`."""
         return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
 
-    def _epochs_at(self, names: Iterable[str]) -> list[int]:
-        """Ask rollouts for their epochs: this trainer before a restart may have gone further than the broker knows.
+    def _reported_epochs(self, names: Iterable[str]) -> list[int]:
+        """Ask rollouts for their epochs: before a restart, this trainer may have used epochs unknown to the broker.
 
         Raises:
-            TransferFailed: one does not answer, or another answers in its place: it was killed and started again, and
-                both are members until the membership of the killed one ends.
+            TransferFailed: a rollout does not answer, or another instance answers at its address: it was killed and
+                started again, and the killed one's membership has not expired yet.
         """
         epochs, others = [], {}
         for name in names:
@@ -292,28 +292,28 @@ class Publisher:
                 status = self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS)
             except grpc.RpcError as error:
                 raise TransferFailed("GetStatus failed", {name: describe(error)}) from error
-            if status.instance_id not in ("", name):  # earlier releases do not say
+            if status.instance_id not in ("", name):  # earlier releases leave it empty
                 others[name] = f"'{status.instance_id}' answers at its address"
             epochs.append(max(status.group_epoch, status.newest_group_epoch))
         if others:
             raise TransferFailed("members of the run are gone", others)
         return epochs
 
-    def _worth_waiting_for(self, name: str) -> bool:
-        """Whether the rollout lives, and this trainer is not stopping: then an update gets a moment to end."""
+    def _keep_waiting_for(self, name: str) -> bool:
+        """Whether the rollout is alive. False for all, `CLOSE_SECONDS` after this trainer was asked to stop."""
         if self._stopping() and self._stop_seen is None:
             self._stop_seen = time.monotonic()
         in_time = self._stop_seen is None or time.monotonic() < self._stop_seen + CLOSE_SECONDS
         return in_time and self._members.alive(name)
 
-    def _leave_out(self, blame: dict[str, str]) -> None:
-        """Let rollouts that failed rest before the next attempt, twice as long after each failure."""
+    def _back_off(self, blame: dict[str, str]) -> None:
+        """Skip rollouts that failed for a while, twice as long after each failure."""
         for name, why in blame.items():
             if (peer := self._peers.get(name)) is not None:
-                rest = min(FIRST_BACKOFF_SECONDS * 2**peer.failures, LONGEST_BACKOFF_SECONDS)
+                backoff = min(FIRST_BACKOFF_SECONDS * 2**peer.failures, LONGEST_BACKOFF_SECONDS)
                 peer.version, peer.handshake_done = None, False
-                peer.failures, peer.rest_until = peer.failures + 1, time.monotonic() + rest
-                log.warning("rollout is left out for a while", extra={"rollout": name, "seconds": rest, "why": why})
+                peer.failures, peer.retry_at = peer.failures + 1, time.monotonic() + backoff
+                log.warning("rollout is skipped for a while", extra={"rollout": name, "seconds": backoff, "why": why})
 
     def _drop_group(self, wait: float = 0.0) -> None:
         if self._group is not None:

@@ -1,7 +1,7 @@
-"""New weights handed to the rollouts while the training goes on: from a snapshot, by a thread of its own.
+"""Sends new weights to the rollouts during training: from a snapshot, on a thread.
 
-At most one update is under way. A snapshot is of one version and is not touched until the update that reads it has
-ended; its memory is used again for the next, because fresh pages cost more than the copy.
+At most one update runs at a time. A snapshot holds one version and is not overwritten until the update that reads it
+has ended. Its memory is reused, because allocating fresh pages costs more than the copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class WeightSync:
-    """The publisher, one update at a time. All methods are for the loop's thread."""
+    """Runs the publisher's updates, one at a time. Call its methods from the loop's thread only."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class WeightSync:
         """Take over `publisher`.
 
         Args:
-            overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
+            overlap: send from a snapshot, on a thread; otherwise `begin` blocks until the update has ended.
             sleep: see `rollouts_asleep`.
-            on_end: called, in the sending thread, when an update has ended.
+            on_end: called on the sending thread when an update has ended.
         """
         self._publisher = publisher
         self._learner = learner
@@ -63,9 +63,9 @@ class WeightSync:
         return self._publisher.epoch
 
     def begin(self) -> None:
-        """Begin to bring the rollouts that lack the learner's version to it, if there are any.
+        """Start updating the rollouts that lack the learner's version, if there are any.
 
-        Only when none is under way: `collect` with `wait` first.
+        No update may be under way: call `collect(wait=True)` first.
         """
         assert self._update is None, "an update is under way"
         version = self._learner.step
@@ -89,9 +89,9 @@ class WeightSync:
             return self._publisher.publish(version, weights)
 
     def collect(self, wait: bool = False) -> Published | None:
-        """Return what the update under way came to; None if there is none, or it has not ended and `wait` is false.
+        """Return the outcome of the update under way; None if there is none, or it has not ended and `wait` is false.
 
-        It ends in time: the publisher bounds every update by `weights.timeout_seconds`.
+        The wait is bounded: the publisher sets a deadline for every update.
         """
         if self._update is None or not (wait or self._update.done()):
             return None
@@ -100,13 +100,13 @@ class WeightSync:
 
     @contextmanager
     def rollouts_asleep(self) -> Iterator[dict[str, str]]:
-        """Have the rollouts sleep within, if it is so set, while no update is under way.
+        """Keep the rollouts asleep inside the context, if `sleep` is set. No update may be under way.
 
-        The GPU memory that they share is the caller's then, and is given back at the end. The next update wakes them,
-        an exception at once, and the end of this process within `SLEEP_SECONDS`.
+        Meanwhile the caller can use the GPU memory that they share with this process. The next update wakes them, or an
+        exception in the context; if this process ends, they wake after `SLEEP_SECONDS`.
 
         Yields:
-            Why each rollout that does not sleep does not, by instance id.
+            The error of each rollout that is not asleep, by instance id.
         """
         if not self._sleep:
             yield {}
@@ -122,7 +122,7 @@ class WeightSync:
             finally:
                 done.set()
                 renewing.join()
-                torch.cuda.empty_cache()  # what waking needs
+                torch.cuda.empty_cache()  # the rollouts need the memory to wake
         except BaseException:
             self._publisher.set_sleep(0)
             raise
@@ -133,7 +133,7 @@ class WeightSync:
                 log.warning("a rollout does not sleep", extra={"rollout": name, "why": why})
 
     def current(self) -> int:
-        """Return the number of live rollouts that have the learner's version, while no update is under way."""
+        """Return how many live rollouts have the learner's version. No update may be under way."""
         return self._publisher.current(self._learner.step)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a transport is on the trainer's side, the one by files, and those of packages.
+"""The interface of a transport on the trainer's side, the file transport, and the loading of packages' transports.
 
-Files are safetensors in a folder that all rollouts see; `docs/weights.md` has the layout. A version is written once,
-whole, before any rollout is told, so generation does not wait for the disk, and a rollout that comes late costs the
-trainer nothing. `process_group` has Gloo and NCCL.
+The file transport writes safetensors into a folder that all rollouts share; `docs/weights.md` has the layout. A version
+is written once, before `BeginWeightUpdate` is called: generation does not wait for the disk, and a rollout that joins
+later reads the same files. `process_group` has Gloo and NCCL.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from quartet_common.transports import load_transports, read_parameters
 from quartet_common.weights import bucket_file
 from quartet_weights.buckets import view
 
-# Versions that stay: the newest, and the one that a rollout may just be reading.
+# Versions kept: the newest, and the one before it, which a rollout may still be reading.
 KEPT = 2
 PREFIX = "version-"
 _PARTS = ("device", "libraries", "invite", "meet", "close")
 
 
 class TransferFailed(Exception):
-    """An update or a group did not come about.
+    """An update, or the forming of a group, failed.
 
     Attributes:
-        blame: what each rollout that is known to have failed said, by instance id; may be empty.
+        blame: the error of each rollout that is known to have failed, by instance id; may be empty.
     """
 
     def __init__(self, what: str, blame: Mapping[str, str] | None = None):
@@ -43,74 +43,76 @@ class TransferFailed(Exception):
 
 
 class WeightUpdate(Protocol):
-    """One update on its way: the version, where its buckets come from, and whom to tell."""
+    """One update, as a transport sees it."""
 
     version: int
 
     @property
     def manifest(self) -> rollout_pb2.WeightManifest:
-        """What is in the buckets."""
+        """Which tensor is where in which bucket."""
 
     def buckets(self) -> Iterator[torch.Tensor]:
-        """Yield each bucket, uint8 on the transport's device; at most `packing.BUFFERS` of them stand at a time."""
+        """Yield each bucket, uint8 on the transport's device. At most `packing.BUFFERS` are valid at a time: the next
+        overwrites the oldest."""
 
     def begin(self, path: str = "") -> None:
-        """Have every member pause and receive; `path` is where files are. Raises TransferFailed."""
+        """Call BeginWeightUpdate at every member; `path` is the folder of the files. Raises TransferFailed."""
 
     def check(self) -> None:
-        """Raise TransferFailed when the time is over or a member is gone. Quick; to be called while waiting."""
+        """Raise TransferFailed if the deadline has passed or a member is gone. Cheap: call it while waiting."""
 
 
 class Channel(Protocol):
-    """Rank 0's end of one group epoch, made when all ranks have met."""
+    """Rank 0's end of one epoch's group, in which all ranks have met."""
 
     def transfer(self, update: WeightUpdate) -> None:
-        """Get all buckets to all members. Raises TransferFailed."""
+        """Send all buckets to all members. Raises TransferFailed."""
 
     def drop(self, wait: float = 0.0) -> None:
-        """Leave. What is under way ends by its own deadline on a thread; wait so many seconds for that thread."""
+        """Leave the group. Operations under way end on a thread, by their own deadlines; wait at most `wait` seconds
+        for that thread."""
 
 
 class Transport(Protocol):
-    """A way for weights to travel; what a package's `trainer_end` gives."""
+    """A transport's end at the trainer; a package's `trainer_end` returns one."""
 
     libraries: dict[str, str]
-    """Versions that must be the same at the rollouts."""
+    """Versions of libraries, by name, that must be the same at the rollouts."""
     device: torch.device
     """Where its buckets are."""
 
     def invite(self, epoch: int) -> dict[str, str]:
-        """Be ready to meet the members of an epoch, and return what each is told to find this end, e.g. host and port.
-        An earlier epoch that has not met has been given up: its `meet` may wait no longer."""
+        """Prepare to meet the members of an epoch, and return what they need to connect, e.g. host and port. An earlier
+        epoch that has not met yet is abandoned: end its `meet`."""
         return {}
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Channel:
-        """Meet the members of an epoch as rank 0: blocks until all are here; run on a thread that may be lost. They
-        have the same secret: have them show it.
+        """Meet the members of an epoch as rank 0. Blocks until all have connected, on a thread that the caller may
+        abandon. The members know `secret`: verify it.
 
         Args:
             timeout: deadline of each operation in the group, in seconds.
 
         Raises:
-            RuntimeError: they did not meet.
+            RuntimeError: not all members connected.
         """
         ...
 
     def close(self) -> None:
-        """Listen no more: the publisher ends."""
+        """Stop listening: the publisher is closing."""
         return
 
 
 class Files(Transport):
-    """The `Transport`, and the `Channel` of every epoch: there is nobody to meet."""
+    """The file transport; also the `Channel` of every epoch, because its members need no connection."""
 
     device = torch.device("cpu")
 
     def __init__(self, folder: Path):
-        """`folder` is this run's alone, and must be the same path at every rollout."""
+        """`folder` is used by this run only, and must be the same path at every rollout."""
         self._folder = folder.absolute()
         self.libraries = {}
-        # A restarted trainer may make another version of the same number: its folder has another name.
+        # A restarted trainer may train other weights with the same version number: its folders have other names.
         self._process = secrets.token_hex(4)
         self._written: tuple[int, Path] | None = None
 
@@ -151,11 +153,11 @@ class Files(Transport):
         others = [path for path in self._folder.glob(f"{PREFIX}*") if path != newest]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[KEPT - 1 :]:
-            shutil.rmtree(path, ignore_errors=True)  # left behind, it costs space and nothing else
+            shutil.rmtree(path, ignore_errors=True)  # one that cannot be removed only costs disk space
 
 
 def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
-    """Write what makes the folder readable by Hugging Face's libraries: the shards' index, or PEFT's configuration."""
+    """Write the file that Hugging Face's libraries need to read the folder: the shards' index, or PEFT's config."""
     if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
         lora = manifest.lora
         content = {
@@ -175,12 +177,12 @@ def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
 
 
 def load_transport(name: str, parameters: dict[str, Any], host: str, folder: Path) -> Transport:
-    """Make a package's end. Raises ConfigError, as `load_transports` does, and when it cannot work here."""
+    """Create a package's end. Raises ConfigError if the package is not valid or its transport cannot work here."""
     plugin = load_transports()[name]
     checked = read_parameters(plugin, parameters)
     try:
         end: Transport = plugin.trainer_end(checked, host, folder)
-    except Exception as error:  # a package's code: anything may come
+    except Exception as error:  # a package's code may raise anything
         raise ConfigError(f"trainer.weights.transport: {name} is not possible here: {error}") from error
     lacking = [part for part in _PARTS if not hasattr(end, part)]
     if lacking:

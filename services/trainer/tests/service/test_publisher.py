@@ -131,7 +131,7 @@ def test_a_rollout_that_got_other_bytes_is_synchronised_again(
     members.add(spoiled)
     published = publish(publisher, 1)
     assert published.rollouts == 1 and "checksum" in published.failures[0]
-    assert not publisher.behind(1), "it rests first"
-    publisher._peers["spoiled"].rest_until = 0.0
+    assert not publisher.behind(1), "it is in backoff"
+    publisher._peers["spoiled"].retry_at = 0.0
     assert publish(publisher, 1).rollouts == 2
     assert_installed(spoiled, 1)
