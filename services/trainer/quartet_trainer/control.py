@@ -117,11 +117,16 @@ class Control:
         self.wake.set()
         return future
 
+    @property
+    def checkpoint_requested(self) -> bool:
+        """Whether a request for a checkpoint is waiting."""
+        return bool(self._checkpoints)
+
     def take_checkpoint_requests(self) -> "list[Future[trainer_pb2.Checkpoint]]":
-        """Return the requests that wait; the caller answers each."""
+        """Return the waiting requests; the caller must answer each. Those cancelled by their callers are dropped."""
         with self._lock:
             requests, self._checkpoints = self._checkpoints, []
-        return requests
+        return [request for request in requests if request.set_running_or_notify_cancel()]
 
     def close(self) -> None:
         """The loop has ended: requests that still wait will not be answered by a checkpoint."""

@@ -15,6 +15,7 @@ from quartet_common.proportions import proportion
 from quartet_common.text import visible
 from quartet_trainer.config import EvaluationSection
 from quartet_trainer.control import Control, Stopped
+from quartet_trainer.errors import SessionLost
 from quartet_trainer.members import Reporter
 from quartet_trainer.records.journal import Journal, outcome_name, writing
 from quartet_trainer.session import BrokerSession
@@ -215,12 +216,19 @@ class Evaluator:
 
     def _start(self, name: str, version: int) -> str | None:
         deadline = time.monotonic() + SET_SECONDS
-        while (started := self.session.start_evaluation(name, version)) is None:
+        while (started := self._try_to_start(name, version)) is None:
             if time.monotonic() > deadline:
                 self._warn(f"evaluation set '{name}' has no prompts; version {version} is not evaluated on it")
                 return None
             self.control.wait(0.5)
         return started.evaluation_id
+
+    def _try_to_start(self, name: str, version: int) -> broker_pb2.StartEvaluationResponse | None:
+        try:
+            return self.session.start_evaluation(name, version)
+        except SessionLost:
+            self._check_active()
+            raise
 
     def _wait(self, evaluation_id: str, keep_current: Callable[[], int]) -> bool:
         """Wait until complete. Time in which no rollout has the version does not count."""
@@ -234,8 +242,7 @@ class Evaluator:
             answer = self.session.wait_for_evaluation(evaluation_id, min(WAIT_SECONDS, left))
             if answer is not None and answer.complete:
                 return True
-            if self.session.run().state != broker_pb2.RUN_STATE_ACTIVE:
-                raise RunEnded
+            self._check_active()
             if rollouts:
                 left -= time.monotonic() - began
         self._warn(
@@ -243,6 +250,10 @@ class Evaluator:
             "(trainer.evaluation.timeout_seconds); training goes on without it"
         )
         return False
+
+    def _check_active(self) -> None:
+        if self.session.run().state != broker_pb2.RUN_STATE_ACTIVE:
+            raise RunEnded
 
     def _warn(self, why: str) -> None:
         log.warning(why)

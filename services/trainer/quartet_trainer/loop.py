@@ -214,8 +214,10 @@ class TrainingLoop:
     def _settle(self) -> None:
         """Take in what ended beside the training, and answer requests."""
         self.checkpointer.settle(self.reporter)
-        for request in self.control.take_checkpoint_requests():
-            request.set_result(self.checkpointer.save(self.reporter))
+        if self.control.checkpoint_requested:
+            checkpoint = self.checkpointer.save(self.reporter)
+            for request in self.control.take_checkpoint_requests():
+                request.set_result(checkpoint)
 
     # Weights
 

@@ -83,6 +83,8 @@ class Members:
         while not self._closing.is_set():
             try:
                 self._watch_call = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
+                if self._closing.is_set():  # `close` may have looked for the call before it was there
+                    self._watch_call.cancel()
                 for news in self._watch_call:
                     outage.over()
                     self._take(news)

@@ -6,6 +6,7 @@ A broker that is away is waited for and called again; every call here may be rep
 because another trainer opened the run, ends the training with `SessionLost`.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -257,7 +258,7 @@ class BrokerSession:
             SessionLost: refused for good.
             TrainingError: the broker stayed away, or answers nonsense.
         """
-        outage = Outage(self._patience, first=0.2, longest=LONGEST_PAUSE_SECONDS)
+        began, outage = time.monotonic(), Outage(self._patience, first=0.2, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 answer = call()
@@ -280,5 +281,7 @@ class BrokerSession:
                 if outage.to_be_logged():
                     log.warning("calling again: %s", self._peer.explain(error), extra={"call": what})
                 pause = min(pause, LONGEST_PAUSE_SECONDS)
-                if self._control.stopping.wait(pause) and not (last and outage.seconds < LONGEST_PAUSE_SECONDS):
-                    raise Stopped from error
+                if self._control.stopping.wait(pause):
+                    if not last or time.monotonic() - began > LONGEST_PAUSE_SECONDS:
+                        raise Stopped from error
+                    time.sleep(pause)

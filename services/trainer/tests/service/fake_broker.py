@@ -262,6 +262,8 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def StartEvaluation(self, request, context):
         self._check(context)
+        if self.run.state != broker_pb2.RUN_STATE_ACTIVE:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "run 'test': it is finished")
         self._add("evaluations", (request.evaluation_set, request.policy_version))
         name = f"{request.evaluation_set}@{request.policy_version}"
         return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=2)

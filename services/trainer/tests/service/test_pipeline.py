@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_broker import FakeBroker
+from quartet.v1 import broker_pb2
 from receiver import Receivers
 from training import Train
 
@@ -14,6 +15,7 @@ from quartet_trainer import checkpoints, evaluation
 from quartet_trainer.checkpointer import EarlyStopping
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import EarlyStopSection
+from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.loop import LOOK_SECONDS
 
@@ -94,9 +96,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(train: Train, bro
         raise TrainingError("no space left on device")
 
     training.learner.before_write = fail
+    requested = training.control.request_checkpoint()
     with pytest.raises(TrainingError, match="no space left"):
         training.start().join()
     assert broker.committed == [] and not broker.finished
+    assert isinstance(requested.exception(0), Stopped), "whoever asked for a checkpoint is answered"
 
 
 def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -129,6 +133,15 @@ def test_the_best_checkpoint_is_kept(train: Train, broker: FakeBroker, monkeypat
     assert json.loads((root / "best.json").read_text()) == {"metric": "eval/heldout/ans_acc", "value": 0.9, "step": 2}
 
 
+def test_a_run_that_is_cancelled_before_an_evaluation_has_ended(train: Train, broker: FakeBroker):
+    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=1")
+    go_on = training.start_held(0)
+    broker.run.state = broker_pb2.RUN_STATE_CANCELLED
+    go_on.set()
+    assert training.join() == "the run was ended"
+    assert broker.evaluations == [("heldout", 0)]
+
+
 def test_patience_survives_a_restart_and_counts_a_step_once():
     settings = EarlyStopSection(mode="min", patience=2)
     patience = EarlyStopping(settings)
@@ -144,6 +157,7 @@ def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
     training = train()
     go_on = training.start_held(0)
     assert training.control.pause() == 1, "step 0 is in progress"
+    training.control.request_checkpoint().cancel()  # its caller has hung up
     go_on.set()
     broker.wait_until(lambda: broker.trained == [0])
     assert training.control.pause() == 1 and not training.control.begin_step(1)
