@@ -13,11 +13,11 @@ def main() -> int:
     """Run the trainer from its command line; see `quartet_common.cli.service_main` for the exit status."""
     arguments = sys.argv[1:]
     if rank() > 0:
-        arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # rank 0 alone has a server
+        arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # only rank 0 has a server
     status = service_main("trainer", TrainerSection, preflight, serve, arguments)
     if "torch" in sys.modules:
-        # All is saved and closed. A thread may still be loading a model or waiting for a dead peer's socket, and torch
-        # aborts the process if the interpreter is taken down around it.
+        # Everything is saved and closed. A daemon thread may still be loading a model or waiting for a socket, and then
+        # torch would abort the process when the interpreter shuts down.
         leave_process(status)
     return status
 

@@ -1,4 +1,4 @@
-"""The trainer service: its parts are made, started and stopped here."""
+"""The trainer service: creates, starts and stops its parts."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ WORKER_GRACE_SECONDS = 5.0
 async def serve(config: Config, host: ServiceHost) -> None:
     """Serve TrainerService and train, until the run is over or the service is stopped."""
     os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
-    # Threads that wait for the next operator sleep: spinning, they would take the cores of the other services.
+    # OpenMP threads sleep while idle; spinning, they would take CPU time from the other services.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if launch.rank() > 0:
         launch.ignore_signals()
@@ -47,7 +47,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     async def drain() -> None:
         control.stop()
         begun = status.session_epoch >= 0
-        if begun:  # else there is nothing to save, and loading a model cannot be interrupted
+        if begun:  # otherwise there is nothing to save, and loading a model cannot be interrupted
             await asyncio.wait([training])
         await workers.end(grace=WORKER_GRACE_SECONDS if begun else 0.0)
 
@@ -56,7 +56,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
 
 
 async def _train(config: Config, host: ServiceHost, control: Control, status: Status) -> None:
-    """Have the training done in a thread of its own, and stop the service when it ends."""
+    """Run the training in a thread, and stop the service when it ends."""
 
     def live() -> str:
         training_run = _import_training()
@@ -96,7 +96,7 @@ async def _watch(workers: launch.WorkerProcesses, host: ServiceHost) -> None:
 
 
 def _import_training():
-    """Import torch and all that needs it: seconds, and in the training thread, so that the server answers meanwhile."""
+    """Import torch and what needs it. This takes seconds; in the training thread it does not block the server."""
     from quartet_trainer import training_run
 
     freeze_gc_heap()
@@ -104,7 +104,7 @@ def _import_training():
 
 
 def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:
-    """This trainer as a member of the run, as it is now."""
+    """Return this trainer's current Member."""
     seconds = status.phase_seconds()
     total = sum(seconds.values())
     idle = seconds.get("waiting_for_batch", 0.0) + seconds.get("publishing", 0.0)
@@ -121,7 +121,7 @@ def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:
 
 
 def _show_waiting(host: ServiceHost, loop: asyncio.AbstractEventLoop) -> Callable[[str, str], None]:
-    """Return what carries the training thread's waiting into the handshake."""
+    """Return a callback that puts what the training waits for into the handshake's answer."""
 
     def change(before: str, now: str) -> None:
         if before:
@@ -143,7 +143,7 @@ def _libraries(*names: str) -> dict[str, str]:
 
 
 async def _in_thread(name: str, work: Callable[[], Any]) -> Any:
-    """Run `work` in a daemon thread: one that does not end in time shall not keep the process alive."""
+    """Run `work` in a daemon thread, which does not keep the process alive, and return or raise its outcome."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -154,7 +154,7 @@ async def _in_thread(name: str, work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             outcome = (done.set_result, work())
-        except BaseException as error:  # handed over to whoever awaits
+        except BaseException as error:  # raised again by the `await`
             outcome = (done.set_exception, error)
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, *outcome)

@@ -1,6 +1,6 @@
-"""Code of others that is called during a training: found by entry points, named in the run file.
+"""Callbacks: code of other packages that is called during training, found by entry points and named in the run file.
 
-`Starter` is what an entry point of the group `quartet.callbacks` gives; it makes a `Callback`, whose methods the
+An entry point of the group `quartet.callbacks` names a `Starter`, which creates a `Callback`, whose methods the
 training calls. This module imports no torch, so that a run file can be checked without it.
 """
 
@@ -23,22 +23,22 @@ log = get_logger(__name__)
 
 
 class Parameters(BaseModel):
-    """Parameters of a callback, as the run file gives them. Unknown keys are refused; numbers must be finite."""
+    """A callback's parameters from the run file. Unknown keys are refused; numbers must be finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """The training that begins, or goes on from a checkpoint."""
+    """The training that starts, or resumes from a checkpoint."""
 
     run_id: str
     folder: Path
     """The run's folder."""
     first_step: int
-    """Optimizer steps in the weights it begins with: steps from here on may be told a second time after a restart."""
+    """Optimizer steps in its first weights. After a restart, steps from here on may be reported a second time."""
     max_steps: int
-    """0: until the prompts end."""
+    """0: no limit."""
     settings: Mapping[str, Any]
     """The section [trainer] as JSON, defaults filled in."""
 
@@ -56,12 +56,12 @@ class BatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """A batch that has been trained, reported, and is on its way to the rollouts."""
+    """A batch that has been trained and reported; its weights are being sent to the rollouts."""
 
     step: int
     """Its number, from 0; the weights now have policy version step + 1."""
     metrics: Mapping[str, float]
-    """Those of metrics.jsonl."""
+    """As in metrics.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,61 +74,61 @@ class EvaluationEvent:
 
 
 class Callback:
-    """What the training calls, in its own thread on rank 0, in order; it waits for the answer. Override what is wanted.
+    """Its methods are called on rank 0's training thread, which blocks meanwhile. Override those that you need.
 
-    An exception ends the training, with the callback's name in the sentence: a callback that may fail says so itself.
+    An exception ends the training; a callback that may fail must catch its own.
     """
 
     def on_episode(self, data_pass: int, step: int) -> None:
-        """The batch of `step` is the first of this process with a group of this pass over the data, or a later one."""
+        """The batch of `step` is the first in this process with a group of `data_pass`, and none of a later pass."""
 
     def on_batch(self, batch: BatchEvent) -> None:
         """A batch is about to be trained."""
 
     def on_update(self, update: UpdateEvent) -> None:
-        """It has been."""
+        """A batch has been trained."""
 
     def on_evaluation(self, evaluation: EvaluationEvent) -> None:
         """A policy version has been evaluated."""
 
     def close(self) -> None:
-        """The training ends, for whatever reason; nothing is called after this."""
+        """The training ends, for any reason. No method is called after this."""
 
 
 class Starter(Protocol):
-    """What an entry point gives when it is called without arguments.
+    """What an entry point returns when it is called without arguments.
 
-    It may have `needs`, the modules that `start` imports: a run is refused before the start where one is not installed.
+    It may have `needs`, the modules that `start` imports: the trainer refuses to start if one is not installed.
     """
 
     name: str
-    """By which run files name it."""
+    """Its name in run files."""
     description: str
     """One sentence."""
     parameters: type[Parameters]
 
     def start(self, training: TrainingFacts, parameters: Any) -> Callback:
-        """Begin; `parameters` is of the class `parameters`."""
+        """Create the callback; `parameters` is an instance of the class `parameters`."""
         ...
 
 
-# Their own axes, for W&B's step only ever rises: after a restart steps are told a second time, and an evaluation of a
-# version may be complete when the next step is.
+# Axes of our own, because W&B's step must increase: after a restart steps are reported again, and the evaluation of a
+# version has the number of the next step.
 _STEP, _VERSION = "step", "policy_version"
 
 
 class WandbParameters(Parameters):
-    """What `wandb.init` is told; keys and servers are taken from its own environment variables (WANDB_API_KEY …)."""
+    """Arguments of `wandb.init`; W&B takes keys and servers from its environment variables (WANDB_API_KEY …)."""
 
     project: str = Field("quartet", min_length=1)
     mode: Literal["offline", "online"] = "offline"
-    """offline: written below the run's folder, to be sent by `wandb sync` whenever that is wanted."""
+    """offline: written into the run's folder; `wandb sync` sends it later."""
     entity: str | None = None
     tags: list[str] = []
 
 
 class WandbStarter:
-    """Begins a run of W&B's, or goes on with the one of the same id."""
+    """Starts a W&B run, or resumes the one with the same id."""
 
     name = "wandb"
     description = "Sends metrics of steps and evaluations to Weights & Biases."
@@ -136,10 +136,9 @@ class WandbStarter:
     needs = ("wandb",)
 
     def start(self, training: TrainingFacts, parameters: WandbParameters) -> Callback:
-        """Raises what W&B raises."""
         import wandb
 
-        return _Sending(
+        return _WandbCallback(
             wandb.init(
                 project=parameters.project,
                 entity=parameters.entity,
@@ -155,7 +154,7 @@ class WandbStarter:
         )
 
 
-class _Sending(Callback):
+class _WandbCallback(Callback):
     def __init__(self, run: Any):
         self._run = run
         run.define_metric("*", step_metric=_STEP, step_sync=False)
@@ -171,7 +170,7 @@ class _Sending(Callback):
         import wandb
 
         self._run.finish()
-        wandb.teardown()  # Its own process writes what it was told, and may be late: after this, all is in the file.
+        wandb.teardown()  # waits until W&B's own process has written everything
 
     def _log(self, metrics: Mapping[str, float], axis: str, value: int) -> None:
         self._run.log({**metrics, axis: value})
@@ -195,17 +194,16 @@ def load_callbacks(points: Iterable[EntryPoint] | None = None) -> dict[str, Star
         points: the entry points to load; by default those of the installed packages.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is no callback, or takes a name that is taken.
+        ConfigError: an entry point cannot be loaded or is not a callback, or two have the same name.
     """
     return load_plugins("callback", ENTRY_POINT_GROUP, (WandbStarter(),), _PARTS, Parameters, points)
 
 
 def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, Parameters]]:
-    """Return what `sections` name, with its parameters, in their order.
+    """Return the callbacks of `sections` with their parameters, in the same order.
 
     Raises:
-        ConfigError: there is no such callback, a package that it needs is not installed, or it does not take these
-            parameters.
+        ConfigError: there is no such callback, a package that it needs is not installed, or its parameters are invalid.
     """
     if not sections:
         return []
@@ -231,10 +229,10 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
 
 
 class Callbacks:
-    """All of a run's, in the order of the run file. Methods raise TrainingError where one of them fails."""
+    """The run's callbacks, in the order of the run file. Methods raise TrainingError if a callback fails."""
 
     def __init__(self, chosen: Sequence[tuple[Starter, Parameters]] = (), training: TrainingFacts | None = None):
-        """Start them; those started already are closed if one cannot be."""
+        """Start them. If one fails to start, close those that have started."""
         self._running: list[tuple[str, Callback]] = []
         self._last_pass = -1
         try:
@@ -251,7 +249,7 @@ class Callbacks:
         tensors: Sequence[experience_pb2.GroupTensors],
         groups: Sequence[experience_pb2.ExperienceGroup],
     ) -> None:
-        """A batch is about to be trained; a pass over the data may begin with it."""
+        """Call `on_batch`, and before it `on_episode` if a new data pass begins."""
         if not self._running:
             return
         transcripts = (experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups)
@@ -262,20 +260,18 @@ class Callbacks:
         self._call("on_batch", BatchEvent(step, tensors, [group.header for group in groups]))
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """It has been trained and reported."""
         self._call("on_update", UpdateEvent(step, metrics))
 
     def evaluation(self, policy_version: int, metrics: dict[str, float]) -> None:
-        """A policy version has been evaluated."""
         self._call("on_evaluation", EvaluationEvent(policy_version, metrics))
 
     def close(self) -> None:
-        """End all of them; one that fails is logged, for the training is over."""
+        """Close all. Failures are logged."""
         while self._running:
             name, callback = self._running.pop()
             try:
                 callback.close()
-            except Exception as error:  # anything may be in there
+            except Exception as error:  # a package's code may raise anything
                 log.error(f"callback '{name}' failed in close: {type(error).__name__}: {error}")
 
     def _call(self, method: str, *arguments: Any) -> None:
@@ -286,5 +282,5 @@ class Callbacks:
 def _guarded(name: str, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
-    except Exception as error:  # anything may be in there
+    except Exception as error:  # a package's code may raise anything
         raise TrainingError(f"callback '{name}' failed in {what}: {type(error).__name__}: {error}") from error

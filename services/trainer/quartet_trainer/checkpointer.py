@@ -1,4 +1,4 @@
-"""Durable states of the training and their place in the run: save, commit, tell, thin out; and the way back."""
+"""Saves checkpoints, commits their steps at the broker, prunes old ones, and resumes from the newest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEST_FILE = "best.json"
 
 @dataclass(frozen=True)
 class Best:
-    """The best value so far and the checkpoint that has it."""
+    """The best value of an evaluation metric so far, and its checkpoint."""
 
     metric: str
     value: float
@@ -49,7 +49,7 @@ def better(value: float, than: float, mode: str, min_delta: float = 0.0) -> bool
 
 
 def read_best(root: Path) -> Best | None:
-    """What `write_best` wrote under `root`; None if there is nothing, or nothing that can be read."""
+    """Return what `write_best` wrote under `root`; None if the file is missing or cannot be read."""
     try:
         return Best(**json.loads((root / BEST_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -57,7 +57,7 @@ def read_best(root: Path) -> Best | None:
 
 
 def write_best(root: Path, best: Best) -> None:
-    """Write `root`/best.json, whole or not at all. Raises OSError."""
+    """Write `root`/best.json atomically. Raises OSError."""
     aside = root / f".{BEST_FILE}.writing"
     with aside.open("w", encoding="utf-8") as file:
         file.write(json.dumps(asdict(best)) + "\n")
@@ -68,7 +68,7 @@ def write_best(root: Path, best: Best) -> None:
 
 @dataclass
 class EarlyStopping:
-    """Counts evaluations without improvement; its state belongs into the checkpoint."""
+    """Counts evaluations without improvement. Its state is saved in the checkpoint."""
 
     settings: EarlyStopSection
     best: float | None = None
@@ -76,7 +76,7 @@ class EarlyStopping:
     last_step: int = -1
 
     def exhausted_by(self, step: int, value: float) -> bool:
-        """Take in the evaluation of `step`; True if it was one too many. The same step counts once."""
+        """Count the evaluation of `step`, once; return whether patience is exhausted."""
         if step > self.last_step:
             self.last_step = step
             if self.best is None or better(value, self.best, self.settings.mode, self.settings.min_delta):
@@ -86,17 +86,17 @@ class EarlyStopping:
         return self.bad >= self.settings.patience
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `restore` takes."""
+        """Return the state for `restore`."""
         return {"best": self.best, "bad": self.bad, "last_step": self.last_step}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go back to what `to_json` gave."""
+        """Restore the state that `to_json` returned."""
         self.best, self.bad, self.last_step = saved["best"], saved["bad"], saved["last_step"]
 
 
 @dataclass
 class _Writing:
-    """A checkpoint on its way to the disk."""
+    """A checkpoint that is being written."""
 
     step: int
     folder: Path
@@ -105,10 +105,10 @@ class _Writing:
 
 
 class Checkpointer:
-    """Saves the learner with what a restarted trainer needs to go on.
+    """Saves the learner's state and what a restarted trainer needs besides.
 
-    A copy in memory is written by a thread while training goes on; at most one at a time. A checkpoint counts, and its
-    steps are committed, when it is durable. All methods are for the loop's thread.
+    A thread writes a copy in memory while training goes on; one checkpoint at a time. Steps are committed when their
+    checkpoint is durable. Call all methods from the loop's thread only.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class Checkpointer:
         patience: EarlyStopping | None,
         on_durable: Callable[[], None],
     ):
-        """Take the parts.
+        """Write nothing yet.
 
         Args:
-            patience: early stopping, which goes on as it stood in the checkpoint; None: there is none.
-            on_durable: called, in the writing thread, when a checkpoint is written: `settle` has something to do.
+            patience: early stopping, whose state is saved and restored; None: not configured.
+            on_durable: called on the writing thread when a checkpoint has been written; then call `settle`.
         """
         self._root = root
         self._settings = settings
@@ -145,10 +145,11 @@ class Checkpointer:
         self.best: Best | None = None
 
     def restore(self) -> None:
-        """Load the newest complete checkpoint, if there is one, and go back to its place in the ledger.
+        """Load the newest complete checkpoint, if there is one, and cut the ledger off at its position.
 
         Raises:
-            TrainingError: it is another run's, or older than what the run has committed, or the ledger is not its own.
+            TrainingError: the checkpoint is of another run or older than the run's last commit, or the ledger does not
+                belong to it.
         """
         found = find_checkpoints(self._root)
         newest = found[-1] if found else None
@@ -170,14 +171,14 @@ class Checkpointer:
             self.best.step not in {checkpoint.step for checkpoint in found}
             or self.best.metric != self._settings.best_metric
         ):
-            self.best = None  # its checkpoint was never complete, or it is of another setting
+            self.best = None  # its checkpoint is missing, or another metric is configured now
 
     def open_session(self) -> None:
-        """Become the run's trainer, and bring the broker's books up to the checkpoint from its ledger.
+        """Open a session, and send the broker the ledger's steps that its books lack.
 
         Raises:
-            TrainingError: the broker refuses, or the ledger lacks what the books do, or is of another history.
-            Stopped: asked to stop meanwhile.
+            TrainingError: the broker refuses, or the ledger lacks those steps or contradicts the books.
+            Stopped: the trainer was asked to stop.
         """
         step, books = self._learner.step, self._run.policy_version
         answer = self._session.open(step, self._first_remembered_pass)
@@ -214,19 +215,19 @@ class Checkpointer:
         log.info("going on from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
-        """Record that the batch of `step` is in the weights, which the broker knows. Raises TrainingError."""
+        """Append the batch of `step`, which is marked trained at the broker, to the ledger. Raises TrainingError."""
         with self._writing_ledger():
             self._ledger.append(step, instance_ids)
 
     def save(self, reporter: Reporter) -> trainer_pb2.Checkpoint:
-        """Save the present step unless it is saved already; returns when it is durable and committed."""
+        """Save the current step unless it is saved already, and wait until it is durable and committed."""
         self.begin(reporter)
         self.settle(reporter, wait=True)
         assert self._last is not None, "a checkpoint was just written"
         return self._last
 
     def begin(self, reporter: Reporter) -> None:
-        """Begin to save the present step, unless it is saved or on its way. Waits for the one before."""
+        """Start saving the current step, unless it is saved or being written. Waits for the checkpoint before."""
         step = self._learner.step
         if (self._writing and self._writing.step == step) or (self._last and self._last.step == step):
             return
@@ -234,7 +235,7 @@ class Checkpointer:
         with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
             began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
             with self._writing_ledger():
-                mark = self._ledger.mark()  # on disk before the checkpoint that carries it
+                mark = self._ledger.mark()  # syncs the ledger to disk before the checkpoint that refers to it
             facts = {
                 **self._identity(),
                 "ledger": mark,
@@ -247,7 +248,7 @@ class Checkpointer:
         self.settle(reporter)
 
     def settle(self, reporter: Reporter, wait: bool = False) -> None:
-        """Commit the checkpoint that became durable, remove old ones; with `wait`, also one still being written.
+        """Commit the checkpoint if it has been written, and prune old ones. With `wait`, wait until it is written.
 
         Raises:
             LearnerError: it could not be written.
@@ -270,7 +271,7 @@ class Checkpointer:
         log.info("checkpoint saved", extra={"step": writing.step, "path": str(writing.folder), "removed": len(removed)})
 
     def keep_if_best(self, metric: str, value: float, reporter: Reporter) -> None:
-        """Save the present step, and keep it, if `value` is the best yet of `checkpoint.best_metric`."""
+        """Save the current step and keep its checkpoint if `value` is the best so far of `checkpoint.best_metric`."""
         if self.best is not None and not better(value, self.best.value, self._settings.best_mode):
             return
         step = self._learner.step
@@ -290,7 +291,7 @@ class Checkpointer:
         try:
             answer = self._session.commit(step)
         except Stopped:
-            # Durable, and the restarted trainer says so in OpenSession.
+            # The checkpoint is durable; a restarted trainer reports it in OpenSession.
             log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
         else:
             self._first_remembered_pass = max(self._first_remembered_pass, answer.first_remembered_pass)
@@ -305,7 +306,7 @@ class Checkpointer:
             raise TrainingError(f"cannot write the ledger '{self._root / LEDGER_FILE}': {error}") from error
 
     def close(self) -> None:
-        """Wait for what is being written, close the ledger."""
+        """Wait for the checkpoint that is being written, and close the ledger."""
         self._executor.shutdown(wait=True)
         self._ledger.close()
 
@@ -314,7 +315,7 @@ class Checkpointer:
 
 
 def as_message(found: CheckpointFolder) -> trainer_pb2.Checkpoint:
-    """Return a checkpoint on disk as the contract's message; how long it took is not known any more."""
+    """Return a checkpoint on disk as a message, without `elapsed`."""
     checkpoint = trainer_pb2.Checkpoint(step=found.step, path=str(found.path))
     checkpoint.saved_at.FromNanoseconds(round(found.saved_at * 1e9))
     return checkpoint

@@ -1,6 +1,6 @@
-"""Folders of checkpoints: written whole or not at all, found again, thinned out, and used by one trainer at a time.
+"""Checkpoint folders: written atomically, found, pruned, and locked against other trainers.
 
-Imports no torch. What is in a checkpoint is the learner's business (`quartet_trainer.learner.storage`).
+Imports no torch. `quartet_trainer.learner.storage` defines what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ log = get_logger(__name__)
 
 @contextmanager
 def atomic_folder(folder: Path, facts: dict[str, Any] | None = None) -> Iterator[Path]:
-    """Give a folder to write into, which becomes `folder` when the block ends well.
+    """Yield a temporary folder to write into, which is renamed to `folder` at the end of the block.
 
-    Everything is on disk (fsync) before the rename, and the rename before this returns. If the block raises, nothing
-    is left. A folder of that name is replaced: it is moved aside first, so that one of the two is always there.
+    All files are synced to disk before the rename, and the rename before this returns. If the block raises, the
+    temporary folder is removed. An existing `folder` is first moved aside, so that one of the two always exists.
 
     Args:
-        folder: the name it is to have.
-        facts: what JSON can hold; written into `manifest.json` beside the size of every file. None: no manifest.
+        folder: the final path.
+        facts: JSON-serializable; written into `manifest.json` with the size of every file. None: no manifest.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     writing = folder.with_name(WRITING_PREFIX + folder.name)
     if writing.exists():
-        shutil.rmtree(writing)  # left by a process that was killed while it wrote
+        shutil.rmtree(writing)  # left by a process that was killed while writing
     writing.mkdir()
     try:
         yield writing
@@ -84,26 +84,26 @@ class CheckpointFolder:
 
     path: Path
     step: int
-    """Optimizer steps in it: the policy version of its weights."""
+    """Number of optimizer steps: the policy version of its weights."""
     saved_at: float
-    """When it became complete, in seconds since the epoch, by this machine's clock."""
+    """When it was completed, in seconds since the Unix epoch."""
     manifest: dict[str, Any]
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:
-    """The folder that the checkpoint of `step` is written to, under `root`."""
+    """Return the folder of the checkpoint of `step` under `root`."""
     return root / f"step-{step:08d}"
 
 
 def find_checkpoints(root: Path) -> list[CheckpointFolder]:
-    """The complete checkpoints under `root`, oldest step first; none if there is no such folder.
+    """Return the complete checkpoints under `root`, in the order of their steps; none if `root` does not exist.
 
-    A folder counts by its manifest, which is written last: every file that it names must be there with its size.
+    A checkpoint is complete if it has a manifest and every file that the manifest names, with its size.
     """
     if not root.is_dir():
         return []
     found: dict[int, CheckpointFolder] = {}
-    for path in sorted(root.iterdir(), reverse=True):  # so that "step-3" wins over "step-3.replaced"
+    for path in sorted(root.iterdir(), reverse=True):  # "step-3" comes after "step-3.replaced" and overwrites it
         checkpoint = _complete(path)
         if checkpoint is not None:
             found[checkpoint.step] = checkpoint
@@ -111,11 +111,15 @@ def find_checkpoints(root: Path) -> list[CheckpointFolder]:
 
 
 def prune(root: Path, keep_last: int, keep: Container[int] = ()) -> list[CheckpointFolder]:
-    """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left. Returns what it removed.
-
-    `keep`: steps whose checkpoints stay however old they are.
+    """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left.
 
     Call it only while nothing is being written under `root`.
+
+    Args:
+        keep: steps whose checkpoints are never removed.
+
+    Returns:
+        The checkpoints that were removed.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
@@ -140,18 +144,18 @@ def _complete(path: Path) -> CheckpointFolder | None:
 
 LOCK_FILE = ".lock"
 LOCK_SECONDS = 10.0
-"""A trainer that was just stopped or killed is gone by then."""
+"""Enough for a trainer that was just stopped or killed to end."""
 RETRY_SECONDS = 0.2
 
 
 @contextmanager
 def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
-    """Hold a folder, which need not exist yet, against other trainers: by a lock (flock) that ends with its process.
+    """Lock a folder against other trainers (flock, released when the process ends). Create it if it does not exist.
 
-    A trainer that is just ending is waited for, `LOCK_SECONDS` at most; `pause` waits between attempts, and may raise.
+    Wait up to `LOCK_SECONDS` for another trainer to end. `pause` sleeps between attempts, and may raise.
 
     Raises:
-        TrainingError: another trainer has the folder, or it cannot be written.
+        TrainingError: another trainer has locked the folder, or it cannot be written.
     """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -175,7 +179,7 @@ def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
 
 
 def _try_lock(file: TextIO) -> bool:
-    """Whether it could be had. Where the file system knows no locks there is nothing to wait for."""
+    """Return whether the lock was acquired; True with a warning if the file system does not support locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

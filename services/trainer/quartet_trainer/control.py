@@ -1,4 +1,4 @@
-"""Requests to the training loop, by the service and by the threads beside it. Thread-safe."""
+"""Requests from the service and other threads to the training loop. Thread-safe."""
 
 import math
 import threading
@@ -32,7 +32,7 @@ class WakeEvent:
             call.cancel()
 
     def clear(self) -> None:
-        """Reset it: its owner looks at what happened from here on."""
+        """Reset it. The owner must look for work after this, not before."""
         self._event.clear()
 
     def wait(self, seconds: float) -> bool:
@@ -61,12 +61,12 @@ class Control:
         self.wake = WakeEvent()
         self.stopping = threading.Event()
         self._paused_until = -math.inf  # by time.monotonic
-        self._steps = 0  # of this process and those before it, the one in progress included
+        self._steps = 0  # optimizer steps begun, those before a restart included
         self._lock = threading.Lock()
         self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
 
     def stop(self) -> None:
-        """Ask the loop to end after the step in progress."""
+        """Ask the loop to end after the current step."""
         self.stopping.set()
         self.wake.set()
 
@@ -77,11 +77,11 @@ class Control:
 
     @property
     def pause_left(self) -> float:
-        """Seconds until the pause ends by itself; 0: there is none."""
+        """Seconds until the pause expires; 0: not paused."""
         return max(0.0, self._paused_until - time.monotonic())
 
     def begin_step(self, step: int) -> bool:
-        """Return whether `step` may begin, as the loop is not paused; with the answer True it has begun."""
+        """Begin `step` unless the loop is paused. Return whether it has begun."""
         with self._lock:
             if self.paused:
                 return False
@@ -89,9 +89,9 @@ class Control:
             return True
 
     def pause(self, seconds: float = math.inf) -> int:
-        """Ask the loop to begin no further step until `resume`, or for so long at most.
+        """Ask the loop to begin no further step until `resume`, for at most `seconds`.
 
-        Returns the number of steps that are done when the one in progress is; 0 if this process began none.
+        Return the number of optimizer steps once the current step is done; 0 if this process has begun none.
         """
         with self._lock:
             self._paused_until = max(self._paused_until, time.monotonic() + seconds)
@@ -110,7 +110,7 @@ class Control:
             raise Stopped
 
     def request_checkpoint(self) -> "Future[trainer_pb2.Checkpoint]":
-        """Ask for a checkpoint after the step in progress."""
+        """Ask for a checkpoint after the current step."""
         future: Future[trainer_pb2.Checkpoint] = Future()
         with self._lock:
             self._checkpoints.append(future)
@@ -129,6 +129,6 @@ class Control:
         return [request for request in requests if request.set_running_or_notify_cancel()]
 
     def close(self) -> None:
-        """The loop has ended: requests that still wait will not be answered by a checkpoint."""
+        """Fail the waiting requests: the loop has ended."""
         for future in self.take_checkpoint_requests():
             future.set_exception(Stopped("the training has ended"))

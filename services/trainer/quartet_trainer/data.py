@@ -1,8 +1,8 @@
-"""Batches of experience, the next one fetched while the present one is trained.
+"""Fetches batches of experience: the next one while the current one is trained.
 
-One thread leases, decodes and filters (invalid groups, dynamic sampling); the loop says which step it wants next, and
-takes it when it is there. The broker gives a step the same batch however often it is asked, so a batch that was fetched
-and never trained, because the process ended, is fetched again after a restart.
+One thread leases, decodes and filters (invalid groups, dynamic sampling) the batch of the step that the loop asks for.
+The broker always returns the same batch for a step, so a batch that was fetched but not trained before the process
+ended is fetched again after a restart.
 """
 
 import queue
@@ -35,7 +35,7 @@ _IN_A_ROW = metrics.gauge(
 
 
 class InvalidGroups:
-    """Checks the batches of one trainer; for the fetching thread."""
+    """Finds and drops the invalid groups of batches. For the fetching thread."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class InvalidGroups:
         alive: Callable[[str], bool],
         most: int,
     ):
-        """Make it.
+        """Take what checks and reports.
 
         Args:
-            check: as Learner.check_group.
-            notice: shows a warning to people who watch the run.
+            check: `Learner.check_group`.
+            notice: sends a warning to the run's event stream.
             alive: whether a rollout is a member of the run.
-            most: invalid groups in a row, of all rollouts, after which no valid one is expected; 0: any number.
+            most: invalid groups in a row, over all rollouts, that end the training; 0: no limit.
         """
         self._session = session
         self._check = check
@@ -60,12 +60,12 @@ class InvalidGroups:
         self._most = most
         self._repeats = Repeats()
         self._since_valid = 0
-        self._in_a_row: dict[str, int] = {}  # of each rollout that has metrics
+        self._in_a_row: dict[str, int] = {}  # by rollout, for the rollouts that have metrics
 
     def drop(self, step: int, batch: Batch, valid: dict[str, experience_pb2.GroupTensors]) -> bool:
-        """Add a batch's tensors to `valid`, by instance id. True: groups were dropped, lease the step again.
+        """Add a batch's tensors to `valid`, by instance id. True: groups were dropped; lease the step again.
 
-        A batch that was granted before is checked too: if a group of it is invalid, it was never trained.
+        A replayed batch is checked too: if it has an invalid group, it was never trained.
 
         Raises:
             InvalidGroupsError: the last `most` groups were all invalid.
@@ -73,7 +73,7 @@ class InvalidGroups:
         dropped = False
         for group in batch.groups:
             name = group.header.instance_id
-            if name in valid:  # counted when the batch was short of others
+            if name in valid:  # checked and counted in an earlier call for this step
                 continue
             try:
                 valid[name] = self._decode(group)
@@ -134,20 +134,20 @@ JOIN_SECONDS = 5.0
 
 @dataclass
 class Fetched:
-    """A step's batch, ready to be trained, or the manifest that says why there is none."""
+    """A step's batch, ready for training; without groups if the manifest is not granted."""
 
     step: int
     manifest: broker_pb2.BatchManifest
     groups: list[experience_pb2.ExperienceGroup] = field(default_factory=list)
-    """By instance id: rollouts finish in any order, and the order decides what a mini-batch is and how sums round."""
+    """Sorted by instance id, because the order determines mini-batches and rounding, and groups arrive in any order."""
     tensors: list[experience_pb2.GroupTensors] = field(default_factory=list)
     """Decoded, in the order of `groups`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What dynamic sampling took."""
+    """Of dynamic sampling."""
 
 
 class BatchFetcher:
-    """Fetches one batch at a time, in the order in which they are asked for."""
+    """Fetches one batch at a time, on a thread, in the order of `ask`."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class BatchFetcher:
         settings: TrainerSection,
         on_arrival: Callable[[], None],
     ):
-        """`on_arrival`: called, in the fetching thread, whenever `take` has something new to say."""
+        """`on_arrival`: called on the fetching thread when `take` will return a batch or raise."""
         self._session = session
         self._invalid = invalid
         self._dynamic = settings.samples_dynamically
@@ -171,16 +171,16 @@ class BatchFetcher:
         self._thread.start()
 
     def ask(self, step: int) -> None:
-        """Have the batch of `step` fetched; asking again does nothing. Steps are asked for in order."""
+        """Start fetching the batch of `step`; asking again does nothing. Ask for steps in order."""
         if step > self._asked:
             self._asked = step
             self._wanted.put(step)
 
     def take(self, step: int) -> Fetched | None:
-        """Return what came of `step`, which was asked for; None while nothing did.
+        """Return the batch of `step`, which was asked for; None while it is being fetched.
 
         Raises:
-            SessionLost, TrainingError, Stopped: what the fetching ended with.
+            SessionLost, TrainingError, Stopped: fetching failed with this error.
         """
         try:
             arrived = self._arrived.get_nowait()
@@ -192,7 +192,7 @@ class BatchFetcher:
         return arrived
 
     def close(self) -> None:
-        """Give up what is being fetched. Its batch, if granted, waits at the broker for the restarted trainer."""
+        """Cancel fetching. The broker keeps a batch that it has granted, for the restarted trainer."""
         self._closing.set()
         self._cancel.set()
         self._wanted.put(None)
@@ -202,7 +202,7 @@ class BatchFetcher:
         while (step := self._wanted.get()) is not None:
             try:
                 fetched = self._fetch(step)
-            except BaseException as error:  # raised again where it can be dealt with
+            except BaseException as error:  # raised again by `take`
                 self._arrived.put(error)
                 self._on_arrival()
                 return
@@ -212,7 +212,7 @@ class BatchFetcher:
             self._on_arrival()
 
     def _fetch(self, step: int) -> Fetched | None:
-        """Ask until the broker has decided; None: closing."""
+        """Lease until the batch is complete and valid, or the broker says that there is none. None: closing."""
         valid: dict[str, experience_pb2.GroupTensors] = {}
         dropped = refills = 0
         while not self._closing.is_set():
@@ -226,13 +226,13 @@ class BatchFetcher:
                     return Fetched(step, manifest)
                 continue
             if self._invalid.drop(step, batch, valid):
-                continue  # others will take the place of those that were dropped
+                continue  # the broker replaces the dropped groups
             groups = sorted(batch.groups, key=lambda group: group.header.instance_id)
             tensors = {group.header.instance_id: valid[group.header.instance_id] for group in groups}
-            # A batch granted before stays as it is: trained once, it may be trained again after a restart, and must be
-            # the same. So does the last one of the data: nothing will come to fill it up.
-            as_it_is = manifest.replayed or manifest.end_of_data or refills >= self._most_refills
-            if self._dynamic and not as_it_is and (flat := without_variance(tensors)):
+            # A replayed batch may have been trained before the restart, and must stay the same. The last batch of the
+            # data cannot be refilled.
+            final = manifest.replayed or manifest.end_of_data or refills >= self._most_refills
+            if self._dynamic and not final and (flat := without_variance(tensors)):
                 self._session.drop(step, flat, REASON)
                 dropped, refills = dropped + len(flat), refills + 1
                 extra = {"step": step, "groups": len(flat), "refill": refills}

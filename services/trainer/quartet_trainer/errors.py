@@ -1,12 +1,12 @@
-"""Errors that end a training, for people."""
+"""Errors that end a training. Their messages are shown to users."""
 
 
 class TrainingError(Exception):
-    """The training cannot go on; the text is one sentence for a person."""
+    """The training cannot continue."""
 
 
 class InvalidGroupsError(TrainingError):
-    """So many groups in a row could not be trained that no other is to be expected."""
+    """`trainer.max_invalid_groups` groups in a row were invalid."""
 
 
 class SessionLost(TrainingError):
@@ -14,4 +14,4 @@ class SessionLost(TrainingError):
 
 
 class LearnerError(Exception):
-    """The learner cannot do what is asked; the text is one sentence for a person."""
+    """The learner cannot do what was requested."""

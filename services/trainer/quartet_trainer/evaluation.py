@@ -1,4 +1,4 @@
-"""Evaluations: a stored set of prompts answered by one policy version, while no newer one is published."""
+"""Evaluations: a stored set of prompts is answered by one policy version; no newer one is published meanwhile."""
 
 import json
 import time
@@ -23,7 +23,7 @@ from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
-# A completion counts as solved from this answer accuracy on.
+# A completion with at least this answer accuracy counts as solved.
 SOLVED = 0.5
 
 _TEST_RESULTS = {
@@ -34,9 +34,9 @@ _TEST_RESULTS = {
 
 
 def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTranscript], dead: int) -> dict[str, float]:
-    """Return `eval/{name}/…`: means over completions, and pass@k over prompts; accuracy where answers were judged.
+    """Return `eval/{name}/…`: means over completions, and pass@k over prompts; accuracies over the judged answers.
 
-    Of an evaluation that lost prompts there is no figure: those that are left may be the easy ones, or the hard ones.
+    If prompts are dead, only the counts are returned: the remaining prompts are a biased sample.
     """
     completions = [completion for transcript in transcripts for completion in transcript.completions]
     prefix = f"eval/{name}"
@@ -69,11 +69,7 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
 
 
 def metric_names(sets: Sequence[str], completions: int) -> list[str]:
-    """Return the names that `evaluation_metrics` gives to evaluations of these sets.
-
-    Args:
-        completions: of each prompt.
-    """
+    """Return the names of `evaluation_metrics` for these sets, with `completions` of each prompt."""
     parts = ("ans_acc", "reward", "format_acc", "response_length", "truncated_ratio", "prompts", "dead", "pass@1")
     return [f"eval/{name}/{part}" for name in sets for part in dict.fromkeys((*parts, f"pass@{completions}"))]
 
@@ -120,10 +116,10 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
 
 
 def _tests(score: reward_pb2.Score) -> tuple[list[int] | None, dict[str, object]]:
-    """Return ColossalChat's list of test results, and what there is to say about them.
+    """Return ColossalChat's list of test results, and metadata.
 
-    The results are those up to the first that is not right: 1 right, 0 wrong, -1 an error or a limit, -2 not compiled.
-    None where the verifier does not know how many were right before it.
+    The list ends with the first test that did not pass: 1 passed, 0 wrong, -1 an error or a limit, -2 not compiled. It
+    is None if the verifier did not report how many tests passed before it.
     """
     tested = next((verifier for verifier in score.verifiers if verifier.tests), None)
     if tested is None:
@@ -136,22 +132,22 @@ def _tests(score: reward_pb2.Score) -> tuple[list[int] | None, dict[str, object]
 
 
 WAIT_SECONDS = 5.0
-# The client that made the run is submitting the sets just now, or never will.
+# How long to wait for the client to submit the prompts of a set.
 SET_SECONDS = 30.0
 
 
 class RunEnded(Exception):
-    """The run was ended by someone else."""
+    """The run was ended by another process."""
 
 
 @dataclass
 class Evaluator:
-    """Runs the configured evaluations; an evaluation that does not come about costs its metrics, not the run."""
+    """Runs the configured evaluations. If one fails, its metrics are missing; the training goes on."""
 
     sets: list[str]
     settings: EvaluationSection
     folder: Path
-    """Where the JSONL of each evaluation goes."""
+    """For the JSONL file of each evaluation."""
     session: BrokerSession
     control: Control
     status: Status
@@ -160,7 +156,7 @@ class Evaluator:
     _last_version: int = -1
 
     def due(self, version: int, last: bool = False) -> bool:
-        """Whether `version` is to be evaluated; `last`: it is the final one."""
+        """Whether `version` must be evaluated; `last`: it is the final one."""
         if not self.sets or version == self._last_version:
             return False
         if last:
@@ -170,14 +166,14 @@ class Evaluator:
         return bool(self.settings.interval) and version % self.settings.interval == 0
 
     def run(self, version: int, keep_current: Callable[[], int]) -> dict[str, float]:
-        """Evaluate all sets at `version` and return the metrics of those that came about.
+        """Evaluate all sets at `version` and return the metrics of the evaluations that completed.
 
         Args:
-            keep_current: brings late rollouts to `version`; returns how many have it.
+            keep_current: sends `version` to rollouts that lack it; returns how many have it.
 
         Raises:
-            Stopped: asked to stop meanwhile.
-            RunEnded: the run was ended meanwhile.
+            Stopped: the trainer was asked to stop.
+            RunEnded: the run was ended.
         """
         with self.status.during(trainer_pb2.TRAINER_PHASE_EVALUATING):
             measured: dict[str, float] = {}
@@ -231,7 +227,7 @@ class Evaluator:
             raise
 
     def _wait(self, evaluation_id: str, keep_current: Callable[[], int]) -> bool:
-        """Wait until complete. Time in which no rollout has the version does not count."""
+        """Wait until the evaluation is complete. Time in which no rollout has the version does not count."""
         left = self.settings.timeout_seconds
         while left > 0:
             self.control.wake.clear()

@@ -1,7 +1,7 @@
 """The processes of one training job on this host.
 
-Rank 0 is the process that was started; it starts the others, which run the same command line with a RANK. Under
-torchrun, which sets RANK itself (several hosts), nothing is started.
+Rank 0 is the process that the user started; it starts the others with the same command line and RANK set. Under
+torchrun, which sets RANK (several hosts), it starts none.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ log = get_logger(__name__)
 
 
 def rank() -> int:
-    """Return this process's rank; 0 if nothing says otherwise."""
+    """Return this process's rank; 0 if RANK is not set."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """Return the number of ranks; 1 if nothing says otherwise."""
+    """Return the number of ranks; 1 if WORLD_SIZE is not set."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leave_process(status: int) -> NoReturn:
-    """End this process at once, its output written, without taking the interpreter down."""
+    """Flush the output and end this process without shutting the interpreter down."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def ignore_signals() -> None:
-    """Ranks above 0 end when rank 0 tells them, not when a terminal or supervisor signals the whole group."""
+    """Ignore SIGINT and SIGTERM: rank 0 ends the others, even when the whole process group gets the signal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -59,7 +59,7 @@ class WorkerProcesses:
         log.info("started ranks", extra={"ranks": ranks, "pids": [process.pid for process in self._processes]})
 
     async def watch(self) -> None:
-        """Return when all have ended well. Raises TrainingError as soon as one has not."""
+        """Return when all have ended with status 0. Raises TrainingError when one ends with another status."""
         running = dict(enumerate(self._processes, start=1))
         while running:
             for worker, process in list(running.items()):
@@ -70,7 +70,7 @@ class WorkerProcesses:
             await asyncio.sleep(0.2)
 
     async def end(self, grace: float) -> None:
-        """See all of them ended; those that rank 0 did not tell to are killed after `grace` seconds."""
+        """Wait until all have ended; kill each that does not end within `grace` seconds."""
         for process in self._processes:
             try:
                 await asyncio.to_thread(process.wait, grace)

@@ -38,33 +38,33 @@ log = get_logger(__name__)
 NO_ROLLOUT = "a rollout to join the run"
 PAUSED = "Resume: the training is paused"
 _LOGGED = {"reward": "reward/mean", "ans_acc": "reward/ans_acc"}
-# How often, while a batch is awaited, rollouts that rest after a failed update are tried again.
+# How often, while waiting for a batch, rollouts in backoff after a failed update are tried again.
 LOOK_SECONDS = 2.0
 
 
 class Ending(Enum):
-    """Why a training ends."""
+    """Why the training ends."""
 
     MAX_STEPS = "all steps are done"
     """run.max_steps is reached: the run is finished."""
     END_OF_DATA = "the prompts have ended"
-    """No batch will come any more: the run is finished."""
+    """There will be no further batch: the run is finished."""
     EARLY_STOP = "the evaluations have stopped getting better"
     """trainer.early_stop: the run is finished."""
     INVALID_GROUPS = "no group can be trained"
-    """trainer.max_invalid_groups in a row could not: the run is finished, and has failed."""
+    """trainer.max_invalid_groups in a row were invalid: the run is finished, and has failed."""
     RUN_ENDED = "the run was ended"
-    """By someone else, e.g. cancelled."""
+    """By another process, e.g. cancelled by the client."""
     STOPPED = "the trainer was asked to stop"
-    """The run stays open; a restarted trainer goes on from the checkpoint."""
+    """The run stays active; a restarted trainer resumes from the checkpoint."""
 
     @property
     def complete(self) -> bool:
-        """Whether the training came to its end, and ends the run."""
+        """Whether this ending also ends the run."""
         return self in _RECORDED
 
 
-# What the broker records of an ending that ends the run.
+# The RunEnding that the broker records for an ending that ends the run.
 _RECORDED = {
     Ending.MAX_STEPS: broker_pb2.RUN_ENDING_MAX_STEPS,
     Ending.END_OF_DATA: broker_pb2.RUN_ENDING_DATA,
@@ -75,15 +75,15 @@ _RECORDED = {
 
 @dataclass
 class TrainingLoop:
-    """The loop and its parts. It decides everything in one thread; what takes long beside training has its own.
+    """The loop and its parts. All decisions are made in one thread.
 
-    While a step is trained, the next batch is fetched, the weights before it are on their way to the rollouts, and a
-    checkpoint may be on its way to the disk.
+    While a step is trained, other threads fetch the next batch, send the previous weights to the rollouts and write a
+    checkpoint.
     """
 
     settings: TrainerSection
     max_steps: int
-    """0: until the prompts end."""
+    """0: no limit."""
     folder: Path
     """The run's folder."""
     learner: Learner
@@ -99,18 +99,18 @@ class TrainingLoop:
     status: Status
     traces: GroupTraces
     patience: EarlyStopping | None = None
-    """Of early stopping; None: the run is not ended early."""
+    """None: no early stopping."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     _last_batch: bool = False
     _failure: str = ""
-    """Why the run has failed, whatever was trained."""
+    """Why the run has failed; "": it has not, as far as the loop knows."""
     _stopped_early: bool = False
     _updates: list[Published] = field(default_factory=list)
     """Weight updates that ended since the last step was reported."""
     _phase_seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Ending:
-        """Train until the run is over or the trainer is asked to stop; then leave everything durable."""
+        """Train until the run is over or the trainer is asked to stop; then save a checkpoint."""
         ending = self._train()
         log.info("training ends: %s", ending.value, extra={"step": self.learner.step})
         self.batches.close()
@@ -123,7 +123,7 @@ class TrainingLoop:
 
     def _train(self) -> Ending:
         self._phase_seconds = self.status.phase_seconds()
-        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING)  # but for the phases inside it
+        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING)  # the phases below interrupt it
         try:
             while not self._all_steps_done():
                 if self.evaluator.due(self.learner.step):
@@ -150,7 +150,7 @@ class TrainingLoop:
         return self._last_batch or 0 < self.max_steps <= self.learner.step
 
     def _next_batch(self) -> Fetched | Ending:
-        """Wait for the batch of this step, keeping rollouts current and answering requests meanwhile."""
+        """Wait for the batch of this step; meanwhile update rollouts that lack the weights, and answer requests."""
         step = self.learner.step
         self.batches.ask(step)
         fetched: Fetched | None = None
@@ -177,7 +177,7 @@ class TrainingLoop:
         return Ending.RUN_ENDED if fetched.manifest.run_finished else Ending.END_OF_DATA
 
     def _stay_paused(self) -> None:
-        """Be paused until something happens; rollouts are kept current, requests are answered."""
+        """Wait, paused, until the next wake-up; update rollouts that lack the weights meanwhile."""
         with self.status.during(trainer_pb2.TRAINER_PHASE_PAUSED):
             self._keep_current()
             self.status.wait_for(PAUSED)
@@ -186,7 +186,7 @@ class TrainingLoop:
             self.status.wait_for("")
 
     def _step(self, fetched: Fetched) -> None:
-        """Train on a batch, hand out the new weights, say what happened, and save if it is time."""
+        """Train on a batch, publish the new weights, report, and start a checkpoint if one is due."""
         step, groups = self.learner.step, fetched.groups
         if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
             self.batches.ask(step + 1)
@@ -212,7 +212,7 @@ class TrainingLoop:
         self._settle()
 
     def _settle(self) -> None:
-        """Take in what ended beside the training, and answer requests."""
+        """Commit a checkpoint that has been written, and answer checkpoint requests."""
         self.checkpointer.settle(self.reporter)
         if self.control.checkpoint_requested:
             checkpoint = self.checkpointer.save(self.reporter)
@@ -222,7 +222,7 @@ class TrainingLoop:
     # Weights
 
     def _keep_current(self) -> None:
-        """Bring late and healed rollouts to this version, as long as it takes, while the caller goes on."""
+        """Collect an update that has ended; start one for rollouts that joined or recovered. Does not wait for it."""
         self.learner.idle()
         self._collect_update()
         if not self.weight_sync.under_way:
@@ -231,7 +231,7 @@ class TrainingLoop:
             self.status.wait_for("" if self.weight_sync.current() else NO_ROLLOUT)
 
     def _bring_all(self) -> int:
-        """Bring every rollout to this version, and wait for it. Returns how many rollouts have it."""
+        """Send this version to every rollout that lacks it, and wait. Return how many rollouts have it."""
         self.learner.idle()
         self._collect_update(wait=True)
         self._begin_update()
@@ -241,7 +241,7 @@ class TrainingLoop:
         return rollouts
 
     def _publish(self) -> None:
-        """Hand out the version just trained. Only the update before it, if it is not done yet, is waited for."""
+        """Start sending the version just trained, once the previous update has ended."""
         self._collect_update(wait=True)
         self._begin_update()
 
@@ -251,7 +251,7 @@ class TrainingLoop:
         self._collect_update()
 
     def _collect_update(self, wait: bool = False) -> None:
-        """Take in the update under way if it has ended; with `wait`, when it has."""
+        """Report the update under way if it has ended; with `wait`, wait for its end."""
         if not self.weight_sync.under_way:
             return
         with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
@@ -280,7 +280,7 @@ class TrainingLoop:
     # Records
 
     def _costs(self, learned: dict[str, float]) -> dict[str, float]:
-        """Return time per phase since the last step's report, and what the weight updates came to."""
+        """Return metrics since the last step's report: time per phase, weight updates, the rollouts' idle time."""
         before, self._phase_seconds = self._phase_seconds, self.status.phase_seconds()
         updates, self._updates = self._updates, []
         return (
@@ -312,7 +312,7 @@ class TrainingLoop:
     # Evaluations
 
     def _evaluate(self) -> None:
-        """Evaluate the present version; keep its checkpoint if it is the best, and see whether to go on."""
+        """Evaluate the current version; keep its checkpoint if it is the best, and check for early stopping."""
         version = self.learner.step
         measured = self.evaluator.run(version, self._bring_all)
         self.callbacks.evaluation(version, measured)
@@ -324,7 +324,8 @@ class TrainingLoop:
             self._stopped_early = self.patience.exhausted_by(version, watched)
 
     def _watched(self, key: str, metric: str, measured: dict[str, float]) -> float | None:
-        """Return a metric that the run file names; warn if a complete evaluation lacks it: no answer was judged."""
+        """Return the metric that the run file names for `key`. Warn if a complete evaluation lacks it, as happens for
+        ans_acc when no answer was judged."""
         prefix = metric.rpartition("/")[0]
         if metric not in measured and f"{prefix}/reward" in measured:
             there = ", ".join(name for name in measured if name.startswith(f"{prefix}/"))
@@ -336,7 +337,7 @@ class TrainingLoop:
             self._evaluate()
 
     def _finish(self, ending: Ending) -> None:
-        """Leave the trained model as a plain Hugging Face folder and end the run."""
+        """Export the trained model as a Hugging Face folder and end the run."""
         steps = self.learner.step
         if steps > 0:
             self.learner.export(self.folder / "model")

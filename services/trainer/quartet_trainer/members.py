@@ -1,6 +1,6 @@
-"""Who is in the run: the live rollouts, as the broker lists them, and this trainer; and its events for those who watch.
+"""The run's members: watches the live rollouts, keeps this trainer registered, and reports its events.
 
-Each has daemon threads of its own.
+Each class has daemon threads of its own.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ MOST_WAITING = 1000
 
 
 class Members:
-    """The membership, kept current from WatchMembers until `close`.
+    """The live rollouts, updated from WatchMembers until `close`; also this trainer's own registration.
 
-    While the broker is away the last membership stands: a rollout is not given up because nobody can be asked.
+    While the broker is unavailable, the last known membership stays valid.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class Members:
         heartbeat_seconds: float,
         on_change: Callable[[], None],
     ):
-        """`me`: this trainer as a member, as it is now. `on_change`: a rollout came, went, or needs weights."""
+        """`me`: returns this trainer's current Member. `on_change`: called when a rollout joins, leaves or lost its
+        weights."""
         self._stub = stub
         self._run_id = run_id
         self._me = me
@@ -69,12 +70,12 @@ class Members:
         return self._epoch
 
     def rollouts(self) -> dict[str, broker_pb2.Member]:
-        """Return the rollouts that work or are about to, by instance id."""
+        """Return the rollouts that are not draining, by instance id."""
         with self._lock:
             return dict(self._rollouts)
 
     def alive(self, instance_id: str) -> bool:
-        """Whether a rollout is still there; all are until the membership is first heard."""
+        """Whether a rollout is a member. True for all until the first membership has arrived."""
         with self._lock:
             return not self._epoch or instance_id in self._rollouts
 
@@ -85,22 +86,22 @@ class Members:
                 self._watch_call = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
                 if self._closing.is_set():  # `close` may have looked for the call before it was there
                     self._watch_call.cancel()
-                for news in self._watch_call:
+                for update in self._watch_call:
                     outage.over()
-                    self._take(news)
+                    self._apply(update)
             except grpc.RpcError as error:
                 if not self._closing.is_set() and outage.to_be_logged():
                     log.warning("membership cannot be watched, trying again", extra={"error": describe(error)})
             self._closing.wait(outage.failed())
 
-    def _take(self, news: broker_pb2.WatchMembersResponse) -> None:
+    def _apply(self, update: broker_pb2.WatchMembersResponse) -> None:
         rollouts = {
             member.instance_id: member
-            for member in news.members
+            for member in update.members
             if member.kind == common_pb2.SERVICE_KIND_ROLLOUT and member.state != broker_pb2.MEMBER_STATE_DRAINING
         }
         with self._lock:
-            before, self._rollouts, self._epoch = self._rollouts, rollouts, news.group_epoch
+            before, self._rollouts, self._epoch = self._rollouts, rollouts, update.group_epoch
         for instance_id in rollouts.keys() - before.keys():
             log.info("rollout joined", extra={"rollout": instance_id, "address": rollouts[instance_id].address})
         for instance_id in before.keys() - rollouts.keys():
@@ -128,7 +129,7 @@ class Members:
             except grpc.RpcError as error:
                 if outage.to_be_logged():
                     log.warning("heartbeat failed", extra={"error": describe(error)})
-                registered = False  # registering again is idempotent, and right if the broker forgot this member
+                registered = False  # the broker may have dropped this member; registering again is idempotent
             if self._closing.wait(self._heartbeat_seconds if registered else RETRY_SECONDS):
                 break
         try:
@@ -139,7 +140,7 @@ class Members:
 
 
 class Reporter:
-    """ReportProgress for one run."""
+    """Sends a run's events by ReportProgress, on a thread."""
 
     def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, run_id: str, source: str):
         self._stub = stub
@@ -150,18 +151,18 @@ class Reporter:
         self._thread.start()
 
     def report(self, **event) -> None:
-        """Queue an event, e.g. `report(step=StepFinished(...))`. It is dropped if too many wait."""
+        """Queue an event, e.g. `report(step=StepFinished(...))`. It is dropped if the queue is full."""
         try:
             self._events.put_nowait(broker_pb2.RunEvent(**event))
         except queue.Full:
-            log.warning("progress event dropped: the broker does not take them")
+            log.warning("progress event dropped: too many are waiting to be sent")
 
     def notice(self, level: str, text: str) -> None:
         """Queue a message for people: "info", "warning" or "error"."""
         self.report(notice=broker_pb2.Notice(level=level, text=text, source=self._source))
 
     def close(self, seconds: float = REPORT_SECONDS) -> None:
-        """Send what waits, for at most `seconds`."""
+        """Send the queued events, for at most `seconds`, and end the thread."""
         with contextlib.suppress(queue.Full):
             self._events.put(None, timeout=seconds)
         self._thread.join(timeout=seconds)

@@ -1,7 +1,4 @@
-"""What the rollouts spend their time on, as seen from the trainer: sampled from their status, by a thread of its own.
-
-So their idle fraction needs nothing of the rollouts that every rollout has not.
-"""
+"""Samples the rollouts' GetStatus to measure which share of their time they are idle or updating weights."""
 
 import contextlib
 import threading
@@ -22,37 +19,37 @@ BUSY, IDLE, UPDATING = "generating", "idle", "updating weights"
 
 
 def doing(status: rollout_pb2.RolloutServiceGetStatusResponse) -> str:
-    """What a rollout does, by its status: `updating weights`, `generating`, or `idle`."""
+    """Return what a rollout is doing: `updating weights`, `generating`, or `idle`."""
     if status.paused:
         return UPDATING
     return BUSY if status.running or status.waiting else IDLE
 
 
 class RolloutObserver:
-    """Asks every live rollout every `LOOK_SECONDS`. One that does not answer is not counted."""
+    """Calls GetStatus at every live rollout, every `LOOK_SECONDS`, on a thread. Failed calls are not counted."""
 
     def __init__(self, rollouts: Callable[[], Mapping[str, broker_pb2.Member]], security: SecuritySection):
-        """`rollouts`: the live ones, by instance id."""
+        """`rollouts`: returns the live rollouts, by instance id."""
         self._rollouts = rollouts
         self._security = security
-        self._looks: Counter[str] = Counter()
+        self._samples: Counter[str] = Counter()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="observe-rollouts", daemon=True)
         self._thread.start()
 
     def metrics(self) -> dict[str, float]:
-        """Return shares of the rollouts' time since the last call; nothing if no rollout was seen."""
-        looks, self._looks = self._looks, Counter()
-        total = looks.total()
+        """Return shares of the rollouts' time since the last call; empty if no rollout answered."""
+        samples, self._samples = self._samples, Counter()
+        total = samples.total()
         if not total:
             return {}
         return {
-            "rollouts/idle_fraction": looks[IDLE] / total,
-            "rollouts/updating_fraction": looks[UPDATING] / total,
+            "rollouts/idle_fraction": samples[IDLE] / total,
+            "rollouts/updating_fraction": samples[UPDATING] / total,
         }
 
     def close(self) -> None:
-        """End the thread and its channels."""
+        """End the thread and close its channels."""
         self._closing.set()
         self._thread.join(JOIN_SECONDS)
 
@@ -69,7 +66,7 @@ class RolloutObserver:
                 stub = rollout_pb2_grpc.RolloutServiceStub(channels[name])
                 calls.append(stub.GetStatus.future(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS))
             for call in calls:
-                with contextlib.suppress(grpc.RpcError):  # whether it lives is for the broker to say
-                    self._looks[doing(call.result())] += 1
+                with contextlib.suppress(grpc.RpcError):  # the membership at the broker decides who is alive
+                    self._samples[doing(call.result())] += 1
         for channel in channels.values():
             channel.close()

@@ -1,4 +1,4 @@
-"""Whether a training that came to its end has succeeded, in FinishRun's words."""
+"""Decides whether a training that has ended succeeded or failed, for FinishRun."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,14 +15,14 @@ def judge(
     list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]],
     failure: str = "",
 ) -> tuple[broker_pb2.RunState, str]:
-    """Return a run's state and why. It has failed by `failure`, if it trained no step, or if most prompts are dead.
+    """Return a run's final state and the reason. It failed if no step was trained or most prompts are dead.
 
     Args:
-        ending: why the training ended, in words.
+        ending: why the training ended.
         steps: optimizer steps in the weights.
-        run: as it stands after the last commit.
-        list_dead: returns dead prompts, as many as are worth counting.
-        failure: why it has failed whatever was trained; "": see for yourself.
+        run: read after the last commit.
+        list_dead: returns the dead prompts whose reasons are counted.
+        failure: a reason for which the run failed in any case; "": none.
     """
     if failure:
         return broker_pb2.RUN_STATE_FAILED, f"{ending}: {steps} steps trained; {failure}"
@@ -38,7 +38,7 @@ def judge(
 
 
 def _most_common(dead: Iterable[broker_pb2.DeadPrompt]) -> str:
-    """Return the reason of most of the dead training prompts with their number; reasons may differ in numbers."""
+    """Return the most common reason of the dead training prompts. Reasons that differ only in numbers count as one."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for prompt in dead:

@@ -1,4 +1,4 @@
-"""What the trainer checks before it starts, and with --dry-run alone. Imports no torch."""
+"""What the trainer checks before it starts, and with --dry-run. Imports no torch."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,11 @@ Config = LoadedConfig[TrainerSection]
 
 
 def preflight(config: Config) -> dict[str, Any]:
-    """Check what the configuration names. Raises ConfigError with all that is wrong. Returns what would run."""
+    """Check the configuration and the files that it names. Return a summary of what would run.
+
+    Raises:
+        ConfigError: names all problems.
+    """
     section = config.section
     with Problems() as problems:
         with problems.collecting(ModelFolderError):
@@ -168,7 +172,7 @@ def _check_sampling(config: Config) -> None:
 
 
 def _check_evaluation_sets(config: Config) -> None:
-    """Compare the sets with [data.evaluation], where the run file has [data]: the client may have another file."""
+    """Compare the sets with [data.evaluation]; without [data] they are in the client's run file."""
     known = list(config.data.get("evaluation", {}))
     unknown = [name for name in evaluation_sets(config) if name not in known]
     if config.data and unknown:
@@ -179,7 +183,7 @@ def _check_evaluation_sets(config: Config) -> None:
 
 
 def _check_metrics(config: Config) -> None:
-    """Compare the metrics that stop a run or keep a checkpoint with those that its evaluations have."""
+    """Check that early_stop.metric and checkpoint.best_metric are metrics of the run's evaluations."""
     sampling = config.run.evaluation_sampling
     known = metric_names(evaluation_sets(config), sampling.n if sampling and sampling.n else 1)
     with Problems() as problems:
@@ -192,7 +196,7 @@ def _check_metrics(config: Config) -> None:
 
 
 def _warn(config: Config) -> None:
-    """Log what the run file combines that can be trained, but hardly as it was meant."""
+    """Warn about combinations of settings that are allowed but rarely intended."""
     run, settings = config.run, config.section
     cuts = [f"{key} = {value}" for key, value in altered(run.sampling, Effect.REMOVES).items()]
     if cuts and not run.sampling_masks:

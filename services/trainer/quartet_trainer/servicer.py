@@ -1,4 +1,4 @@
-"""TrainerService: what the training is doing, and the few things one may ask of it."""
+"""TrainerService: status, metrics, checkpoints, and pausing or stopping the training."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ LONGEST_PAUSE_SECONDS = 30 * 86400.0
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
-    """Answers from `Status`, asks through `Control`."""
+    """Reads `Status` and passes requests to the training thread through `Control`."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         control: Control,
         stop: Callable[[str], None],
     ):
-        """`checkpoints`: their folder. `stop`: stops the service, given the reason."""
+        """`checkpoints`: the checkpoints' folder. `stop`: stops the service; its argument is the reason."""
         self._settings = settings
         self._world_size = world_size
         self._checkpoints = checkpoints

@@ -1,9 +1,9 @@
-"""The trainer's session with the broker: batches in, steps and checkpoints reported. Blocking.
+"""The trainer's session with the broker. All calls block.
 
-The loop's thread calls all of it but `lease`, which the fetching thread calls.
+`lease` is for the fetching thread, everything else for the loop's thread.
 
-A broker that is away is waited for and called again; every call here may be repeated. A session that was fenced,
-because another trainer opened the run, ends the training with `SessionLost`.
+While the broker is unavailable, calls are retried; all are idempotent. If the session is fenced, because another
+trainer opened the run, calls raise `SessionLost`.
 """
 
 import time
@@ -35,7 +35,7 @@ RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 _MOST_DEAD = 1000
 
-# ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: a limit is reached, and it says when.
+# ABORTED: retry. RESOURCE_EXHAUSTED: a limit is reached; the error has a retry delay.
 _LATER = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Answer = TypeVar("Answer")
@@ -43,14 +43,14 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Batch:
-    """A step's batch, or why there is none."""
+    """A step's batch; without groups if the manifest is not granted."""
 
     manifest: broker_pb2.BatchManifest
     groups: list[experience_pb2.ExperienceGroup] = field(default_factory=list)
 
 
 class BrokerSession:
-    """A run's session; `open` it first."""
+    """The session of a run. Call `open` first."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BrokerSession:
         status: Status,
         patience: float,
     ):
-        """`patience`: seconds for which a broker that went away is waited for."""
+        """`patience`: seconds for which calls are retried while the broker is unavailable."""
         self._channel = channel
         self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
         self._peer = peer
@@ -79,11 +79,11 @@ class BrokerSession:
         return self._stub
 
     def wait_for_run(self, while_waiting: Callable[[], None]) -> broker_pb2.Run:
-        """Wait, as long as it takes, for the broker and for the run to be created; `while_waiting` is called meanwhile.
+        """Wait without limit for the broker and for the run to be created; call `while_waiting` between attempts.
 
         Raises:
-            Stopped: asked to stop meanwhile.
-            TrainingError: the broker cannot work with this trainer.
+            Stopped: the trainer was asked to stop.
+            TrainingError: the broker refused the handshake or the call.
         """
         handshake_done, outage = False, Outage()
         while True:
@@ -107,7 +107,7 @@ class BrokerSession:
             self._control.wait(RUN_POLL_SECONDS)
 
     def open(self, checkpoint_step: int, first_remembered_pass: int) -> broker_pb2.OpenSessionResponse:
-        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps; `settle` what the answer asks for."""
+        """Open a session from a checkpoint of `checkpoint_step` steps. The answer says which steps to `settle`."""
         request = broker_pb2.OpenSessionRequest(
             run_id=self._run_id,
             holder=self._holder,
@@ -120,7 +120,8 @@ class BrokerSession:
         return answer
 
     def settle(self, lines: Sequence[tuple[int, Sequence[str]]]) -> int:
-        """Send (step, instance ids) of the next steps that the broker's books lack. Returns how many were elsewhere."""
+        """Send (step, instance ids) of the next steps that the broker's books lack. Return how many instances the
+        broker lacked or had in another state."""
         if self._control.stopping.is_set():
             raise Stopped
         steps = [broker_pb2.TrainedStep(step=step, instance_ids=instance_ids) for step, instance_ids in lines]
@@ -128,7 +129,7 @@ class BrokerSession:
         return self._call("SettleTrained", request).settled
 
     def lease(self, step: int, cancelled: WakeEvent) -> Batch | None:
-        """Wait a few seconds for the batch of `step`. None when called away by `cancelled`, in any thread."""
+        """Wait a few seconds for the batch of `step`. None: `cancelled` was set, by any thread."""
         request = broker_pb2.LeaseExperienceRequest(
             run_id=self._run_id,
             session_epoch=self.epoch,
@@ -136,7 +137,7 @@ class BrokerSession:
             wait=to_duration(LEASE_WAIT_SECONDS),
             max_groups_per_message=MAX_GROUPS_PER_MESSAGE,
         )
-        return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request, cancelled))
+        return self._retry(f"LeaseExperience of step {step}", lambda: self._lease_once(request, cancelled))
 
     def _lease_once(self, request: broker_pb2.LeaseExperienceRequest, cancelled: WakeEvent) -> Batch | None:
         call = self._stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
@@ -147,7 +148,7 @@ class BrokerSession:
                     if part.WhichOneof("part") == "manifest":
                         batch = Batch(part.manifest)
                     elif batch is not None:
-                        # A broker that does not know of `groups` sends them one by one.
+                        # Earlier brokers send one group per message, in `group`.
                         batch.groups += part.groups.groups or [part.group]
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.CANCELLED and cancelled.wait(0):
@@ -163,28 +164,28 @@ class BrokerSession:
         return batch
 
     def rollout_of(self, instance_id: str) -> str:
-        """Return the rollout that put a group, "unknown" if the broker has no record of it."""
+        """Return the id of the rollout that put a group; "unknown" if the broker has no record of it."""
         request = broker_pb2.GetGroupRequest(run_id=self._run_id, instance_id=instance_id)
         group = self._call("GetGroup", request)
         put = [moment.who for moment in group.moments if moment.kind == broker_pb2.GROUP_MOMENT_KIND_PUT]
         return (put and put[-1]) or "unknown"
 
     def drop(self, step: int, instance_ids: Sequence[str], reason: str) -> int:
-        """Take groups out of a step's batch for good. Returns how many were."""
+        """Drop groups from a step's batch permanently. Return how many were dropped."""
         request = broker_pb2.DropExperienceRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids, reason=reason
         )
         return self._call("DropExperience", request).dropped
 
     def mark_trained(self, step: int, instance_ids: Sequence[str]) -> int:
-        """Say that the step's batch, these instances, is in the weights. Returns the new policy version."""
+        """Report that the step's batch, these instances, is in the weights. Return the new policy version."""
         request = broker_pb2.MarkTrainedRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids
         )
         return self._call("MarkTrained", request, f" of step {step}").policy_version
 
     def commit(self, step: int) -> broker_pb2.CommitResponse:
-        """Say that steps below `step` are durable."""
+        """Report that steps below `step` are durable."""
         request = broker_pb2.CommitRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
         return self._call("Commit", request, f" of {step} steps", last=True)
 
@@ -196,21 +197,21 @@ class BrokerSession:
         self._call("FinishRun", request, last=True)
 
     def run(self) -> broker_pb2.Run:
-        """Return the run as it stands."""
+        """Return the run with its current state and counts."""
         request = broker_pb2.GetRunRequest(run_id=self._run_id)
         return self._call("GetRun", request, last=True).run
 
     def dead(self) -> Sequence[broker_pb2.DeadPrompt]:
-        """Return the first prompts that were set aside, at most 1,000; none if the broker refuses to say."""
+        """Return the first dead prompts, at most 1,000; none if the call fails."""
         request = broker_pb2.ListDeadRequest(run_id=self._run_id, limit=_MOST_DEAD)
         try:
             return self._call("ListDead", request, last=True).dead
         except TrainingError as error:
-            log.warning("the dead prompts are not known: %s", error)
+            log.warning("dead prompts cannot be listed: %s", error)
             return []
 
     def start_evaluation(self, name: str, version: int) -> broker_pb2.StartEvaluationResponse | None:
-        """Queue a set for evaluation at a policy version; None while no prompts of the set are there."""
+        """Queue a set for evaluation at a policy version. None: no prompts of the set have been submitted yet."""
         request = broker_pb2.StartEvaluationRequest(run_id=self._run_id, evaluation_set=name, policy_version=version)
 
         def call() -> broker_pb2.StartEvaluationResponse | None:
@@ -221,10 +222,10 @@ class BrokerSession:
                     return None
                 raise
 
-        return self._insist(f"StartEvaluation of '{name}'", call)
+        return self._retry(f"StartEvaluation of '{name}'", call)
 
     def wait_for_evaluation(self, evaluation_id: str, wait: float) -> broker_pb2.GetEvaluationResponse | None:
-        """Wait until an evaluation is complete. None when the loop's `WakeEvent` is set."""
+        """Wait until an evaluation is complete, at most `wait` seconds. None: the loop's `WakeEvent` was set."""
         request = broker_pb2.GetEvaluationRequest(
             run_id=self._run_id, evaluation_id=evaluation_id, wait=to_duration(wait), summary_only=True
         )
@@ -237,26 +238,26 @@ class BrokerSession:
             except grpc.FutureCancelledError:
                 return None
 
-        return self._insist("GetEvaluation", call)
+        return self._retry("GetEvaluation", call)
 
     def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse:
-        """Return an evaluation with its transcripts, as it stands."""
+        """Return an evaluation with the transcripts that it has so far."""
         request = broker_pb2.GetEvaluationRequest(run_id=self._run_id, evaluation_id=evaluation_id)
         return self._call("GetEvaluation", request)
 
     def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
-        """`_insist` on a unary call; `of`: for errors and logs."""
-        return self._insist(method + of, partial(getattr(self._stub, method), request, timeout=CALL_SECONDS), last)
+        """`_retry` a unary call; `of` is added to its name in errors and logs."""
+        return self._retry(method + of, partial(getattr(self._stub, method), request, timeout=CALL_SECONDS), last)
 
-    def _insist(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
-        """Call, and call again while the broker is away.
+    def _retry(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
+        """Call, and retry while the broker is unavailable.
 
-        `last`: go on for a moment even when asked to stop, because what is reported is done already.
+        `last`: after a stop request, still retry until `LONGEST_PAUSE_SECONDS` have passed since the first attempt.
 
         Raises:
-            Stopped: asked to stop while the broker is away.
-            SessionLost: refused for good.
-            TrainingError: the broker stayed away, or answers nonsense.
+            Stopped: the trainer was asked to stop while the broker was unavailable.
+            SessionLost: the broker answered FAILED_PRECONDITION.
+            TrainingError: the broker stayed unavailable, or answered with another error.
         """
         began, outage = time.monotonic(), Outage(self._patience, first=0.2, longest=LONGEST_PAUSE_SECONDS)
         while True:

@@ -1,4 +1,4 @@
-"""What the training is doing, for those who ask: phases, steps, the last metrics. Thread-safe."""
+"""The state of the training: phases, steps, the last metrics. Thread-safe."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ def phase_name(phase: int) -> str:
 
 @dataclass
 class Status:
-    """The loop writes it; servicer, heartbeat and reports read it."""
+    """Written by the loop; read by servicer, heartbeat and reports."""
 
     run_id: str
     step: int = 0
@@ -37,11 +37,11 @@ class Status:
     group_epoch: int = -1
     session_epoch: int = -1
     made_by: str = ""
-    """Name of the certificate that the run was made with; "" until the run is known, and without certificates."""
+    """Name of the client certificate that created the run; "" until the run is known, and without certificates."""
     batches: int = 0
     """Batches trained by this process."""
     on_waiting: Callable[[str, str], None] | None = None
-    """Called with (what was waited for, what is now); each may be empty."""
+    """Called when what is waited for changes, with the description that is gone and the new one; each may be empty."""
     _waits: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _phase: int = Phase.TRAINER_PHASE_STARTING
@@ -53,11 +53,11 @@ class Status:
 
     @property
     def phase(self) -> int:
-        """The TrainerPhase it is in."""
+        """The current TrainerPhase."""
         return self._phase
 
     def enter(self, phase: int) -> int:
-        """Go over to a phase and return the one before."""
+        """Enter a phase and return the previous one."""
         with self._lock:
             before, now = self._phase, time.perf_counter()
             name = phase_name(before)
@@ -70,7 +70,7 @@ class Status:
 
     @contextmanager
     def during(self, phase: int) -> Iterator[None]:
-        """Be in a phase inside the block, then in the one before again."""
+        """Be in a phase inside the block; afterwards enter the previous one again."""
         before = self.enter(phase)
         try:
             yield
@@ -78,7 +78,7 @@ class Status:
             self.enter(before)
 
     def phase_seconds(self) -> dict[str, float]:
-        """Return the seconds spent in each phase so far, the present one included."""
+        """Return the seconds spent in each phase so far, including the current one."""
         with self._lock:
             seconds = dict(self._seconds)
             name = phase_name(self._phase)
@@ -87,28 +87,28 @@ class Status:
 
     @property
     def waits(self) -> list[str]:
-        """All that is waited for, in words: the loop, the next batch and the weights wait by themselves."""
+        """Descriptions of what the threads wait for: loop, batch fetching and weight updates can wait separately."""
         return list(dict.fromkeys(self._waits.values()))
 
     @property
     def waiting_for(self) -> str:
-        """What is waited for, in one line; empty: nothing."""
+        """What the threads wait for, in one line; empty: nothing."""
         return ", ".join(self.waits)
 
     def wait_for(self, what: str) -> None:
-        """Say in words what the calling thread waits for; empty: for nothing."""
+        """Describe what the calling thread waits for; empty: nothing."""
         with self._lock:
-            before, who = set(self._waits.values()), threading.get_ident()
+            before, thread = set(self._waits.values()), threading.get_ident()
             if what:
-                self._waits[who] = what
+                self._waits[thread] = what
             else:
-                self._waits.pop(who, None)
+                self._waits.pop(thread, None)
             now = set(self._waits.values())
         if before != now and self.on_waiting:
             self.on_waiting(next(iter(before - now), ""), next(iter(now - before), ""))
 
     def record(self, report: trainer_pb2.WatchMetricsResponse) -> None:
-        """Take in a step's metrics and wake those who watch."""
+        """Store a step's metrics and wake the watchers."""
         _STEP.set(report.step + 1)
         for name, value in report.metrics.items():
             _METRIC.labels(name).set(value)
@@ -117,7 +117,7 @@ class Status:
         self._wake()
 
     def close(self) -> None:
-        """No more metrics will come."""
+        """End all `watch` streams: there will be no more metrics."""
         self._closed = True
         self._wake()
 
@@ -129,7 +129,7 @@ class Status:
                 loop.call_soon_threadsafe(event.set)
 
     async def watch(self, after_step: int):
-        """Yield the metrics of each step after `after_step`, those still in memory first; ends when training has."""
+        """Yield the metrics of each step after `after_step`, first those in memory, then new ones until `close`."""
         watcher = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._watchers.add(watcher)

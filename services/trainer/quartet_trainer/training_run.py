@@ -1,6 +1,6 @@
-"""One training: the learner is loaded, the run found, the loop and its parts are put together and taken down.
+"""Loads the learner, finds the run, assembles the loop and its parts, trains, and closes them.
 
-All of it happens in the training thread; this module imports torch and is itself imported there.
+Everything runs in the training thread. This module imports torch and is imported in that thread.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """What the service gives to the training."""
+    """What the service passes to the training."""
 
     config: LoadedConfig[TrainerSection]
     instance_id: str
     me: Callable[[], broker_pb2.Member]
-    """This trainer as a member, as it is now."""
+    """Returns this trainer's current Member."""
     control: Control
     status: Status
 
 
 def run_worker(config: LoadedConfig[TrainerSection]) -> None:
-    """Be a rank above 0, from loading the model to the end of the training."""
+    """Run a rank above 0: load the model and follow rank 0 until the end of the training."""
     _load(config).follow(Announcements())
     shutdown()
 
 
 def train(context: TrainerContext) -> str:
-    """Be rank 0: train until the run is over or the service is stopped. Returns why it ended, in words.
+    """Run rank 0: train until the run is over or the service is stopped. Return the reason, for the log.
 
     Raises:
-        TrainingError, LearnerError, ConfigError: one sentence for a person.
+        TrainingError, LearnerError, ConfigError: the training cannot start or continue.
     """
     config, control, status = context.config, context.control, context.status
     channel = connect_sync(config.addresses.broker, config.security, service="broker")
@@ -95,7 +95,7 @@ def train(context: TrainerContext) -> str:
     except Stopped:
         return "stopped before the training began"
     finally:
-        with contextlib.suppress(TrainingError):  # ranks that are gone need not be told
+        with contextlib.suppress(TrainingError):  # a rank has ended already
             learner.stop()
         shutdown()
         channel.close()
@@ -105,7 +105,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
     settings, control, status = context.config.section, context.control, context.status
     with contextlib.ExitStack() as parts:
         folder = context.config.run.path
-        with writing(folder):  # prompts and completions are for its user alone
+        with writing(folder):  # 0700: prompts and completions may be confidential
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = checkpoint_root(context.config)
         parts.enter_context(locked_folder(root, control.wait))
@@ -129,7 +129,7 @@ def _run_loop(
     patience: EarlyStopping | None,
     parts: contextlib.ExitStack,
 ) -> str:
-    """Put the parts together, each closed again by `parts` in reverse order, and train."""
+    """Create the loop's parts, which `parts` closes in reverse order, and train."""
     config, settings, control, status = context.config, context.config.section, context.control, context.status
     folder = config.run.path
     closing = threading.Event()
@@ -152,7 +152,7 @@ def _run_loop(
     )
     batches = BatchFetcher(session, invalid, settings, on_arrival=control.wake.set)
     parts.callback(batches.close)
-    parts.callback(closing.set)  # first of all: an update under way need not come to its end
+    parts.callback(closing.set)  # runs first, and makes the publisher give up the update under way
     loop = TrainingLoop(
         settings=settings,
         max_steps=run.spec.max_steps,

@@ -1,1 +1,1 @@
-"""What a run leaves in its folder, and what it tells the broker's stream."""
+"""Records of a training: files in the run's folder, step metrics, traces."""

@@ -1,4 +1,4 @@
-"""What a training writes into the folder of its run: metrics, samples and the rollout log."""
+"""Writes metrics, samples and the rollout log into the run's folder."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from quartet_trainer.errors import TrainingError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise TrainingError, naming `path` and the system's reason, for an OSError inside the block."""
+    """Turn an OSError inside the block into a TrainingError that names `path` and the reason."""
     try:
         yield
     except OSError as error:
@@ -29,12 +29,12 @@ LONGEST_TEXT = 4000
 
 
 def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
-    """Append `{"train_step", "rollout"}` to a JSONL file: of each group the prompt and its first completion.
+    """Append `{"train_step", "rollout"}` to a JSONL file: the prompt and first completion of each group.
 
-    A step that is trained again after a resume stands there again, further down.
+    A step that is trained again after a restart is appended again.
     """
-    # A transcript is for people: who puts experience may leave it out.
-    texts = [told.prompt_text + told.completions[0].text for told in transcripts if told.completions]
+    # Transcripts are optional in PutExperience.
+    texts = [each.prompt_text + each.completions[0].text for each in transcripts if each.completions]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")
@@ -62,7 +62,7 @@ def _group(transcript: experience_pb2.GroupTranscript) -> str:
 
 
 def outcome_name(outcome: int) -> str:
-    """Return e.g. "runtime_error"; its number where this release has no such outcome."""
+    """Return e.g. "runtime_error"; the number if this release has no such outcome."""
     known = outcome in reward_pb2.Outcome.values()
     return reward_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower() if known else str(outcome)
 
@@ -90,10 +90,10 @@ def _block(text: str) -> str:
 
 
 class Journal:
-    """Writes `folder`/metrics.jsonl and `folder`/tensorboard; first cuts off what will be written again."""
+    """Writes `folder`/metrics.jsonl and `folder`/tensorboard; first removes the records that will be written again."""
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = True):
-        """`first_step`: the first that will be written; records of it and later ones were lost in a restart."""
+        """`first_step`: the first step that will be written. Existing records from it on are removed."""
         self._path = path = folder / "metrics.jsonl"
         self._first_step = first_step
         with writing(path):
@@ -107,13 +107,13 @@ class Journal:
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's metrics. They stand at `step`, the batch's number from 0."""
+        """Write a step's metrics at `step`, the batch's number from 0."""
         self._write({"kind": "step", "step": step, "policy_version": step + 1}, step, metrics)
 
     def evaluation(self, name: str, version: int, metrics: Mapping[str, float]) -> None:
-        """Write an evaluation's metrics. They stand at `version`, the number of steps in the weights.
+        """Write an evaluation's metrics at `version`, the number of steps in the weights.
 
-        The first evaluation after a restart may have been made before it: it takes the place of the one that was.
+        After a restart, the evaluation of the first version replaces its record from before the restart.
         """
         if version == self._first_step:
             with writing(self._path):
@@ -131,20 +131,20 @@ class Journal:
 
     def close(self) -> None:
         """Flush and close both."""
-        with contextlib.suppress(OSError):  # what is still in its buffer could not be written, as was said
+        with contextlib.suppress(OSError):  # a failed write has been reported; its data is still in the buffer
             self._file.close()
         if self._writer is not None:
             self._writer.close()
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Remove the records that are not wanted, and a line that a kill left unfinished."""
+    """Remove the records that are not wanted, and a line that was cut off by a kill."""
     before, kept = path.read_text(encoding="utf-8") if path.exists() else "", []
     for line in before.splitlines():
         with contextlib.suppress(ValueError):
             if wanted(json.loads(line)):
                 kept.append(line + "\n")
-    if (text := "".join(kept)) != before:  # else who follows the file need not open another
+    if (text := "".join(kept)) != before:  # an unchanged file is not replaced, because readers may follow it
         aside = path.with_suffix(".jsonl.writing")
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)

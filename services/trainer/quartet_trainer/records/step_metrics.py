@@ -1,7 +1,4 @@
-"""The metrics of a step that the learner cannot know.
-
-docs/metrics.md defines each name.
-"""
+"""A step's metrics that do not come from the learner. docs/metrics.md defines each name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +14,7 @@ def batch_metrics(
     groups: Sequence[experience_pb2.GroupTensors],
     headers: Sequence[experience_pb2.GroupHeader],
 ) -> dict[str, float]:
-    """Return how old the batch of `step` is, and how it came to be."""
+    """Return the staleness, temperature and redeliveries of the batch of `step`."""
     stale = np.array([step - header.min_policy_version for header in headers])
     temperatures = np.concatenate([decode(group.temperatures) for group in groups])
     spans = [row.reshape(-1, 3) for group in groups for row in decode_ragged(group.version_spans)]
@@ -43,7 +40,7 @@ def time_metrics(
 ) -> dict[str, float]:
     """Return seconds per phase between two readings of `Status.phase_seconds`, the idle fraction and throughput.
 
-    Idle is what the trainer spends waiting: for a batch, or for weights to be sent.
+    Idle is the time that the trainer waits for a batch, or for weights to be sent.
     """
     spent = {name: after[name] - before.get(name, 0.0) for name in after}
     total = sum(spent.values())
@@ -57,7 +54,7 @@ def time_metrics(
 
 
 def update_metrics(updates: Sequence[Published]) -> dict[str, float]:
-    """Return what the weight updates that ended since the last step's report came to, together."""
+    """Return the totals of the weight updates that ended since the last step's report."""
     metrics = {"weights/rollouts": float(updates[-1].rollouts if updates else 0)}
     if updates:
         metrics["weights/version"] = float(updates[-1].version)

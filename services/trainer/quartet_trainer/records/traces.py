@@ -1,4 +1,4 @@
-"""Traces of each group's way through the training."""
+"""Traces of groups: their optimizer step, and the publishing of its weights."""
 
 import time
 from collections import deque
@@ -9,12 +9,12 @@ from quartet.v1 import experience_pb2
 
 from quartet_common import tracing
 
-# Steps whose weights were not handed out yet: while there is no rollout there is nothing to tell.
+# Steps kept whose weights have not been published yet; without rollouts none are.
 _MOST_STEPS = 64
 
 
 class GroupTraces:
-    """For the loop's thread. Does nothing unless [tracing] is configured."""
+    """Records spans, from the loop's thread. Does nothing unless [tracing] is configured."""
 
     def __init__(self, run_id: str):
         self._run_id = run_id
@@ -22,7 +22,7 @@ class GroupTraces:
 
     @contextmanager
     def step(self, step: int, groups: Sequence[experience_pb2.ExperienceGroup]) -> Iterator[None]:
-        """Trace an optimizer step: as a trace of its own that links to its groups, and within the trace of each."""
+        """Trace an optimizer step: as its own trace, linked to its groups, and as a span in each group's trace."""
         if not tracing.enabled():
             yield
             return
@@ -42,7 +42,8 @@ class GroupTraces:
         self._trained.append((step + 1, contexts))
 
     def published(self, version: int, rollouts: int, elapsed: float) -> None:
-        """Trace that rollouts have a version, and with it whatever was trained up to it. `elapsed`: seconds it took."""
+        """Add a span for the update to `version`, which took `elapsed` seconds, to the traces of the groups trained up
+        to it."""
         began = time.time() - elapsed
         while self._trained and self._trained[0][0] <= version:
             trained, contexts = self._trained.popleft()
