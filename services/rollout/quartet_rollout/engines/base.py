@@ -1,14 +1,14 @@
-"""What an engine is: the one interface between the rollout service and whatever generates tokens.
+"""The interface between the rollout service and an engine.
 
-An engine holds a model, turns prompt tokens into completions, and takes new weights between two token steps. It knows
-nothing of gRPC, brokers or rewards. All methods are called from one asyncio event loop; what is slow happens elsewhere.
+An engine holds a model, turns prompt tokens into completions, and installs new weights between two token steps. It has
+no part in gRPC, broker or rewards. All methods are called from one asyncio event loop and must not block it.
 
-A weight update, as the service drives it:
+The service calls these in a weight update:
 
     join_weight_group -> pause -> receive_weights -> [service compares the checksums] -> install_weights -> resume
 
-`receive_weights` fills buffers of its own and touches no parameter, so a transfer that fails or does not match its
-checksum (`leave_weight_group`) leaves the model as it was. It may also run while the engine generates: then only the
+`receive_weights` fills buffers of its own and changes no parameter, so the model stays as it was when a transfer fails
+or its checksum differs (then `leave_weight_group`). It may also run while the engine generates: then only the
 installation needs a pause.
 """
 
@@ -23,47 +23,33 @@ import numpy as np
 from pydantic import ValidationError
 
 from quartet_common.sampling import Effect, SamplingParameters, altered, refusal
-from quartet_rollout.errors import EngineError, ManifestError, PromptError, WeightInstallError, WeightTransferError
+from quartet_rollout.errors import (  # noqa: F401 (part of the interface)
+    EngineError,
+    ManifestError,
+    PromptError,
+    WeightInstallError,
+    WeightTransferError,
+)
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
 
 if TYPE_CHECKING:
     from quartet.v1 import rollout_pb2
-
-__all__ = [
-    "UNKNOWN_VERSION",
-    "Engine",
-    "EngineCompletion",
-    "EngineError",
-    "EngineStats",
-    "FinishReason",
-    "ManifestError",
-    "PauseMode",
-    "PromptError",
-    "SamplingMask",
-    "SamplingSettings",
-    "SleepLevel",
-    "WeightGroupInfo",
-    "WeightInstallError",
-    "WeightTransferError",
-    "check_prompt",
-    "version_spans",
-]
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
 SleepLevel = Literal[1, 2]
 
 UNKNOWN_VERSION = -1
-"""The policy version of weights of which nothing is known, e.g. those of the model folder."""
+"""Policy version of weights that no update brought, e.g. those of the model folder."""
 
 
 class SamplingSettings(SamplingParameters):
-    """How completions are drawn: the parameters of quartet_common.sampling, checked.
+    """The validated parameters of quartet_common.sampling.
 
     Filters apply in the order temperature, min_p, top_k, top_p, and the log-probs an engine returns are those of the
     distribution that remains, renormalised. At temperature 0 (greedy) they are those of the model itself, at
-    temperature 1, without filters. Stop strings are looked for in the decoded text, special tokens included; what
-    stops a completion stays in it. Completion i of a prompt uses `seed` + i.
+    temperature 1, without filters. Stop strings are searched in the decoded text, special tokens included; the text or
+    token that stops a completion stays in it. Completion i of a prompt uses `seed` + i.
     """
 
     masks: bool = False
@@ -105,10 +91,10 @@ def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len
 
 @dataclass(frozen=True)
 class SamplingMask:
-    """The candidates each token of a completion was drawn from, after min_p, top_k and top_p.
+    """The candidates each token of a completion was sampled from, after min_p, top_k and top_p.
 
-    Whoever computes log-probs again over the same candidates gets the distribution that the tokens were drawn from;
-    over the whole vocabulary it is another one (arXiv:2512.02556 keeps the mask for that reason).
+    The trainer renormalizes its log-probs over the same candidates, to compare with the distribution that the tokens
+    were sampled from instead of that over the whole vocabulary (arXiv:2512.02556).
     """
 
     counts: np.ndarray
@@ -118,7 +104,7 @@ class SamplingMask:
 
     @classmethod
     def nothing_cut(cls, tokens: int) -> SamplingMask:
-        """The mask of so many tokens that were drawn from all of the vocabulary."""
+        """The mask of tokens that were sampled from the whole vocabulary."""
         return cls(np.zeros(tokens, np.int32), np.empty(0, np.int32))
 
 
@@ -137,29 +123,29 @@ class EngineCompletion:
     version_spans: tuple[tuple[int, int, int], ...]
     """(policy_version, begin, end): contiguous, in order, covering 0 to T; empty when T is 0."""
     mask: SamplingMask | None = None
-    """Where `SamplingSettings.masks` asks for it and the settings truncate at all; else None."""
+    """With `SamplingSettings.masks`, if the settings truncate; else None."""
     routed_experts: np.ndarray | None = None
-    """Where `SamplingSettings.routed_experts` asks for it: uint8, or int32 above 256 experts, [P + T - 1, hidden
-    layers, experts of a token], of all tokens but the last, as last computed; zeros in layers without a router."""
+    """With `SamplingSettings.routed_experts`: uint8, or int32 above 256 experts, [P + T - 1, hidden layers, experts per
+    token], of all tokens but the last, as last computed; zeros in layers without a router."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is doing now."""
+    """Current load of an engine."""
 
     running: int
     """Completions being generated."""
     waiting: int
-    """Completions that wait for a place, or for a pause to end."""
+    """Completions that wait for a free slot, or for a pause to end."""
     kv_cache_use: float
     """Fraction of the KV cache in use, 0 to 1; -1 when the engine has no fixed cache."""
     tokens_total: int
-    """Tokens generated since the start, in completions unfinished and aborted too."""
+    """Tokens generated since the start, those of unfinished and aborted completions included."""
 
 
 def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[int, int, int], ...]:
-    """(version, begin, end) from the (version, first token) at which versions changed; empty spans are left out, equal
-    neighbours joined."""
+    """Return (version, begin, end) spans from the (version, first token) of each change. Empty spans are left out, and
+    neighbors of the same version joined."""
     spans: list[tuple[int, int, int]] = []
     ends = [begin for _, begin in versions[1:]] + [length]
     for (version, begin), end in zip(versions, ends, strict=False):
@@ -174,7 +160,7 @@ def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[i
 async def side_by_side(
     completions: Iterable[Coroutine[Any, Any, EngineCompletion]],
 ) -> AsyncGenerator[EngineCompletion, None]:
-    """Yield each as it finishes. Those left are cancelled when this is closed, or one of them raises."""
+    """Run completions concurrently; yield each as it finishes. Closing this, or an error in one, cancels the others."""
     tasks = [asyncio.create_task(completion) for completion in completions]
     try:
         for finished in asyncio.as_completed(tasks):
@@ -199,22 +185,23 @@ class Engine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Policy version of the installed weights; -1: unknown. An engine generates all the same and says -1 in the
-        spans: it is the service that refuses to."""
+        """Policy version of the installed weights; -1: unknown. An engine with unknown weights still generates, with
+        -1 in the version spans; the service does not ask it to."""
 
     @property
     def failure(self) -> str:
-        """Why it can generate no more, and must be made anew; "" while it can. `WeightGroupMixin` says that it can."""
+        """Why the engine can no longer generate and must be replaced; "" while it can, as in `WeightGroupMixin`."""
 
     @property
     def weight_ranks(self) -> int:
-        """Ranks this engine takes in a weight group (its tensor-parallel size), from `WeightGroupInfo.rank` on."""
+        """How many ranks of a weight group this engine takes (its tensor-parallel size), from `WeightGroupInfo.rank`
+        on."""
 
     def tokenizer(self) -> Any:
         """The model's `transformers` tokenizer, for chat template, encoding and decoding."""
 
     async def start(self) -> None:
-        """Load the model. Raises EngineError when that fails."""
+        """Load the model. Raises EngineError."""
 
     async def close(self) -> None:
         """Free everything; unfinished completions end as "abort". Safe to call twice, and after a failed start."""
@@ -222,10 +209,10 @@ class Engine(Protocol):
     def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        """Draw `n` completions of one prompt and yield each as it finishes, in that order, not by index.
+        """Sample `n` completions of one prompt and yield each as it finishes, in that order, not by index.
 
-        `request_id` is the caller's name of it, for an engine's log. While the engine is paused the request waits.
-        Closing the iterator early (or cancelling the task that reads it) aborts what is left.
+        `request_id` is for the engine's log. While the engine is paused the request waits. Closing the iterator early
+        (or cancelling the task that reads it) aborts the completions that have not finished.
 
         Raises PromptError, at the first `anext`, for a prompt that is empty, holds ids outside the vocabulary, or
         leaves no room for one token in `max_model_len`; EngineError when the engine has failed.
@@ -234,63 +221,62 @@ class Engine(Protocol):
     async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
         """Stop between two token steps. Returns how many completions were running.
 
-        "keep": they stop where they are and go on after `resume`. "wait": they are finished first. "abort": they end
-        as "abort". Cancelling the call undoes it. `keep_kv_cache` is for an installation during this pause: True lets
-        running completions go on with the keys and values of the old weights (faster, and wrong by the change of
-        weights), False computes these again. Pausing twice is allowed: the later `keep_kv_cache` counts.
+        "keep": they stop where they are and continue after `resume`. "wait": they finish first. "abort": they end with
+        finish reason "abort". Cancelling the call resumes. `keep_kv_cache` is for an installation during this pause:
+        True lets running completions continue with the keys and values of the old weights (faster, but inexact), False
+        recomputes these. Pausing twice is allowed: the later `keep_kv_cache` counts.
         """
 
     async def resume(self) -> None:
-        """Go on generating. Without a pause: nothing."""
+        """End a pause. Does nothing without one."""
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Give the accelerator's memory to somebody else until `wake`; running completions stand still, what comes
-        waits. Again is allowed.
+        """Free the accelerator's memory until `wake`; running completions and new requests wait. May be repeated.
 
-        Level 1: the weights wait in host memory, keys and values are forgotten and computed again afterwards. Level 2:
-        the weights are forgotten too, and after `wake` `policy_version` is -1 until weights are installed.
+        Level 1: the weights move to host memory; keys and values are discarded, and recomputed after `wake`. Level 2:
+        the weights are discarded too, and after `wake` `policy_version` is -1 until weights are installed.
 
-        Raises EngineError where the platform or the engine has no such thing, and without "sleep" among `capabilities`
-        that is always.
+        Raises EngineError without "sleep" among `capabilities`.
         """
 
     async def wake(self) -> None:
-        """Take the memory back and go on, unless there is a pause. Awake already: nothing."""
+        """Allocate the memory again and continue, unless there is a pause. Does nothing when awake."""
 
     def stats(self) -> EngineStats:
-        """What it is doing; never blocks, may be one token step old."""
+        """Current load; never blocks, may be one token step old."""
 
     def capabilities(self) -> list[str]:
-        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" and
-        "routed_experts" where `SamplingSettings.masks` and `.routed_experts` are served, "sleep" where `sleep` is.
+        """Capabilities for the handshake, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks"
+        and "routed_experts" if `SamplingSettings.masks` and `.routed_experts` are supported, "sleep" if `sleep` is.
         Known after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""
 
     async def join_weight_group(self, info: WeightGroupInfo) -> None:
-        """Enter the process group of an epoch, leaving any other. Returns when all ranks have met; run it as a task
-        to answer the trainer meanwhile. Raises WeightTransferError at the deadline or when the store is not there,
+        """Leave any process group and join that of an epoch. Returns when all ranks have met; run it as a task, to
+        answer the trainer meanwhile. Raises WeightTransferError at the deadline or if the store cannot be reached,
         EngineError for a transport that is not among `capabilities`."""
 
     async def leave_weight_group(self) -> None:
-        """Leave the group, giving up a transfer in progress, and forget what was received. In none: nothing."""
+        """Leave the group, if in one: abort a transfer in progress and discard what was received."""
 
     async def receive_weights(
         self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
     ) -> list[int]:
-        """Receive every bucket into buffers; return the checksum of what came up to the end of each. Installs nothing.
+        """Receive every bucket into buffers. Returns running checksums: for each bucket, that of all bytes up to its
+        end. Installs nothing.
 
         `path`: with the file transport, the folder of this version's files.
 
         Raises ManifestError before anything is received; WeightTransferError at the deadline or when the sender is
-        gone, and the group has then been left. Never waits longer than `timeout_seconds`.
+        gone, after leaving the group. Never waits longer than `timeout_seconds`.
         """
 
     async def install_weights(self, policy_version: int) -> None:
-        """Install what `receive_weights` got, within a pause; `policy_version` is then this version. Tokens sampled
-        afterwards belong to it. Raises EngineError when nothing was received, WeightInstallError."""
+        """Install what `receive_weights` received, during a pause, as this policy version. Tokens sampled afterwards
+        belong to it. Raises EngineError when nothing was received, WeightInstallError."""
 
     async def set_version(self, policy_version: int) -> None:
-        """Count the weights that are there, e.g. those of the model folder, as this policy version; -1: they are no
-        longer to be relied on. Tokens sampled afterwards belong to it."""
+        """Declare the current weights, e.g. those of the model folder, to be this policy version; -1: unknown. Tokens
+        sampled afterwards belong to it."""

@@ -1,4 +1,4 @@
-"""Sampling masks: which candidates the filters left, for each token drawn. See `base.SamplingMask`."""
+"""Sampling masks: the candidates that the filters left for each sampled token. See `base.SamplingMask`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from quartet_rollout.engines.base import SamplingMask, SamplingSettings
 
 _ALL = np.empty(0, dtype=np.int32)
-"""The whole vocabulary was left."""
+"""Nothing was filtered out."""
 
 
 def masked(sampling: SamplingSettings) -> bool:
@@ -19,14 +19,14 @@ def masked(sampling: SamplingSettings) -> bool:
 
 
 def candidates(log_probs: torch.Tensor) -> list[np.ndarray]:
-    """The ids that are left in each row, int32 ascending; an empty array where all are.
+    """Return the remaining ids of each row, int32 ascending; an empty array if nothing was filtered out.
 
     Args:
-        log_probs: float [B, V] after the filters, minus infinity for what they cut off.
+        log_probs: float [B, V] after the filters, minus infinity for tokens that were filtered out.
     """
     left = log_probs > float("-inf")
     counts = left.sum(dim=-1)
-    # What is left of a row is written down only where something is gone: a whole vocabulary is much, and says nothing.
+    # Only for rows that were filtered: the ids of a whole vocabulary are many and carry no information.
     cut = counts < left.shape[-1]
     ids = left[cut].nonzero()[:, 1].to(torch.int32).cpu().numpy()
     parts = iter(np.split(ids, counts[cut].cumsum(0)[:-1].cpu().numpy()) if len(ids) else ())
@@ -34,7 +34,7 @@ def candidates(log_probs: torch.Tensor) -> list[np.ndarray]:
 
 
 def join(of_tokens: Sequence[np.ndarray]) -> SamplingMask:
-    """A completion's mask from the candidates of each of its tokens."""
+    """Return a completion's mask from the candidates of each of its tokens."""
     return SamplingMask(
         counts=np.array([ids.size for ids in of_tokens], dtype=np.int32),
         token_ids=np.concatenate(of_tokens) if of_tokens else _ALL,

@@ -11,7 +11,7 @@ from quartet_rollout.errors import EngineError
 
 
 def check_model_folder(model_path: str) -> None:
-    """Raise EngineError unless the folder is there and holds a model."""
+    """Raise EngineError unless the folder exists and has a config.json."""
     folder = Path(model_path)
     if not folder.is_dir():
         raise EngineError(f"model folder '{model_path}' does not exist")
@@ -20,10 +20,10 @@ def check_model_folder(model_path: str) -> None:
 
 
 def context_length(model_path: str, key: str, wanted: int | None) -> int | None:
-    """The engine's context: `wanted`, or where that is None what the rotary embedding bounds it to, if it does.
+    """Return the engine's context: `wanted`, or if that is None the limit of the rotary embedding, if it has one.
 
     Raises:
-        EngineError: `wanted` is longer; the text names the key it was given by.
+        EngineError: `wanted` is above the limit; the text names its `key` in the run file.
     """
     config = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
     longest = fixed_rope_length(config)
@@ -33,15 +33,15 @@ def context_length(model_path: str, key: str, wanted: int | None) -> int | None:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """The folder's tokenizer. Each user needs one of his own: they are not safe between threads."""
+    """Load the folder's tokenizer. Tokenizers are not thread-safe: load one per thread."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
 
 
 def config_dtype(model_path: str) -> str:
-    """The element type that config.json names, e.g. "float32", which is also the default. vLLM's own "auto" takes
-    bfloat16 for a float32 model, silently."""
+    """Return the element type in config.json, e.g. "float32", the default. vLLM's own "auto" silently takes bfloat16
+    for a float32 model."""
     from transformers import AutoConfig
 
     dtype = AutoConfig.from_pretrained(model_path, local_files_only=True).dtype

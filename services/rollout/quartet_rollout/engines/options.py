@@ -1,4 +1,4 @@
-"""Options of the engines, as they stand in `[rollout.vllm]` and `[rollout.transformers]`. Imports no torch."""
+"""Options of the engines: `[rollout.vllm]` and `[rollout.transformers]`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineParameters(BaseModel):
-    """What every engine can be told, those of other packages in `[rollout.engine_parameters]`. Unknown keys are
-    refused."""
+    """Options of every engine; those of other packages are set in `[rollout.engine_parameters]`. Unknown keys are
+    rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,11 +32,11 @@ class EngineParameters(BaseModel):
 
 
 class EngineOptions(EngineParameters):
-    """What both engines of this package have."""
+    """Options of both engines of this package."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_place(cls, values: Any) -> Any:
+    def _without_removed_keys(cls, values: Any) -> Any:
         if isinstance(values, dict) and (old := values.keys() & {"form", "place"}):
             log.warning("%s: leave the key out; both engines compute in processes of their own now", min(old))
             return {key: value for key, value in values.items() if key not in old}
@@ -59,8 +59,8 @@ RESERVED = {
 
 @cache
 def vllm_arguments() -> frozenset[str]:
-    """Fields of the installed vLLM's `AsyncEngineArgs`, read from its source: an import takes seconds. Empty without
-    vLLM."""
+    """Return the fields of the installed vLLM's `AsyncEngineArgs`, parsed from its source because importing it takes
+    seconds. Empty without vLLM."""
     found = find_spec("vllm")
     if found is None or not found.submodule_search_locations:
         return frozenset()
@@ -76,7 +76,7 @@ def vllm_arguments() -> frozenset[str]:
 
 
 class VllmOptions(EngineOptions):
-    """Options of the vllm engine. Further keys are passed on to vLLM's `AsyncEngineArgs`."""
+    """Options of the vllm engine. Other keys are passed to vLLM's `AsyncEngineArgs`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

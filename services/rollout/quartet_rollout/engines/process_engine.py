@@ -1,4 +1,4 @@
-"""What the engines have in common that compute in processes of their own."""
+"""Base class of the engines that compute in child processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quartet_rollout.errors import EngineError, PromptError
 
 
 class ProcessEngine(WeightGroupMixin, Engine):
-    """States of an engine (not started, up, failed, closed, asleep), and what is refused in which."""
+    """The states of an engine (not started, started, failed, closed, asleep), and the calls that each rejects."""
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path)
@@ -57,7 +57,7 @@ class ProcessEngine(WeightGroupMixin, Engine):
         self._check_usable()
         if self._asleep is None:
             return
-        if self._asleep == 2:  # Before anything is generated with weights that were forgotten.
+        if self._asleep == 2:  # The weights are gone: no token may be sampled as their version.
             await self.set_version(UNKNOWN_VERSION)
         await self._set_sleep(None)
         self._asleep = None
@@ -75,7 +75,7 @@ class ProcessEngine(WeightGroupMixin, Engine):
             raise EngineError("the engine sleeps: wake it before weights are installed")
 
     def _check_request(self, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings) -> list[int]:
-        """Return the prompt as a list. Raises what `Engine.generate` raises at first."""
+        """Return the prompt as a list. Raises what the first `anext` of `Engine.generate` raises."""
         self._check_usable()
         prompt = check_prompt(prompt_token_ids, n, self.max_model_len, self._vocab_size)
         offered = self.capabilities()

@@ -1,4 +1,4 @@
-"""The weight methods of `Engine` up to the installation, where an engine's workers are members of the weight group."""
+"""The weight methods of `Engine` up to the installation. The engine's workers are members of the weight group."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from quartet_rollout.weight_sync.receiver import WeightReceiver
 
 GRACE_SECONDS = 1.0
-"""Beyond a deadline that the transport keeps itself: how much later its call is given up."""
+"""How long after the transport's own deadline a call is abandoned."""
 POLL_SECONDS = 0.01
-"""How often the workers are asked whether a transfer has ended."""
+"""Interval at which the workers are polled for the end of a transfer."""
 
 
 class WeightGroupMixin:
-    """Joins the group, receives and checksums, each within a deadline.
+    """Joins the group, receives weights and computes checksums, each within a deadline.
 
-    As it stands, the one member is the engine's own process (`received_tensors`). An engine that computes in other
-    processes has a `WeightReceiver` in each, and overrides `call_members`.
+    By default the one member is this process (`received_tensors`). An engine that computes in other processes has a
+    `WeightReceiver` in each, and overrides `call_members`.
     """
 
     def __init__(self, model_path: str) -> None:
@@ -42,14 +42,14 @@ class WeightGroupMixin:
         return ""
 
     async def load_spec(self) -> None:
-        """Read the model's names and shapes; once, at the start."""
+        """Read the model's names and shapes. Call it once, in `start`."""
         from quartet_rollout.weight_sync.transports import transports
 
         self._spec = await asyncio.to_thread(ModelSpec.of_folder, self._model_path)
         self._transports = transports()
 
     def weight_capabilities(self) -> list[str]:
-        """What the handshake tells of weights."""
+        """Return the part of `Engine.capabilities` that is about weights."""
         ways = (f"weights.{name}" for name in self._transports)
         return [*ways, "weights.full", "weights.lora", "weights.in_flight"]
 
@@ -84,11 +84,11 @@ class WeightGroupMixin:
         return first
 
     async def call_members(self, method: str, *args: Any) -> list[Any]:
-        """Have every member call a method of its `WeightReceiver`, each of which returns at once."""
+        """Call a method of every member's `WeightReceiver`, one that does not block; return the results."""
         return [getattr(self._receiver, method)(*args)]
 
     def received_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this process received, to install. Raises EngineError when nothing was."""
+        """Yield what this process received, for the installation. Raises EngineError when nothing was."""
         return self._receiver.tensors()
 
     @cached_property
@@ -98,8 +98,8 @@ class WeightGroupMixin:
         return WeightReceiver(self._model_path)
 
     async def _transfer(self, seconds: float, what: str, method: str, *args: Any) -> list[Any]:
-        """Have every member begin a call; return what each returned. When one fails, at the deadline, or when this is
-        cancelled, all leave the group."""
+        """Begin a call in every member and poll until all have ended; return the results. All leave the group when one
+        fails, at the deadline, or when this is cancelled."""
         try:
             await self.call_members("begin", method, *args)
             async with asyncio.timeout(seconds + GRACE_SECONDS):

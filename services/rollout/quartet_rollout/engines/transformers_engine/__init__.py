@@ -1,13 +1,13 @@
-"""Plain `transformers` as an engine: small, readable, and right; for laptops and for checking other engines.
+"""Plain `transformers` as an engine: small and readable; for laptops and for checking other engines.
 
 engine.py       `TransformersEngine`, in the rollout's event loop
-messages.py     what it and its process say to each other
-engine_loop.py  that process: steps the decoder, and between two steps pauses, takes weights, aborts
-decoder.py      admission, one token a step for every running completion, ends
-rows.py         completions that run or wait
-slots.py        their keys and values; rows come and go without the others being touched
-attention.py    attention of one new token for each row; which layers can be served
-sampler.py      temperature, min_p, top_k, top_p, and the log-prob of what was drawn
+messages.py     messages between it and its child process
+engine_loop.py  the child process: steps the decoder; handles pauses, weights and aborts between two steps
+decoder.py      admission, one token per step for every running completion, stop conditions
+rows.py         running and waiting completions
+slots.py        KV cache with a slot for each running row
+attention.py    attention of one new token for each row; supported layers
+sampler.py      temperature, min_p, top_k, top_p, and the log-prob of the sampled token
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import TransformersOptions
 
 
-def prepare(options: TransformersOptions) -> None:
-    """Nothing that must be set before torch is imported."""
+class TransformersPlugin:
+    """Its `EnginePlugin`."""
 
+    name = "transformers"
+    description = "Plain transformers."
+    parameters = TransformersOptions
 
-def create(model_path: str, options: TransformersOptions) -> Engine:
-    """The engine; nothing is loaded before its `start`."""
-    from quartet_rollout.engines.transformers_engine.engine import TransformersEngine
+    def create(self, model_path: str, parameters: TransformersOptions) -> Engine:
+        from quartet_rollout.engines.transformers_engine.engine import TransformersEngine
 
-    return TransformersEngine(model_path, options)
+        return TransformersEngine(model_path, parameters)

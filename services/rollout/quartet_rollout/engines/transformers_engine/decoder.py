@@ -25,21 +25,21 @@ from quartet_rollout.errors import EngineError
 from quartet_weights.routed_experts import Routing
 
 _ADMIT_SHARE = 8
-"""Of the places, that are free together before a prompt is computed while others wait for places too."""
+"""While more rows wait than slots are free, prompts are computed once one in this many slots is free."""
 
 
 class Decoder:
     """One batch of running rows and a queue of waiting ones. All calls come from one thread.
 
-    A step either takes in waiting rows (their prompts in one forward pass, their first token), or draws one token for
-    each running row. While more wait than there are places, places are left empty until there are some of them: a
-    forward pass for one prompt costs nearly as much as for several. Rows whose keys and values were forgotten wait like
-    new ones, their output being part of the prompt then.
+    A step either admits waiting rows (one forward pass for their prompts, their first token), or samples one token for
+    each running row. While more rows wait than slots are free, several slots must be free before rows are admitted: a
+    forward pass for one prompt costs nearly as much as for several. Rows whose keys and values were discarded wait like
+    new ones; their output is then part of the prompt.
     """
 
     def __init__(self, model_path: str, options: TransformersOptions) -> None:
         torch.set_num_threads(options.threads)
-        torch.set_grad_enabled(False)  # Of this thread.
+        torch.set_grad_enabled(False)  # In this thread.
         transformers_logging.disable_progress_bar()
         dtype = config_dtype(model_path) if options.dtype == "auto" else options.dtype
         device = options.device
@@ -50,7 +50,7 @@ class Decoder:
         model: Any = AutoModelForCausalLM.from_pretrained(
             model_path,
             dtype=getattr(torch, dtype),
-            # torch's fused attention has no cap. None: fused where the family has it.
+            # torch's fused attention has no logit softcapping. None: fused if the family supports it.
             attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
             local_files_only=True,
         )
@@ -64,30 +64,30 @@ class Decoder:
         self._ends = _end_of_sequence(self.model, self._tokenizer)
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
-        """Row i has slot i: rows move when others end."""
+        """Row i has slot i: rows move when earlier ones end."""
         self._slots = Slots()
         self._kinds = layer_kinds(self.model.config)
         self._window = getattr(self.model.config, "sliding_window", None)
-        self.routing = Routing.of(self.model.config, self.model, self._try)
+        self.routing = Routing.of(self.model.config, self.model, self._probe)
         use_grouped(self.model)
-        # A mask that is added to the scores, as eager attention and ours on the CPU take it; None: one of booleans.
-        adds = self.model.config._attn_implementation == "eager" or self._device.type == "cpu"
-        self._mask_dtype = self.model.dtype if adds else None
+        # Eager attention, and ours on the CPU, take an additive mask; None: a boolean one.
+        additive = self.model.config._attn_implementation == "eager" or self._device.type == "cpu"
+        self._mask_dtype = self.model.dtype if additive else None
 
-    def _try(self) -> None:
+    def _probe(self) -> None:
         self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=self._device), use_cache=False)
 
     # ------------------------------------------------------------------ rows
 
     def add(self, row: Row) -> None:
-        """Take in one completion."""
+        """Queue a completion."""
         row.limit = min(row.sampling.max_new_tokens, self.max_model_len - len(row.prompt))
         if row.sampling.seed is not None:
             row.generator = torch.Generator(self._device).manual_seed(row.sampling.seed + row.index)
         self._waiting.append(row)
 
     def remove(self, rows: Collection[Row]) -> None:
-        """Take completions out, with what they have."""
+        """Remove completions, unfinished ones included."""
         gone = set(rows)
         self._waiting = deque(row for row in self._waiting if row not in gone)
         self._leave([i for i, row in enumerate(self._running) if row in gone])
@@ -104,36 +104,36 @@ class Decoder:
 
     @property
     def running(self) -> int:
-        """How many of them are being generated, those included whose keys and values the next steps compute again."""
+        """How many completions have begun, those included whose keys and values will be recomputed."""
         return len(self._running) + sum(1 for row in self._waiting if row.output)
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place, or for a pause to end."""
+        """How many completions have not begun."""
         return sum(1 for row in self._waiting if not row.output)
 
     @property
     def tokens(self) -> int:
-        """Tokens generated so far, of all unfinished completions together."""
+        """Tokens of all unfinished completions together."""
         return sum(len(row.output) for row in self.rows)
 
     # ----------------------------------------------------- memory and weights
 
     def sleep(self) -> None:
-        """Free the accelerator's memory. On a CPU that of keys and values alone: the weights are in host memory."""
+        """Free the accelerator's memory. On a CPU only that of keys and values is freed."""
         self.reset_kv_cache()
         self.model.to("cpu")
         torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Have it again."""
+        """Move the model back to its device."""
         self.model.to(self._device)
 
     def install(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Replace all parameters. The tensors are valid during the call only."""
+        """Replace all parameters. `tensors` are read during the call only."""
         own = self.model.state_dict()
         files = revert_weight_conversion(self.model, {name: tensor.to("meta") for name, tensor in own.items()})
-        if files.keys() != own.keys():  # a family whose tensors transformers makes others of when it loads them
+        if files.keys() != own.keys():  # transformers converts this family's tensors when it loads them
             state = {name: tensor.to(self.model.dtype, copy=True) for name, tensor in tensors}
             config = copy.deepcopy(self.model.config)
             loaded = type(self.model).from_pretrained(None, config=config, state_dict=state, dtype=self.model.dtype)
@@ -142,7 +142,7 @@ class Decoder:
             own[name].copy_(tensor)
 
     def reset_kv_cache(self) -> None:
-        """Forget all keys and values; those of unfinished completions are computed again when they go on."""
+        """Discard all keys and values; the next steps recompute those of unfinished completions."""
         self._waiting.extendleft(reversed(self._running))
         self._running = []
         self._slots = Slots()
@@ -150,8 +150,8 @@ class Decoder:
     # ------------------------------------------------------------------ steps
 
     def step(self, admit: bool = True) -> list[tuple[Row, FinishReason]]:
-        """Generate at most one token for each running completion; return those that ended. Without `admit` no new one
-        is begun."""
+        """Generate at most one token for each running completion; return those that ended. Without `admit` new ones
+        keep waiting."""
         if admitted := self._admit(admit):
             first = len(self._running)
             logits = self._prefill(admitted)
@@ -163,8 +163,8 @@ class Decoder:
         return self._take(first, *sample(self._running[first:], logits))
 
     def _admit(self, new: bool) -> list[Row]:
-        """Take waiting rows, in order, while there are places and their padded prompts fit one forward pass. Rows that
-        have begun are before the new ones."""
+        """Pop waiting rows, in order, while slots are free and their padded prompts fit one forward pass. Rows that
+        have begun come before new ones, which are left if not `new`."""
         places = self._max_rows - len(self._running)
         if not self._waiting or places < min(len(self._waiting), max(1, self._max_rows // _ADMIT_SHARE)):
             return []
@@ -181,9 +181,9 @@ class Decoder:
         return admitted
 
     def _prefill(self, rows: list[Row]) -> torch.Tensor:
-        """Compute the rows' tokens and add them to those that run. Returns the last token's logits, [rows, V]."""
+        """Compute the rows' tokens and make them running. Returns the last token's logits, [rows, V]."""
         rows.sort(key=Row.length)  # for `Slots.add`
-        # The completions of a group begin with the same prompt: it is computed once.
+        # Completions of a group have the same prompt: it is computed once.
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(row.tokens()), len(distinct)) for row in rows]
         width = max(len(tokens) for tokens in distinct)
@@ -204,7 +204,7 @@ class Decoder:
         return logits[torch.tensor(which, device=self._device)]
 
     def _decode(self) -> torch.Tensor:
-        """The newest token of each row. Returns logits [rows, V]."""
+        """Compute the newest token of each row. Returns logits [rows, V]."""
         rows = self._running
         before = [row.length() - 1 for row in rows]
         positions, widest = torch.tensor(before, device=self._device), max(before)
@@ -220,7 +220,8 @@ class Decoder:
     def _forward(
         self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache, rows: list[Row]
     ) -> tuple[torch.Tensor, np.ndarray | None]:
-        """The last position's logits, and where one of `rows` wants them the experts [rows, positions, layers, n]."""
+        """Return the last position's logits, and if one of `rows` records them the experts [rows, positions, layers,
+        n]."""
         wanted = self.routing is not None and any(row.sampling.routed_experts for row in rows)
         with self.routing.record() if self.routing is not None and wanted else nullcontext() as recorded:
             output = self.model(
@@ -237,7 +238,7 @@ class Decoder:
     def _take(
         self, first: int, tokens: list[int], log_probs: list[float], candidates: dict[int, np.ndarray]
     ) -> list[tuple[Row, FinishReason]]:
-        """Give the rows from `first` on their tokens. Returns those that end with them."""
+        """Append tokens to the rows from `first` on. Returns and removes those that end."""
         rows = self._running[first:]
         for i, ids in candidates.items():
             rows[i].candidates.append(ids)
@@ -253,7 +254,7 @@ class Decoder:
         return ended
 
     def _stops(self, row: Row) -> bool:
-        """Whether the row's newest token ends its sequence, is a stop token, or ends a stop string."""
+        """Whether the row's newest token is an end of sequence or stop token, or completes a stop string."""
         token = row.output[-1]
         if token in self._ends or token in row.sampling.stop_token_ids:
             return True
@@ -265,7 +266,7 @@ class Decoder:
         return any(stop in text for stop in row.sampling.stop)
 
     def _leave(self, leaving: Collection[int]) -> None:
-        """Take rows out, and move the last ones into their places."""
+        """Remove running rows by index, and move the last rows into their slots."""
         gone, left = set(leaving), len(self._running) - len(leaving)
         to = sorted(i for i in gone if i < left)
         moved = [i for i in range(left, len(self._running)) if i not in gone]
@@ -282,7 +283,7 @@ def _context(allowed: int, wanted: int | None) -> int:
 
 
 def _end_of_sequence(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids of the generation configuration (one, several or none) and the tokenizer's."""
+    """Return the ids of the generation configuration (one, several or none) and the tokenizer."""
     ids = model.generation_config.eos_token_id
     found = set(ids) if isinstance(ids, list) else {ids}
     return frozenset(int(token) for token in found | {tokenizer.eos_token_id} if token is not None)

@@ -1,7 +1,7 @@
-"""The event loop's half of the transformers engine. It computes in a process of its own (`engine_loop`).
+"""The transformers engine in the rollout's event loop. The model runs in a child process (`engine_loop`).
 
-On a CPU a step of a small model is mostly Python, and so is what the service does around it: in one interpreter they
-would take turns. The process is a member of the weight group itself, and only completions that have ended come over.
+On a CPU a step of a small model is mostly Python, as is the service around it; in one interpreter they would compete
+for the GIL. The child process itself is the member of the weight group, and sends only finished completions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ PROGRAM = "quartet_rollout.engines.transformers_engine.engine_loop"
 CLOSE_SECONDS = 10.0
 """How long `close` waits for the process to end: a step in progress cannot be interrupted."""
 END_SECONDS = 5.0
-"""How long a process that speaks no more may take to end by itself."""
+"""How long the process may take to exit after it has closed its socket, before it is killed."""
 
 
 class TransformersEngine(ProcessEngine):
-    """`Engine` over a child process, which ends when this one does."""
+    """`Engine` over a child process, which exits when this process does."""
 
     name = "transformers"
     weight_ranks = 1
@@ -69,7 +69,7 @@ class TransformersEngine(ProcessEngine):
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
         self._unsent: list[Call] = []
 
-    # ------------------------------------------------------------------ life
+    # -------------------------------------------------------- start and close
 
     async def start(self) -> None:
         self._begin()
@@ -78,11 +78,11 @@ class TransformersEngine(ProcessEngine):
         with theirs:
             level = str(logging.getLogger().getEffectiveLevel())
             command = [sys.executable, "-m", PROGRAM, self._model_path, self._options.model_dump_json(), level]
-            # A group of its own: Ctrl-C in a terminal is for the rollout, which drains first.
+            # A process group of its own: Ctrl-C in a terminal reaches only the rollout, which drains first.
             self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), process_group=0)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
-        # Both import transformers, which takes seconds.
+        # Concurrently: both import transformers, which takes seconds.
         ready, self._tokenizer = await asyncio.gather(self._ready, asyncio.to_thread(load_tokenizer, self._model_path))
         self._spec, self._transports, self._vocab_size = ready.spec, ready.transports, ready.vocab_size
         self._started = True
@@ -129,7 +129,6 @@ class TransformersEngine(ProcessEngine):
                 yield item
         finally:
             del self._outboxes[number]
-            # Whoever stops reading, for whatever reason, wants no more.
             if left:
                 self._send("abort", number)
 
@@ -137,33 +136,33 @@ class TransformersEngine(ProcessEngine):
 
     async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
         try:
-            return await self._ask("pause", mode, keep_kv_cache)
+            return await self._call("pause", mode, keep_kv_cache)
         except asyncio.CancelledError:
             self._send("resume")
             raise
 
     async def resume(self) -> None:
-        await self._ask("resume")
+        await self._call("resume")
 
     async def _set_sleep(self, level: SleepLevel | None) -> None:
-        await self._ask("sleep" if level is not None else "wake")
+        await self._call("sleep" if level is not None else "wake")
 
     # --------------------------------------------------------------- weights
 
     async def call_members(self, method: str, *args: Any) -> list[Any]:
-        return [await self._ask("weights", method, *args)]
+        return [await self._call("weights", method, *args)]
 
     async def install_weights(self, policy_version: int) -> None:
         self._check_usable(awake=True)
-        await self._ask("install", policy_version)
+        await self._call("install", policy_version)
 
     async def set_version(self, policy_version: int) -> None:
-        await self._ask("set_version", policy_version)
+        await self._call("set_version", policy_version)
 
     # ----------------------------------------------------------- the process
 
-    async def _ask(self, method: str, *args: Any) -> Any:
-        """Have a method of `EngineLoop` called. Raises EngineError when there is nobody to call it."""
+    async def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of `EngineLoop`; return its result. Raises EngineError, e.g. when the process has ended."""
         self._check_usable()
         number = self._send(method, *args)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -173,8 +172,8 @@ class TransformersEngine(ProcessEngine):
             del self._answers[number]
 
     def _send(self, method: str, *args: Any) -> int:
-        """Have a method of `EngineLoop` called, together with what else is sent before the event loop turns to other
-        things: the groups of a lease begin as one batch. Returns the number that the answer will have."""
+        """Call a method of `EngineLoop` without waiting; return the number of its answer. Calls made in one iteration
+        of the event loop are sent together: the groups of a lease begin as one batch."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         number = next(self._numbers)
@@ -183,7 +182,7 @@ class TransformersEngine(ProcessEngine):
 
     def _flush(self) -> None:
         calls, self._unsent = self._unsent, []
-        if not self._writer.is_closing():  # Else `_read` finds out why, and tells everybody who waits.
+        if not self._writer.is_closing():  # Else `_read` finds out why, and fails all pending calls.
             self._writer.write(frame(calls))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -191,9 +190,9 @@ class TransformersEngine(ProcessEngine):
             while True:
                 self._take(await read_report(reader))
         except (asyncio.IncompleteReadError, OSError):
-            log.debug("the engine's process says no more")
+            log.debug("the engine's process has closed its socket")
         except msgspec.MsgspecError:
-            log.exception("what the engine's process says cannot be understood")
+            log.exception("a message of the engine's process cannot be decoded")
             self._process.kill()
         finally:
             self._writer.close()
@@ -208,7 +207,7 @@ class TransformersEngine(ProcessEngine):
                         outbox.put_nowait(completion)
                 for answer in report.answers:
                     if (waiting := self._answers.get(answer.number)) is None or waiting.done():
-                        continue  # Nobody waits any more.
+                        continue  # The caller was cancelled.
                     if answer.error is None:
                         waiting.set_result(answer.result)
                     else:
@@ -221,7 +220,7 @@ class TransformersEngine(ProcessEngine):
                 self._ready.set_result(report)
 
     async def _end(self) -> None:
-        """The process has ended, or is about to: tell everybody who waits."""
+        """Wait for the process to exit, then fail all pending calls and requests."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 code = await self._process.wait()

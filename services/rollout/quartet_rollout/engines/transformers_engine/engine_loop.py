@@ -1,7 +1,7 @@
 """The process of the transformers engine: `python -m … MODEL_PATH OPTIONS LOG_LEVEL`, a socket as its standard input.
 
-It steps the decoder, and does between two steps what the rollout asks for, so each order finds every completion between
-two tokens. That is what makes an update in flight exact.
+It steps the decoder, and executes the rollout's calls between two steps, when every completion is between two tokens.
+That makes an in-flight update exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quartet_rollout.weight_sync.transports import transports
 log = get_logger(__name__)
 
 STATS_SECONDS = 0.02
-"""Between two messages that say nothing but what the decoder is doing."""
+"""Least interval between two messages that contain only statistics."""
 
 
 class EngineLoop:
@@ -46,7 +46,7 @@ class EngineLoop:
         self.policy_version = UNKNOWN_VERSION
         self._decoder, self._receiver, self._channel = decoder, receiver, channel
         self._draining: list[Answer] = []
-        """Of pauses of mode "wait" that are coming about: what runs is finished, nothing is added."""
+        """Answers to pauses of mode "wait", sent when all running completions have finished; no new ones begin."""
         self._paused = self._asleep = self._closed = False
         self._keep_kv_cache = False
         self._completions: list[tuple[int, EngineCompletion]] = []
@@ -56,16 +56,16 @@ class EngineLoop:
         self._sent_at = 0.0
 
     def run(self) -> None:
-        """Until the rollout closes it. Raises EOFError or ConnectionError when the rollout is gone."""
+        """Run until `close` is called. Raises EOFError or ConnectionError when the rollout is gone."""
         while not self._closed:
             if self._draining and not self._decoder.running:
-                self._stand()
+                self._enter_pause()
             if not self._can_step:
                 self._report(at_once=True)
-                self._obey(self._channel.receive())
+                self._execute(self._channel.receive())
             while self._channel.poll():
-                self._obey(self._channel.receive())
-            self._report(at_once=False)  # before a step: who resumed does not wait for it
+                self._execute(self._channel.receive())
+            self._report(at_once=False)  # before the step, so that answers do not wait for it
             if self._can_step:
                 self._end(self._decoder.step(admit=not self._draining))
         self._report(at_once=True)
@@ -74,19 +74,19 @@ class EngineLoop:
     def _can_step(self) -> bool:
         return not self._paused and not self._asleep and not self._closed and self._decoder.busy
 
-    def _obey(self, calls: list[Call]) -> None:
+    def _execute(self, calls: list[Call]) -> None:
         for call in calls:
             answer = Answer(call.number)
             try:
                 answer.result = getattr(self, call.method)(*call.args)
             except EngineError as error:
                 answer.error = pack_error(error)
-            # A pause that is coming about is answered when it has.
-            comes = call.method == "pause" and not self._paused
-            (self._draining if comes else self._answers).append(answer)
+            # A pause of mode "wait" is answered when running completions have finished.
+            pending = call.method == "pause" and not self._paused
+            (self._draining if pending else self._answers).append(answer)
 
     def _report(self, at_once: bool) -> None:
-        """Send what is new; where that is but the statistics, `at_once` or not too often."""
+        """Send completions and answers if there are any; statistics alone only every `STATS_SECONDS`, or `at_once`."""
         news = self._completions or self._answers
         now = time.monotonic()
         if not (news or at_once or now >= self._sent_at + STATS_SECONDS):
@@ -102,28 +102,28 @@ class EngineLoop:
     # ----------------------------------------------------------------- calls
 
     def generate(self, request: int, prompt: list[int], n: int, sampling: dict[str, Any]) -> None:
-        """Begin a request; its completions are reported as they end. `sampling`: fields of `SamplingSettings`."""
+        """Queue a request; its completions are reported as they end. `sampling`: fields of `SamplingSettings`."""
         settings = SamplingSettings(**sampling)
         for index in range(n):
             self._decoder.add(Row(request, index, prompt, settings, self.policy_version))
 
     def abort(self, request: int) -> None:
-        """End a request."""
+        """Abort a request."""
         self._abort(row for row in self._decoder.rows if row.number == request)
 
     def pause(self, mode: PauseMode, keep_kv_cache: bool) -> int:
-        """Pause, or with "wait" begin to. Returns how many completions were running."""
+        """Pause; with "wait", stop admitting new completions. Returns how many were running."""
         self._keep_kv_cache = keep_kv_cache
         running = self._decoder.running
         if mode == "abort":
             self._abort(row for row in self._decoder.rows if row.output)
         if mode != "wait" or not running:
-            self._stand()
+            self._enter_pause()
         return running
 
     def resume(self) -> None:
-        """End any pause, and one that is coming about."""
-        self._stand()
+        """End any pause, pending ones included."""
+        self._enter_pause()  # answers pending pauses
         self._paused = self._keep_kv_cache = False
 
     def sleep(self) -> None:
@@ -132,7 +132,7 @@ class EngineLoop:
         self._asleep = True
 
     def wake(self) -> None:
-        """Have the memory again, and go on unless there is a pause."""
+        """Move the model back to the accelerator, and continue unless paused."""
         self._decoder.wake()
         self._asleep = False
 
@@ -141,8 +141,8 @@ class EngineLoop:
         return getattr(self._receiver, method)(*args)
 
     def install(self, policy_version: int) -> None:
-        """Replace the weights by those received. Raises WeightInstallError, and the version is then unknown;
-        EngineError when nothing was received."""
+        """Install the received weights. Raises WeightInstallError, after which the version is unknown; EngineError when
+        nothing was received."""
         tensors = self._receiver.tensors()
         try:
             self._decoder.install(tensors)
@@ -155,20 +155,20 @@ class EngineLoop:
         self._receiver.discard()
 
     def set_version(self, policy_version: int) -> None:
-        """Every token from now on is of this version."""
+        """Assign this version to every token from now on."""
         self.policy_version = policy_version
         for row in self._decoder.rows:
             row.versions.append((policy_version, len(row.output)))
 
     def close(self) -> None:
-        """End every request, and `run`."""
+        """Abort every request and end `run`."""
         self._abort(self._decoder.rows)
         self._closed = True
 
     # --------------------------------------------------------------- helpers
 
-    def _stand(self) -> None:
-        """Stand still; answer those who asked for that."""
+    def _enter_pause(self) -> None:
+        """Pause, and answer pending pauses."""
         self._paused = True
         self._answers += self._draining
         self._draining = []
@@ -185,7 +185,7 @@ class EngineLoop:
 
 
 class _ToTheRollout(logging.Handler):
-    """Log lines leave by the rollout's own log, in its format."""
+    """Forwards log records to the rollout, which logs them in its format."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class _ToTheRollout(logging.Handler):
 
 
 def main(model_path: str, options: str, log_level: str) -> None:
-    """Do what the rollout at the other end of the socket asks for. Does not return."""
+    """Load the model and serve the rollout at the other end of the socket. Does not return."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The rollout drains, then closes this process.
     channel = Channel()
     root = logging.getLogger()
@@ -220,7 +220,7 @@ def main(model_path: str, options: str, log_level: str) -> None:
             log.exception("the engine %s", what)
             channel.send(Failed(f"the transformers engine {what}: {error}"))
     sys.stderr.flush()
-    os._exit(status)  # Without what torch does when an interpreter ends around its threads.
+    os._exit(status)  # Skips interpreter shutdown, which is unsafe while torch's threads run.
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the rollout and the process of its transformers engine say to each other: msgpack, arrays as they lie in memory,
-framed as `multiprocessing` does it.
+"""Messages between the rollout and its transformers engine's process: msgpack with raw arrays, in the framing of
+`multiprocessing`.
 
-The rollout sends lists of calls; a list begins as one batch. The process sends reports.
+The rollout sends lists of calls; a list is executed between the same two steps. The process sends reports.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from quartet_rollout.weight_sync.spec import ModelSpec
 
 
 class Call(msgspec.Struct):
-    """A method of the `EngineLoop`, to be called between two steps."""
+    """A call of a method of `EngineLoop`."""
 
     number: int
-    """That its answer has."""
+    """Number of its answer."""
     method: str
     args: tuple[Any, ...]
 
 
 class Answer(msgspec.Struct):
-    """What a call returned."""
+    """The result of a call."""
 
     number: int
     result: Any = None
@@ -45,16 +45,16 @@ class Ready(msgspec.Struct, tag=True):
     spec: ModelSpec
     transports: list[str]
     records_experts: bool
-    """Whether `SamplingSettings.routed_experts` is served."""
+    """Whether `SamplingSettings.routed_experts` is supported."""
 
 
 class Output(msgspec.Struct, tag=True):
-    """What is new since the last one, and the state after it."""
+    """New completions and answers, and the current state."""
 
     stats: EngineStats
     policy_version: int
     completions: list[tuple[int, EngineCompletion]]
-    """With the numbers of their requests."""
+    """(request number, completion)."""
     answers: list[Answer]
 
 
@@ -67,7 +67,7 @@ class Log(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The process ends, for this reason."""
+    """The process exits because of an error."""
 
     reason: str
 
@@ -90,13 +90,13 @@ _REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=_array_from_wire)
 
 
 class Channel:
-    """The process's end: the socket that is its standard input. Any thread may send; one receives."""
+    """The child process's end: the socket that is its standard input. Any thread may send; one thread receives."""
 
     def __init__(self) -> None:
         self._connection = Connection(os.dup(0))
         self._sending = threading.Lock()
         self.poll = self._connection.poll
-        """Whether `receive` would return, or raise, now."""
+        """Whether `receive` would return or raise at once."""
 
     def send(self, report: Report) -> None:
         """Raises ConnectionError when the rollout is gone."""
@@ -109,12 +109,12 @@ class Channel:
 
 
 def frame(calls: list[Call]) -> bytes:
-    """What `Channel.receive` takes for these calls."""
+    """Encode calls for `Channel.receive`."""
     body = _ENCODER.encode(calls)
     return len(body).to_bytes(4, "big") + body
 
 
 async def read_report(reader: asyncio.StreamReader) -> Report:
-    """What `Channel.send` sent. Raises asyncio.IncompleteReadError or OSError when the process is gone."""
+    """Read a report of `Channel.send`. Raises asyncio.IncompleteReadError or OSError when the process is gone."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     return _REPORTS.decode(await reader.readexactly(size))

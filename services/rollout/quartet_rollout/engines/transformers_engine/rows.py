@@ -1,4 +1,4 @@
-"""Completions that run or wait."""
+"""Unfinished completions."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ class Row:
     """One completion."""
 
     number: int
-    """Of its request."""
+    """Number of its request."""
     index: int
-    """In its request."""
+    """Index in its request."""
     prompt: list[int]
     sampling: SamplingSettings
     policy_version: InitVar[int] = UNKNOWN_VERSION
     generator: torch.Generator | None = None
-    """Its own, where it has a seed."""
+    """Only with a seed."""
     limit: int = 0
-    """Tokens it may have."""
+    """Most tokens of `output`."""
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
-    """Of each token, where masks are wanted; see `masks`."""
+    """Of each token, if `masked`; see `masks.candidates`."""
     experts: list[np.ndarray] = field(default_factory=list)
-    """Of the tokens computed so far, where they are wanted, [tokens, hidden layers, experts of a token] each."""
+    """Of the tokens computed so far, with `routed_experts`; [tokens, hidden layers, experts per token] each."""
     versions: list[tuple[int, int]] = field(init=False)
     """(policy version, first token), oldest first."""
     masked: bool = field(init=False)
-    """Whether the candidates are wanted."""
+    """Whether `candidates` are recorded."""
 
     def __post_init__(self, policy_version: int) -> None:
         self.versions = [(policy_version, 0)]
         self.masked = masked(self.sampling)
 
     def length(self) -> int:
-        """Tokens of prompt and output so far."""
+        """Number of tokens of prompt and output so far."""
         return len(self.prompt) + len(self.output)
 
     def tokens(self) -> list[int]:
@@ -56,7 +56,7 @@ class Row:
         return self.prompt + self.output
 
     def completion(self, reason: FinishReason) -> EngineCompletion:
-        """The completion as it is now."""
+        """Return the completion in its current state."""
         return EngineCompletion(
             index=self.index,
             token_ids=np.array(self.output, dtype=np.int32),

@@ -1,4 +1,4 @@
-"""Draws one token for each row, and says with which log-prob."""
+"""Samples one token for each row, with its log-prob."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GREEDY = SamplingSettings(temperature=0.0)
 
 
 def sample(rows: Sequence[Row], logits: torch.Tensor) -> tuple[list[int], list[float], dict[int, np.ndarray]]:
-    """Draw a token for each row from logits [B, V].
+    """Sample a token for each row from logits [B, V].
 
     Returns:
-        Tokens and their log-probs, and by the row's number the candidates of rows that want masks. Greedy rows are
-        drawn by argmax; their log-probs are the model's own, without temperature and filters.
+        Tokens, their log-probs, and by row index the candidates of rows with masks. Greedy rows take the argmax; their
+        log-probs are the model's own, without temperature and filters.
     """
     settings = [row.sampling if row.sampling.temperature > 0 else _GREEDY for row in rows]
     logits = logits.float()
@@ -39,21 +39,21 @@ def sample(rows: Sequence[Row], logits: torch.Tensor) -> tuple[list[int], list[f
 
 
 def _draw(rows: Sequence[Row], log_probs: torch.Tensor) -> torch.Tensor:
-    """[B, 1]: the first candidate at which the sum of probabilities passes a uniform number, for each row of its own
-    generator where it has one, else of torch's. In float64: the sum over a large vocabulary is long."""
+    """Sample by inverting the cumulative distribution; return [B, 1]. Rows with a generator use it for their uniform
+    number, others torch's. In float64, for the precision of sums over a large vocabulary."""
     sums = log_probs.double().exp_().cumsum(dim=-1)
     uniform = torch.rand(len(sums), 1, dtype=sums.dtype, device=sums.device)
     for i, row in enumerate(rows):
         if row.generator is not None:
             uniform[i].uniform_(generator=row.generator)
     total = sums[:, -1:]
-    # Below the sum, whatever is rounded: a candidate of probability 0 is never passed at.
+    # Strictly below the total, despite rounding: otherwise a candidate of probability 0 could be chosen.
     reached = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, reached, right=True)
 
 
 def _filter(settings: Sequence[SamplingSettings], logits: torch.Tensor) -> torch.Tensor:
-    """Set logits of refused candidates to minus infinity: min_p, then top_k, then top_p of what is left."""
+    """Set filtered logits to minus infinity: min_p, then top_k, then top_p of the remaining ones."""
     min_p, top_k, top_p = (_column(settings, name, logits) for name in ("min_p", "top_k", "top_p"))
     if min_p.any():
         probs = torch.softmax(logits, dim=-1)
@@ -71,11 +71,11 @@ def _filter(settings: Sequence[SamplingSettings], logits: torch.Tensor) -> torch
     if any_top_p:
         probs = torch.softmax(ordered, dim=-1)
         before = probs.cumsum(dim=-1) - probs
-        # The smallest set whose mass reaches top_p: a candidate stays while the mass before it is below.
+        # Keeps the smallest set whose mass reaches top_p: each candidate with less mass than that before it.
         ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), NEGATIVE_INFINITY)
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
 def _column(settings: Sequence[SamplingSettings], name: str, like: torch.Tensor) -> torch.Tensor:
-    """A parameter of all rows, float32 [B, 1]."""
+    """Return a parameter of all rows, float32 [B, 1]."""
     return torch.tensor([[getattr(each, name)] for each in settings], dtype=torch.float32, device=like.device)

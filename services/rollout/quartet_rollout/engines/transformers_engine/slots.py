@@ -1,8 +1,8 @@
-"""Keys and values of running rows: row i has slot i, its tokens from the slot's first position on.
+"""Keys and values of running rows: row i has slot i, its tokens begin at the slot's first position.
 
-A row that ends leaves a slot that the last row moves into, and a new row gets the next one: neither touches the others'
-keys and values. What lies behind a row's newest token is masked, and finite all the same: a masked infinity, left by a
-row that overflowed, would still make its successor's attention no number. So a slot is taken over whole.
+When a row ends, the last row moves into its slot, and a new row gets the next free one, so other rows' keys and values
+are not copied. Positions after a row's newest token are masked, but must be finite: an infinity left by an earlier row
+would make the attention NaN even when masked. So a new row overwrites its whole slot.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _LEAST_POSITIONS = 64
 
 
 class Slots:
-    """A cache for steps of one token for each row, in front of layers that are filled by prefilled caches."""
+    """A KV cache for steps of one token per row. `add` copies prefilled caches into it."""
 
     def __init__(self) -> None:
         self.cache: Cache = Cache(layers=[])
         self.layers: list[_SlotLayer] = []
         self.positions = torch.empty(0, dtype=torch.int64)
-        """int64 [rows]: where the next step writes, on the device; set by `expect`."""
+        """int64 [rows], on the device: where the next step writes; set by `expect`."""
         self.width = 0
-        """Positions that hold something in any row, or will after the next step."""
+        """Positions in use by the longest row, the next step included."""
         self._every = torch.empty(0, dtype=torch.int64)
 
     def expect(self, positions: torch.Tensor, widest: int) -> None:
-        """The next step is of so many rows, each with its token at its position, the last of them at `widest`."""
+        """Prepare the next step: each row's token is at its position, and `widest` is the largest position."""
         if len(self._every) != len(positions):
             self._every = torch.arange(len(positions), device=positions.device)
         self.positions, self.width = positions, widest + 1
@@ -42,10 +42,10 @@ class Slots:
         """Fill the slots from `first` on.
 
         Args:
-            first: how many rows there are already.
+            first: the number of rows already there.
             prefilled: keys and values of prompts, padded on the left.
-            which: for each new row, which of the prompts it begins with.
-            lengths: for each new row, how many tokens that prompt has. Equal neighbours are copied at once.
+            which: for each new row, the index of its prompt.
+            lengths: for each new row, the tokens of its prompt. Equal neighbors are copied together.
         """
         if not self.layers:
             self.layers = [_SlotLayer(self) for _ in prefilled.layers]
@@ -65,13 +65,13 @@ class Slots:
                     begin = end
 
     def move(self, to: Sequence[int], source: Sequence[int]) -> None:
-        """Copy slots to others."""
+        """Copy slots `source` to slots `to`."""
         for layer in self.layers if to else ():
             layer.keys[to] = layer.keys[source]
             layer.values[to] = layer.values[source]
 
     def write(self, into: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Put [rows, heads, 1, size] at the rows' positions; return [rows, heads, width, size]."""
+        """Write [rows, heads, 1, size] at the rows' positions; return [rows, heads, width, size]."""
         into[self._every, :, self.positions] = new[:, :, 0]
         return into[: len(self._every), :, : self.width]
 
@@ -88,7 +88,7 @@ class _SlotLayer(CacheLayerMixin):
         self._slots = slots
 
     def reserve(self, rows: int, positions: int, like: Any = None) -> None:
-        """Have so much memory. `like`: a layer of the same model, the first time."""
+        """Grow to at least this size. `like`: a layer of the same model, needed the first time."""
         if not self.is_initialized:
             _, heads, _, size = like.keys.shape
             self.keys = like.keys.new_empty(0, heads, 0, size)
@@ -101,7 +101,7 @@ class _SlotLayer(CacheLayerMixin):
         return self._slots.write(self.keys, key_states), self._slots.write(self.values, value_states)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """By `reserve`."""
+        """Does nothing: `reserve` does it."""
 
     def get_seq_length(self) -> int:
         return self._slots.width - 1
@@ -114,8 +114,8 @@ class _SlotLayer(CacheLayerMixin):
 
 
 def _grown(old: torch.Tensor, rows: int, positions: int) -> torch.Tensor:
-    """At least so large, by steps that grow with it, with what was there. Behind that zeros: a masked product with
-    what is no number would be none."""
+    """Return a copy of at least this size, which grows geometrically. New positions are zero: NaN would get through the
+    mask."""
     had_rows, _, had_positions, _ = old.shape
     more_rows = max(rows, 2 * had_rows) - had_rows if rows > had_rows else 0
     wide = max(positions + positions // 2, _LEAST_POSITIONS)

@@ -1,8 +1,8 @@
-"""vLLM as an engine, by its public API: `AsyncLLM`, whose engine core and workers have processes of their own.
+"""vLLM as an engine, by its public API: `AsyncLLM`, whose engine core and workers are child processes.
 
-arguments.py        options as vLLM's engine arguments, sampling settings as its own
+arguments.py        translates options to vLLM's engine arguments, sampling settings to its SamplingParams
 engine.py           `VllmEngine`
-worker.py           what is added to vLLM's workers: calls of their weight receiver, sampling masks
+worker.py           extension of vLLM's workers: calls their weight receiver, records sampling masks
 weight_transfer.py  the workers' weight transfer engine: receives on a thread, installs between two steps
 """
 
@@ -16,19 +16,19 @@ from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import VllmOptions
 
 _ENVIRONMENT = {
-    "VLLM_CONFIGURE_LOGGING": "0",  # Its logs go where ours go.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Else a CPU's single worker has a process beside its engine core's.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # The rollout has threads, which a fork would not survive.
+    "VLLM_CONFIGURE_LOGGING": "0",  # Its loggers use our handlers.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Otherwise the CPU's single worker gets a second process.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # The rollout has threads, so it must not fork.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's notes on memory binding.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # Binding puts every process of a small machine on the same core.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # Hides vLLM's messages about memory binding.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # On a small machine, binding puts every process on the same core.
 }
 
 
 def prepare(options: VllmOptions) -> None:
-    """Set the environment of this process and its children, before vLLM, and best torch, is imported. What the user
-    has set himself stays."""
+    """Set environment variables for this process and its children, except those that the user has set. Call it before
+    vLLM, and preferably torch, is imported."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
@@ -37,10 +37,10 @@ def prepare(options: VllmOptions) -> None:
 
 
 def disable_compilation() -> None:
-    """Run what vLLM decorates with torch.compile as it stands, here and in child processes.
+    """Disable torch.compile here and in child processes.
 
-    Even an eager engine would otherwise compile the ranks of log-probs with a C++ compiler at the first request: 18 s,
-    or an error where there is none.
+    Otherwise even an eager engine compiles the log-prob ranks with a C++ compiler at the first request, which takes
+    18 s, or fails without a compiler.
     """
     import torch._dynamo
 
@@ -48,8 +48,15 @@ def disable_compilation() -> None:
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 
-def create(model_path: str, options: VllmOptions) -> Engine:
-    """The engine, after `prepare`; nothing is loaded before its `start`."""
-    from quartet_rollout.engines.vllm_engine.engine import VllmEngine
+class VllmPlugin:
+    """Its `EnginePlugin`."""
 
-    return VllmEngine(model_path, options)
+    name = "vllm"
+    description = "vLLM's AsyncLLM."
+    parameters = VllmOptions
+
+    def create(self, model_path: str, parameters: VllmOptions) -> Engine:
+        prepare(parameters)
+        from quartet_rollout.engines.vllm_engine.engine import VllmEngine
+
+        return VllmEngine(model_path, parameters)

@@ -1,4 +1,4 @@
-"""Our options and sampling settings in vLLM's words. Import after `prepare`."""
+"""Our options as vLLM's engine arguments, our sampling settings as its SamplingParams. Import after `prepare`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
         "enable_prefix_caching": options.enable_prefix_caching,
-        # Raw log-probs (the default) ignore temperature and filters: wrong as behaviour policy.
+        # Raw log-probs (the default) ignore temperature and filters, so they are not those of the behavior policy.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "worker_extension_cls": "quartet_rollout.engines.vllm_engine.worker.WorkerExtension",
@@ -53,10 +53,10 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
 
 
 def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> SamplingParams:
-    """Sampling of completion `index` of a request: tokens and their log-probs, once, at the end.
+    """Return vLLM's parameters for completion `index` of a request. Its output comes once, at the end.
 
     Args:
-        key: the completion's, under which the workers keep its masks.
+        key: identifies the completion in the workers' mask recorder.
     """
     named = {"max_new_tokens", "min_tokens", "seed", "masks", "routed_experts"}
     own = sampling.model_dump(exclude_defaults=True, exclude=named)
@@ -65,7 +65,7 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
         max_tokens=sampling.max_new_tokens,
         min_tokens=min(sampling.min_tokens, sampling.max_new_tokens),
         seed=None if sampling.seed is None else sampling.seed + index,
-        logprobs=0,  # Of the sampled token, without alternatives.
+        logprobs=0,  # Only that of the sampled token.
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         include_stop_str_in_output=True,
@@ -73,7 +73,7 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
         spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={KEY: key} if masked(sampling) else None,
-        skip_clone=True,  # The object is this request's alone.
-        # The others have vLLM's names and its defaults.
+        skip_clone=True,  # No other request uses this object.
+        # The remaining parameters have the same names and defaults in vLLM.
         **{name: list(value) if isinstance(value, tuple) else value for name, value in own.items()},
     )

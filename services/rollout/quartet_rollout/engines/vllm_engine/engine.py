@@ -52,11 +52,11 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
-"""How often an engine core that has not answered is checked: vLLM never ends such a wait."""
+"""Interval of the check whether the engine core still runs: vLLM's calls wait forever for a dead one."""
 
 
 class Statistics(StatLoggerBase):
-    """vLLM's statistics, as of the last step."""
+    """vLLM's statistics of the last step."""
 
     def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
         self.running = self.tokens = 0
@@ -87,17 +87,17 @@ class VllmEngine(ProcessEngine):
         self._statistics: list[Statistics] = []
         self._numbers = itertools.count()
         self._inside: set[str] = set()
-        """Keys of the completions that vLLM has."""
+        """Keys of the completions submitted to vLLM."""
         self._parked = 0
-        """Completions that wait for the end of a pause: what vLLM gets has the salt of the weights that it will be
-        drawn from."""
+        """Completions that wait for the end of a pause. They are submitted to vLLM afterwards, because their cache salt
+        depends on the weights."""
         self._unpaused = asyncio.Event()
         self._unpaused.set()
         self._ended_tokens = 0
         self._keep_kv_cache = False
         self._installs = 0
 
-    # ------------------------------------------------------------------ life
+    # -------------------------------------------------------- start and close
 
     async def start(self) -> None:
         self._begin()
@@ -108,7 +108,7 @@ class VllmEngine(ProcessEngine):
             raise
         except Exception as error:
             log.exception("the engine did not start")
-            cause = lacking(self._model_path) or error
+            cause = missing_package(self._model_path) or error
             raise EngineError(f"the vllm engine did not start: {cause}") from error
         self._started = True
         self._vocab_size = self._llm.model_config.get_vocab_size()
@@ -146,7 +146,7 @@ class VllmEngine(ProcessEngine):
 
     @property
     def weight_ranks(self) -> int:
-        """Every worker is a member of the weight group."""
+        """One rank per worker."""
         parallel = self._llm.vllm_config.parallel_config
         return parallel.world_size * parallel.data_parallel_size
 
@@ -180,7 +180,7 @@ class VllmEngine(ProcessEngine):
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
         prompt = self._check_request(prompt_token_ids, n, sampling)
-        # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
+        # With n > 1, vLLM returns all completions when the last has ended; so each is a request of its own.
         draws = (self._draw(f"{request_id}/{next(self._numbers)}", prompt, index, sampling) for index in range(n))
         async with aclosing(side_by_side(draws)) as stream:
             async for completion in stream:
@@ -196,7 +196,7 @@ class VllmEngine(ProcessEngine):
         if self._closed:
             nothing = SamplingMask.nothing_cut(0) if masked(sampling) else None
             return EngineCompletion(index, np.empty(0, np.int32), np.empty(0, np.float32), "abort", (), nothing)
-        # The salt keeps the prefixes of other weights apart, where a pause keeps the KV cache.
+        # After a pause that keeps the KV cache, the salt prevents reuse of prefixes computed with older weights.
         inputs = tokens_input(prompt, cache_salt=str(self._installs))
         self._inside.add(key)
         try:
@@ -221,7 +221,7 @@ class VllmEngine(ProcessEngine):
         if experts is not None and experts.dtype != np.uint8:
             experts = experts.astype(np.int32)
         log_probs: Any = output.logprobs.logprobs if output.logprobs is not None else ()
-        # vLLM also says "error" of completions that it gave up itself.
+        # vLLM's other reasons are "abort" and "error".
         reason: FinishReason = output.finish_reason if output.finish_reason in ("stop", "length") else "abort"
         return EngineCompletion(
             index=index,
@@ -262,7 +262,7 @@ class VllmEngine(ProcessEngine):
             await self._call(self._llm.sleep(level, mode="keep"))
             return
         await self._call(self._llm.wake_up())
-        if not self._unpaused.is_set():  # vLLM's waking also resumes.
+        if not self._unpaused.is_set():  # vLLM's wake_up also resumes.
             await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
 
     # --------------------------------------------------------------- weights
@@ -299,7 +299,7 @@ class VllmEngine(ProcessEngine):
         return await self._call(self._llm.collective_rpc(method, args=args))
 
     async def _call(self, call: Awaitable[T]) -> T:
-        """Await a call of vLLM. Raises EngineError when the engine core ends meanwhile."""
+        """Await a call to vLLM. Raises EngineError when the engine core ends meanwhile."""
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
@@ -317,9 +317,9 @@ class VllmEngine(ProcessEngine):
         return EngineError(self.failure or f"the vllm engine failed: {error}")
 
 
-def lacking(model_path: str) -> str:
-    """The package that the module of the model's class needs and the environment lacks, of which vLLM says only that
-    the class "failed to be inspected"; empty if there is none."""
+def missing_package(model_path: str) -> str:
+    """Return which missing package vLLM's module of the model's class imports, in a sentence; "" for none. vLLM itself
+    only reports that the class "failed to be inspected"."""
     for name in AutoConfig.from_pretrained(model_path, local_files_only=True).architectures or ():
         try:
             if name in ModelRegistry.models:

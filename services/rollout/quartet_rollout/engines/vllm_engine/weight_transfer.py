@@ -1,8 +1,8 @@
 """The weight transfer engine of vLLM's workers: each worker is a member of the weight group.
 
 A worker receives the buckets on a thread, into host memory, while it generates. The installation is vLLM's own sequence
-(start, update, finish) within a pause: weights are repacked for the machine's kernels when a model is loaded, and must
-be repacked again.
+(start, update, finish), during a pause: vLLM repacks weights for its kernels when it loads a model, so new weights must
+be repacked too.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Empty: what was received is installed."""
+    """Empty: the receiver's weights are installed."""
 
 
 class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads what its receiver got as if it came from a checkpoint."""
+    """Loads the weights that its receiver received, like a checkpoint."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -50,12 +50,12 @@ class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.receiver = WeightReceiver(self.model_config.model)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to set up."""
+        """Does nothing."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
-        # vLLM 0.32 packs experts for the CPU's kernels only when it makes the kernels, which an update keeps: the new
-        # weights would be taken for packed ones, and tokens be wrong without an error. So they are made again.
+        # vLLM 0.32 packs experts for the CPU's kernels only when it creates the kernels, and an update keeps these: it
+        # would treat the new weights as packed, and sample wrong tokens. Without the kernels it creates them anew.
         if current_platform.is_cpu():
             for _, layer in self._experts():
                 layer.quant_method.moe_kernel = None
@@ -65,27 +65,28 @@ class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         model.load_weights(self.receiver.tensors())
 
     def finish_weight_update(self) -> None:
-        stayed = self._stayed()
+        unloaded = self._unloaded_experts()
         finalize_layerwise_reload(self.model, self.model_config)
-        if stayed:
+        if unloaded:
             raise EngineError(
-                f"vLLM's {type(self.model).__name__} did not take the weights of {stayed[0]} in an update "
-                f"({len(stayed)} such layers), which keeps the old ones; use the transformers engine for this model"
+                f"vLLM's {type(self.model).__name__} did not take the weights of {unloaded[0]} in an update "
+                f"({len(unloaded)} such layers), which keeps the old ones; use the transformers engine for this model"
             )
-        # With tied embeddings the head's tensor arrives as the embedding's, so vLLM does not see the head as loaded,
-        # and on the CPU its packed copy would stay that of the old weights: wrong tokens, without an error.
+        # With tied embeddings only the embedding's tensor arrives, so vLLM does not count the head as loaded and on the
+        # CPU keeps its packed copy of the old weights: it would sample wrong tokens.
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
         self.receiver.discard()
 
-    def _stayed(self) -> list[str]:
-        """Names of layers of experts of which nothing was loaded: vLLM only logs that they keep their old weights."""
+    def _unloaded_experts(self) -> list[str]:
+        """Return the names of expert layers that no tensor was loaded into: vLLM only logs that they keep their old
+        weights."""
         waiting = [(name, get_layerwise_info(layer)) for name, layer in self._experts()]
         return [name for name, info in waiting if info.can_load() and not info.load_numel]
 
     def _experts(self) -> list[tuple[str, Any]]:
-        """The layers of experts, by name."""
+        """Return the expert layers with their names."""
         return [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, RoutedExperts)]
 
     def shutdown(self) -> None:
@@ -93,6 +94,6 @@ class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def register() -> None:
-    """Make the backend available to vLLM in this process; again is allowed."""
-    with suppress(ValueError):  # It is registered already.
+    """Register the backend in this process, unless it is registered."""
+    with suppress(ValueError):
         WeightTransferEngineFactory.register_engine(BACKEND, BucketTransferEngine)

@@ -1,4 +1,4 @@
-"""What is added to vLLM's workers; vLLM imports it where they run and mixes it into its worker class."""
+"""Extension of vLLM's workers. vLLM imports it in the worker processes and mixes `WorkerExtension` into its class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWNER = "QUARTET_ENGINE_OWNER"
 
 
 def end_with(owner: int) -> None:
-    """End this process when another one has ended: vLLM's processes would wait for its requests for ever."""
+    """Exit when process `owner` has ended: vLLM's processes would wait forever for its requests."""
     try:
         watched = os.pidfd_open(owner)
     except ProcessLookupError:
@@ -32,7 +32,7 @@ def end_with(owner: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="owner", daemon=True).start()
-    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the rollout, which drains first.
+    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches only the rollout, which drains first.
 
 
 if int(os.environ.get(OWNER, os.getpid())) != os.getpid():
@@ -40,16 +40,16 @@ if int(os.environ.get(OWNER, os.getpid())) != os.getpid():
 
 
 KEY = "quartet_mask"
-"""In `SamplingParams.extra_args`: the completion's key, where its masks are wanted."""
+"""Key in `SamplingParams.extra_args`; the value identifies a completion whose masks are recorded."""
 
 
 class MaskRecorder(torch.nn.Module):
-    """Stands in for the `topk_topp_sampler` of a model runner's sampler: it notes what the filters left of the
-    vocabulary for each token.
+    """Wraps the `topk_topp_sampler` of a model runner's sampler and records the candidates that the filters left for
+    each token.
 
-    vLLM's own `return_sampling_mask` needs its second model runner (GPUs with Triton), and a top_k and a temperature
-    above 0 in every request. The first model runner, the one on the CPU, cannot do it; `VLLM_USE_V2_MODEL_RUNNER=0`
-    chooses it on a GPU.
+    vLLM's own `return_sampling_mask` needs model runner V2 (GPUs with Triton), and a top_k and a temperature above 0
+    in every request. This wrapper works in model runner V1: the one on the CPU, and with `VLLM_USE_V2_MODEL_RUNNER=0`
+    the one on a GPU.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -60,14 +60,14 @@ class MaskRecorder(torch.nn.Module):
 
     @classmethod
     def attach(cls, runner: Any) -> MaskRecorder | None:
-        """Put a recorder into a model runner; None where it has no place for one."""
+        """Install a recorder in a model runner; return None if its sampler cannot be wrapped."""
         if not (hasattr(runner, "discard_request_mask") and hasattr(runner.sampler, "topk_topp_sampler")):
             return None
         recorder = runner.sampler.topk_topp_sampler = cls(runner)
         return recorder
 
     def take(self, key: str, tokens: int) -> SamplingMask:
-        """The mask of a completion that has ended with so many tokens."""
+        """Return and drop the mask of a finished completion of `tokens` tokens."""
         return join(self._recorded.pop(key, [])[:tokens])
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -78,22 +78,22 @@ class MaskRecorder(torch.nn.Module):
 
     def _record(self, log_probs: torch.Tensor) -> None:
         ids = self._runner.input_batch.req_ids[: len(log_probs)]
-        # A prompt that is computed in parts is sampled from after each part; only the last one's token counts.
-        thrown_away = self._runner.discard_request_mask.np
-        keys = {row: self._key(name) for row, name in enumerate(ids) if not thrown_away[row]}
+        # With chunked prefill vLLM samples after each chunk, and discards all tokens but the last chunk's.
+        discarded = self._runner.discard_request_mask.np
+        keys = {row: self._key(name) for row, name in enumerate(ids) if not discarded[row]}
         rows = [row for row, key in keys.items() if key]
         if rows:
             for row, left in zip(rows, candidates(log_probs[rows]), strict=True):
                 self._recorded.setdefault(keys[row], []).append(left)
 
     def _key(self, request_id: str) -> str:
-        """What `take` will ask for; "" for a request without masks."""
+        """Return the key for `take`; "" for a request without masks."""
         parameters = self._runner.requests[request_id].sampling_params
         return (parameters.extra_args or {}).get(KEY, "")
 
 
 class WorkerExtension:
-    """Weight groups and sampling masks. Each method returns at once: vLLM generates nothing meanwhile."""
+    """Weight groups and sampling masks. No method may block: vLLM generates nothing meanwhile."""
 
     quartet_masks: MaskRecorder | None
     model_runner: Any
@@ -108,12 +108,12 @@ class WorkerExtension:
         return getattr(receiver, method)(*args)
 
     def quartet_attach_masks(self) -> bool:
-        """Have the sampler's candidates noted. Returns whether it can be done."""
+        """Start to record sampling masks. Returns whether this worker supports it."""
         self.quartet_masks = MaskRecorder.attach(self.model_runner)
         return self.quartet_masks is not None
 
     def quartet_take_masks(self, key: str, tokens: int) -> list[bytes]:
-        """Counts and ids (int32) of the mask of a completion that has ended with so many tokens."""
+        """Return counts and ids (int32) of the mask of a finished completion of `tokens` tokens."""
         assert self.quartet_masks is not None
         mask = self.quartet_masks.take(key, tokens)
         return [mask.counts.tobytes(), mask.token_ids.tobytes()]
