@@ -30,7 +30,7 @@ def config_dict(tied: bool, **changes: object) -> dict:
         "hidden_size": 128,
         "initializer_range": 0.08,
         "intermediate_size": 256,
-        "max_position_embeddings": 512 if tied else 1024,
+        "max_position_embeddings": 2048,
         "model_type": "qwen2",
         "num_attention_heads": 4,
         "num_hidden_layers": 2,

@@ -113,8 +113,8 @@ def test_a_mask_is_empty_where_nothing_was_cut_off_and_absent_where_nothing_coul
 
 def test_masks_go_on_through_an_update_that_recomputes_the_kv_cache(harness: Harness) -> None:
     async def body() -> list:
-        sampling = SamplingSettings(max_new_tokens=300, temperature=0.3, top_k=7, masks=True)
-        others = SamplingSettings(max_new_tokens=300, temperature=0.3, top_k=2)
+        sampling = SamplingSettings(max_new_tokens=900, temperature=0.3, top_k=7, masks=True)
+        others = SamplingSettings(max_new_tokens=900, temperature=0.3, top_k=2)
         reading = [asyncio.create_task(harness.collect([*PROMPT, i], 6, s)) for i, s in enumerate((sampling, others))]
         await harness.started(40)
         await harness.update(harness.folders[1], 1)
@@ -244,7 +244,7 @@ def test_a_seed_gives_the_same_completions_in_any_company(harness: Harness) -> N
 
 def test_leaving_the_iterator_aborts_the_rest(harness: Harness) -> None:
     async def body() -> None:
-        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
+        sampling = SamplingSettings(max_new_tokens=2000, temperature=0.2)
         for tokens in (0, 16):  # Before it has been admitted, and later.
             reading = asyncio.create_task(harness.collect(PROMPT, 16, sampling))
             await asyncio.sleep(0)

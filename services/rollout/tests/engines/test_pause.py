@@ -14,15 +14,18 @@ pytestmark = [
     pytest.mark.timeout(2 * PATIENCE),
     pytest.mark.parametrize("loaded", FORMS[:2], indirect=True, scope="session"),
 ]
-LONG = SamplingSettings(max_new_tokens=300, temperature=0.0, stop_token_ids=())
+LONG = SamplingSettings(max_new_tokens=300, temperature=0.0)
+# Beside other work, this process may be kept from pausing for as long as vLLM takes for hundreds of tokens.
+ENDLESS = SamplingSettings(max_new_tokens=2000, temperature=0.0)
+SEVERAL = SamplingSettings(max_new_tokens=1000, temperature=0.2)
 
 
 def test_keep_stops_between_tokens_and_goes_on_as_if_nothing_was(harness: Harness) -> None:
     (expected,) = harness.run(harness.collect(PROMPT, 1, LONG))
 
     async def body() -> list:
-        reading = asyncio.create_task(harness.collect(PROMPT, 1, LONG))
-        await harness.started(min(20, len(expected.token_ids) - 1))
+        reading = asyncio.create_task(harness.collect(PROMPT, 1, ENDLESS))
+        await harness.started(20)
         running = await harness.engine.pause("keep")
         tokens = harness.engine.stats().tokens_total
         for _ in range(10):  # each is answered between two steps, if any were made
@@ -30,21 +33,24 @@ def test_keep_stops_between_tokens_and_goes_on_as_if_nothing_was(harness: Harnes
         assert harness.engine.stats().tokens_total == tokens
         assert running == 1 and not reading.done()
         await harness.engine.resume()
+        await harness.until(lambda: reading.done() or harness.engine.stats().tokens_total > tokens + 20)
+        await harness.engine.pause("abort")
         return await reading
 
     (completion,) = harness.run(body())
-    np.testing.assert_array_equal(completion.token_ids, expected.token_ids)
-    np.testing.assert_allclose(completion.log_probs, expected.log_probs, atol=1e-4)
+    both = min(len(completion.token_ids), len(expected.token_ids))
+    assert both > 40
+    np.testing.assert_array_equal(completion.token_ids[:both], expected.token_ids[:both])
+    np.testing.assert_allclose(completion.log_probs[:both], expected.log_probs[:both], atol=1e-4)
 
 
 def test_wait_finishes_what_runs_and_holds_what_comes(harness: Harness) -> None:
     async def body() -> None:
-        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)  # some run when the pause comes
-        reading = asyncio.create_task(harness.collect(PROMPT, 6, sampling))
+        reading = asyncio.create_task(harness.collect(PROMPT, 6, SEVERAL))
         await harness.started(6)
         pausing = asyncio.create_task(harness.engine.pause("wait"))
         await asyncio.sleep(0)
-        later = asyncio.create_task(harness.collect(PROMPT, 2, sampling))
+        later = asyncio.create_task(harness.collect(PROMPT, 2, LONG))
         assert 1 <= await pausing <= 6
         assert all(completion.finish_reason in ("stop", "length") for completion in await reading)
         await harness.until(lambda: harness.engine.stats().waiting == 2)
@@ -56,10 +62,8 @@ def test_wait_finishes_what_runs_and_holds_what_comes(harness: Harness) -> None:
 
 
 def test_abort_ends_what_runs_with_what_there_is(harness: Harness) -> None:
-    sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
-
     async def body() -> list:
-        reading = asyncio.create_task(harness.collect(PROMPT, 6, sampling))
+        reading = asyncio.create_task(harness.collect(PROMPT, 6, SEVERAL))
         await harness.started(12)
         await harness.engine.pause("abort")
         return await reading
@@ -70,7 +74,7 @@ def test_abort_ends_what_runs_with_what_there_is(harness: Harness) -> None:
     assert aborted
     for completion in aborted:
         length = len(completion.token_ids)
-        assert 0 < length < 480 and completion.version_spans == ((0, 0, length),)
+        assert 0 < length < 1000 and completion.version_spans == ((0, 0, length),)
         expected = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids, 0.2)
         np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)
 
@@ -83,7 +87,7 @@ def test_a_request_that_comes_during_a_pause_waits_and_can_be_given_up_and_so_ca
         reading.cancel()
         await harness.until(lambda: harness.engine.stats().waiting == 0)
         await harness.engine.resume()
-        reading = asyncio.create_task(harness.collect(PROMPT, 8, LONG))
+        reading = asyncio.create_task(harness.collect(PROMPT, 8, ENDLESS))
         await harness.started(8)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(harness.engine.pause("wait"), 0.001)

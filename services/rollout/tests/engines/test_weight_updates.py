@@ -39,7 +39,7 @@ def test_after_an_update_tokens_and_log_probs_are_those_of_a_fresh_load(harness:
 
 def test_kept_keys_and_values_are_stale_as_asked_for(harness: Harness) -> None:
     async def body() -> list:
-        sampling = SamplingSettings(temperature=0.3, max_new_tokens=300)
+        sampling = SamplingSettings(temperature=0.3, max_new_tokens=900)
         reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling))
         await harness.started(8 * 5)
         await harness.update(harness.folders[1], 1, keep_kv_cache=True)
