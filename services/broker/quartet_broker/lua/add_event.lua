@@ -1,4 +1,4 @@
--- ReportProgress. ARGV: event, "1" if it is the trainer's to report, id of the member that a notice is from or "".
+-- ReportProgress. ARGV: event, "1" if only the trainer may report it, id of the member that a notice is from or "".
 -- Returns OK, event id.
 if not run_state() then return { 'NOT_FOUND' } end
 local trained_by = call('HGET', RUN, 'trained_by')

@@ -1,8 +1,8 @@
--- AuditRun: a run's books in one look. Reads only.
--- ARGV: four lists, each led by its length, of what a scan of the keys found: prompt streams, steps of batches, names
--- under which groups are stored, instance ids. Instances that came since are found from the streams and batches.
--- Returns OK, the run's fields, the counts as kept (name, value, ...), the counts made anew, faults in words, number of
--- faults that are not among them.
+-- AuditRun: checks a run's books atomically. Reads only.
+-- ARGV: what a scan of the keys found, as four lists, each preceded by its length: streams, steps of batches, names under
+-- which groups are stored, instance ids. Newer instances are found from the streams and batches.
+-- Returns OK, the run's fields, the counts as kept (name, value, ...), the recounted ones, descriptions of faults, number
+-- of further faults.
 if not run_state() then return { 'NOT_FOUND' } end
 
 local MOST_FAULTS = 200
@@ -23,7 +23,7 @@ local function pairs_of(list)
   return found
 end
 
--- What was found: instances, and the places that name them.
+-- All instances: those that were scanned, and those that streams, batches, leases or the dead name.
 local ids, known = {}, {}
 local function name_instance(id)
   if not known[id] then
@@ -43,7 +43,7 @@ stored_names, at = portion(at)
 scanned = portion(at)
 for _, id in ipairs(scanned) do name_instance(id) end
 
--- Tickets: id -> stream -> {entry, ...}. A ticket up to the group's cursor was delivered.
+-- Tickets: id -> {{stream, entry}, ...}. Tickets up to the consumer group's cursor were delivered.
 local tickets, cursors = {}, {}
 local function place(stream)
   for _, entry in ipairs(call('XRANGE', P .. stream, '-', '+')) do
@@ -165,7 +165,7 @@ local function check_batch(id, state, step)
   return state
 end
 
-local owned = {} -- names under which groups are stored
+local owned = {} -- names under which the groups of instances are stored
 local STATES = { STORED = 1, QUEUED = 1, LEASED = 1, READY = 1, LEASED_TO_TRAINER = 1, DEAD = 1 }
 for _, id in ipairs(ids) do
   local key = instance(id)
@@ -189,7 +189,7 @@ for _, id in ipairs(ids) do
     if call('HEXISTS', SETTLED, id) == 1 then fault('%s is settled and %s at once', id, state) end
     if size then recount('prompt_bytes', size) end
     local stands = check_batch(id, state, step)
-    -- Counts. Of those that are not trained only what is under way is counted.
+    -- Counts. Of instances that are not for training, only those in progress are counted.
     if state == 'DEAD' then
       recount('dead', 1)
     elseif purpose == 'TRAIN' then

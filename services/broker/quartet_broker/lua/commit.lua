@@ -1,5 +1,5 @@
--- Commit: TRAINED -> COMMITTED for the steps below `step`, a bounded number of groups a call.
--- ARGV: session epoch, step, "1" if OpenSession calls. Returns OK, groups committed by this call, "1" if steps are left,
+-- Commit: TRAINED -> COMMITTED for the steps below `step`, a bounded number of groups per call.
+-- ARGV: session epoch, step, "1" if OpenSession calls. Returns OK, groups committed by this call, 1 if steps are left,
 -- the first data pass that is not over.
 local refusal = refuse(ARGV[1], ARGV[3] == '1')
 if refusal then return refusal end
@@ -23,8 +23,8 @@ for _, step in ipairs(steps) do
     advance(step, ids)
     groups = groups + #ids
   else
-    -- OpenSession's: what the trainer did train of it is settled by now.
-    dissolve(step)
+    -- Only within OpenSession, which has already settled what the trainer did train of it.
+    requeue_batch(step)
   end
 end
 if not left and target > number('committed_step') then call('HSET', RUN, 'committed_step', target) end

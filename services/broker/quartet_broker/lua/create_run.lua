@@ -1,4 +1,4 @@
--- CreateRun: makes the run unless it stands. ARGV: spec, spec event, then field, value, ... of the run's hash.
+-- CreateRun: makes the run unless it exists. ARGV: spec, spec event, then field, value, ... of the run's hash.
 local state = call('HGET', RUN, 'state')
 if state == 'DELETING' then return { 'DELETING' } end
 if state then

@@ -1,8 +1,8 @@
--- DeleteRun, second half: unlinks what the run's own lists name, a bounded part of it a call. Returns OK, "1" if some
--- is left. What no list names, e.g. the prompts of evaluation sets, is found by a scan; see runs.py.
+-- DeleteRun, second half: unlinks what the run's own lists name, a bounded part per call. Returns OK, 1 if some is left.
+-- What no list names, e.g. the prompts of evaluation sets, is found by a scan; see runs.py.
 even_when_full()
 if call('HGET', RUN, 'state') ~= 'DELETING' then return { 'NOT_FOUND' } end
--- Laid out otherwise: its lists are not known here. The scan finds all of it.
+-- The lists of other layouts are unknown here: the scan finds everything.
 if call('HGET', RUN, 'layout') ~= LAYOUT then return { 'OK', 0 } end
 local PORTION, left = 100, 500
 
@@ -15,7 +15,7 @@ local function unlink_instances(ids)
   left = left - #ids
 end
 
--- Takes portions from the list until it is empty (true) or the call has done enough (false).
+-- Removes portions until the list is empty (true) or the call has done enough (false). `take` returns a portion's size.
 local function empty(take)
   while left > 0 do
     if take() == 0 then return true end
@@ -44,7 +44,7 @@ local function of_batch(step)
   end
 end
 
--- Of a sorted set, what is named by its members.
+-- Unlinks what the members of a sorted set name.
 local function of_set(key, unlink)
   return function()
     local found, names = call('ZPOPMIN', key, PORTION), {}
@@ -75,7 +75,7 @@ if not empty(of_set(MEMBERS, unlink_each('member:'))) then return { 'OK', 1 } en
 for _, pool in ipairs({ 'TRAIN', 'SERVE', 'EVALUATE' }) do
   if not empty(of_set(P .. 'results:' .. pool, unlink_each('result:'))) then return { 'OK', 1 } end
 end
--- Lists of lines: Redis frees what was unlinked on another thread.
+-- In one call however large they are: Redis frees what was unlinked on another thread.
 call('UNLINK', STATS, LEASES, BATCHES, BATCH_BYTES, SETTLED, SETTLED_ORDER, PASSES, LIVES, LIVES_ORDER, P .. 'events',
   P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', P .. 'evaluations', READY, CALLERS)
 return { 'OK', 0 }

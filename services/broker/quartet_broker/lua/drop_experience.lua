@@ -1,4 +1,4 @@
--- DropExperience: LEASED_TO_TRAINER -> DROPPED; the batch is SHORT until it is topped up.
+-- DropExperience: LEASED_TO_TRAINER -> DROPPED; the batch is SHORT until LeaseExperience fills it.
 -- ARGV: session epoch, step, reason, instance ids. Returns OK, number dropped by this call.
 local refusal = refuse(ARGV[1])
 if refusal then return refusal end
@@ -16,5 +16,5 @@ for n = 4, #ARGV do
 end
 settle(dropped, 'DROPPED', at, nil, ARGV[3])
 count('dropped', #dropped)
-if #dropped > 0 then ring('prompts') end
+if #dropped > 0 then notify('prompts') end
 return { 'OK', #dropped }

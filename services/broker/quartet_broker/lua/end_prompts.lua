@@ -4,5 +4,5 @@ local made_by = call('HGET', RUN, 'made_by')
 if is_foreign(made_by) then return denied('the run', made_by) end
 if is_forgotten(ARGV[1]) then return { 'FORGOTTEN' } end
 call('HSET', RUN, 'prompts_ended', 1)
-ring('experience')
+notify('experience')
 return { 'OK' }

@@ -1,6 +1,6 @@
--- CreateRun with `extend`: SUCCEEDED -> ACTIVE; an active run takes the specification, and prompts again.
--- ARGV: specification that stands, the new one, event.
--- Returns OK; or CHANGED: another one stands; or OVER, state.
+-- CreateRun with `extend`: SUCCEEDED -> ACTIVE. An active run too gets the new specification and accepts prompts again.
+-- ARGV: the current specification, the new one, event.
+-- Returns OK; or CHANGED: the current specification is another; or OVER, state.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local stands, made_by = unpack(call('HMGET', RUN, 'spec', 'made_by'))
@@ -10,5 +10,5 @@ if state ~= 'ACTIVE' and state ~= 'SUCCEEDED' then return { 'OVER', state } end
 call('HSET', RUN, 'spec', ARGV[2], 'state', 'ACTIVE', 'reason', '', 'ending', 0, 'prompts_ended', 0)
 call('HDEL', RUN, 'ended')
 if state == 'SUCCEEDED' then emit('event', ARGV[3]) end
-ring('*')
+notify('*')
 return { 'OK' }

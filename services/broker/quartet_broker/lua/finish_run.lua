@@ -1,4 +1,4 @@
--- FinishRun: the first outcome stands. ARGV: state, reason, event, number of the RunEnding, steps committed.
+-- FinishRun: only the first outcome is recorded. ARGV: state, reason, event, number of the RunEnding, steps committed.
 -- Returns OK; or BEHIND, steps committed here.
 even_when_full()
 local state = run_state()
@@ -9,6 +9,6 @@ if state == 'ACTIVE' then
   if number('committed_step') < tonumber(ARGV[5]) then return { 'BEHIND', number('committed_step') } end
   local event = emit('event', ARGV[3])
   call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2], 'ending', ARGV[4], 'ended', now(), 'end_event', event)
-  ring('*')
+  notify('*')
 end
 return { 'OK' }

@@ -12,5 +12,5 @@ if not state then return { 'GONE' } end
 call('HSET', key, 'state', ARGV[2], 'mark', ARGV[3], 'beat', ARGV[4])
 call('ZADD', MEMBERS, at + number('member_ttl_ms'), id)
 if state ~= ARGV[2] then emit('event', ARGV[5]) end
-if mark ~= ARGV[3] then ring('members') end
+if mark ~= ARGV[3] then notify('members') end
 return { 'OK', unpack(call('HMGET', RUN, 'group_epoch', 'state', 'policy_version')) }

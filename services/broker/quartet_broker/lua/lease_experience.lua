@@ -1,7 +1,7 @@
--- LeaseExperience: READY -> LEASED_TO_TRAINER, a whole batch or nothing; the step's manifest is saved with it, so the
--- same step always has the same batch. ARGV: session epoch, step.
--- Returns GRANTED, "1" if granted before, "1" if it is the last, then of each group the instance id, the name of what it
--- is made of, and its bytes; or SHORT, ready, needed, "1" if over.
+-- LeaseExperience: READY -> LEASED_TO_TRAINER, a whole batch or nothing. The batch is recorded, so that the same step
+-- always gets the same one. ARGV: session epoch, step.
+-- Returns GRANTED, 1 if granted before, 1 if it is the last, then of each group the instance id, the name under which it
+-- is stored, and its bytes; or SHORT, ready, needed, 1 if the data has ended.
 local refusal = refuse(ARGV[1])
 if refusal then return refusal end
 if run_state() ~= 'ACTIVE' then return { 'ENDED' } end
@@ -9,7 +9,7 @@ local step, at = tonumber(ARGV[2]), now()
 local name = string.format('%d', step)
 if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 'committed_step') } end
 
--- `taken`: name and bytes of the groups that this call took off the queue, by instance id.
+-- `taken`: name and bytes of the groups that this call removed from the queue, by instance id.
 local function granted(before, taken)
   local last = prompts_are_over() and call('ZCARD', READY) == 0 and next_step() == step + 1
   local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
@@ -27,7 +27,7 @@ if state == 'GRANTED' or state == 'TRAINED' then return granted(true, {}) end
 local due = next_step()
 if not state and step ~= due then return { 'OUT_OF_ORDER', due } end
 
--- What became too old goes back as prompts.
+-- Groups that became too old are requeued as prompts.
 local function entries(version, most) return call('XRANGE', P .. ready(version), '-', '+', 'COUNT', most) end
 local too_old = string.format('(%d', step - number('max_staleness'))
 for _, version in ipairs(call('ZRANGEBYSCORE', READY, '-inf', too_old)) do
@@ -37,13 +37,13 @@ for _, version in ipairs(call('ZRANGEBYSCORE', READY, '-inf', too_old)) do
   end
 end
 
--- Of equal weights the one that was ready first. FIFO goes by weights too: a group that others overtook on its way here
--- would be too old for the step after.
+-- Groups of one policy version are leased in the order in which they became ready. FIFO leases the oldest versions first:
+-- otherwise a group that newer ones overtook would be too old for the next step.
 local newest_first = call('HGET', RUN, 'lease_order') == 'FRESH_FIRST'
 local versions, fresh = call(newest_first and 'ZREVRANGE' or 'ZRANGE', READY, 0, -1), 0
 for _, version in ipairs(versions) do fresh = fresh + call('XLEN', P .. ready(version)) end
 
--- Takes at most `most` groups off their streams; `take` is called with the entry of each.
+-- Removes at most `most` groups from their streams and calls `take` with the entry of each.
 local function take_off(most, take)
   for _, version in ipairs(versions) do
     if most == 0 then return end
@@ -52,7 +52,7 @@ local function take_off(most, take)
       table.insert(tickets, entry[1])
       take(entry[2])
     end
-    tear(ready(version), tickets)
+    remove_tickets(ready(version), tickets)
     most = most - #tickets
   end
 end

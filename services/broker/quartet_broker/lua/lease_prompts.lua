@@ -1,7 +1,7 @@
--- LeasePrompts: QUEUED -> LEASED. ARGV: holder, most, holder's policy version, nonce of this grant, bytes of prompts that
--- the answer has room for; one prompt is granted whatever its size.
--- Returns OK, gate, run's policy version, expiry, then lease id, attempt, prompt, ticket (whose first part is when the
--- prompt was queued), and "1" if completions of it wait for a score, of each.
+-- LeasePrompts: QUEUED -> LEASED. ARGV: holder, maximum prompts, holder's policy version, nonce of this grant, maximum
+-- bytes of prompts; one prompt is granted whatever its size.
+-- Returns OK, gate, run's policy version, expiry, then of each prompt the lease id, attempt, prompt, ticket (whose first
+-- part is when it was queued), and "1" if completions of it wait for a score.
 even_when_full()
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
@@ -21,7 +21,7 @@ local reply, expiries = { 'OK', '', newest, at + ttl }, {}
 
 local leased_line = moment('L', at, in_words(holder))
 
--- The id after which a stream's tickets wait.
+-- The id of the last delivered ticket of a stream.
 local function last_delivered(stream)
   local group = call('XINFO', 'GROUPS', P .. stream)[1]
   for n = 1, #group, 2 do
@@ -47,29 +47,29 @@ local function grant(stream, n)
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end
     for _, value in ipairs({ lease, attempt, prompt, entry[1], stored and '1' or '' }) do table.insert(reply, value) end
   end
-  -- One consumer name for all: a consumer per rollout would outlive its rollout. The holder stands in the instance.
+  -- All rollouts share one consumer, since Redis would keep a consumer per rollout for ever. The instance has the holder.
   if granted > 0 then call('XREADGROUP', 'GROUP', 'rollouts', 'lease', 'COUNT', granted, 'STREAMS', P .. stream, '>') end
   return granted
 end
 
--- The grants' leases begin all at once.
+-- Records the expiries of all grants.
 local function granted_all()
   call_many('ZADD', LEASES, expiries)
   return reply
 end
 
--- Evaluation and serving come first and are not gated.
+-- Evaluation and serving come first and have no admission limit.
 most = most - grant('prompts:pin:' .. ARGV[3], most)
 most = most - grant('prompts:serve', most)
 if most == 0 or is_full then return granted_all() end
 
--- The gate. `under_way` groups will fill steps newest, newest + 1, ...; one more would be trained too late for the
--- weights this rollout has, if there were this many already.
+-- The admission limit. The groups `under_way` will fill the steps newest, newest + 1, ...; a group beyond the limit would
+-- be too old, with this rollout's weights, when it is trained.
 local leased_now = gauge('leased')
 local under_way = leased_now + gauge('ready') + gauge('leased_to_trainer')
 local steps_ahead = math.min(version, tonumber(newest)) - newest + staleness + 1
 local by_staleness = steps_ahead * step - under_way
--- Expect of each running group the mean size so far. Never less than a batch: a limit below one would stop the run.
+-- Running groups are expected to have the mean size so far. A batch is always admitted: otherwise the run would stop.
 local mean = gauge('put_bytes') / math.max(1, gauge('put'))
 local by_memory = by_staleness
 if mean > 0 then

@@ -1,4 +1,4 @@
--- WatchMembers, GetRun: who lives now. Returns OK, group epoch, then registration and last heartbeat of each, by id.
+-- WatchMembers, GetRun: live members. Returns OK, group epoch, then registration and last heartbeat of each, by id.
 if not run_state() then return { 'NOT_FOUND' } end
 local ids = call('ZRANGEBYSCORE', MEMBERS, '(' .. now(), '+inf')
 table.sort(ids)

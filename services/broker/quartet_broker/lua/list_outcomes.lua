@@ -1,5 +1,6 @@
--- CollectResults: how far each instance is. ARGV: instance ids.
--- Returns OK, then of each: DONE (with when it was finished), DEAD (with when), WAIT, GONE or UNKNOWN.
+-- CollectResults: the outcome of each instance. ARGV: instance ids.
+-- Returns OK, then of each: DONE, DEAD, WAIT, STORED, GONE (its result was deleted) or UNKNOWN; when it was finished or
+-- died, else 0.
 if not run_state() then return { 'NOT_FOUND' } end
 local reply = { 'OK' }
 for _, id in ipairs(ARGV) do

@@ -4,7 +4,7 @@ local refusal = refuse(ARGV[1])
 if refusal then return refusal end
 local step = ARGV[2]
 local version = number('policy_version')
--- A Redis of an earlier state may have made another batch for the step, or the same with a group that was dropped since.
+-- A Redis that was restored from an earlier state may have another batch for the step, or one with dropped groups in it.
 if #ARGV > 2 and call('HEXISTS', BATCHES, step) == 1 then
   if table.concat(ARGV, '\n', 3) ~= table.concat(call('LRANGE', batch(step), 0, -1), '\n') then
     return { 'OTHER_BATCH' }
@@ -15,5 +15,5 @@ if tonumber(step) > version then return { 'OUT_OF_ORDER', version } end
 if call('HGET', BATCHES, step) ~= 'GRANTED' then return { 'NOT_GRANTED' } end
 move_batch(step, 'LEASED_TO_TRAINER', 'TRAINED')
 call('HSET', RUN, 'policy_version', version + 1)
-ring('prompts')
+notify('prompts')
 return { 'OK' }

@@ -1,12 +1,12 @@
--- PutExperience, some groups: each LEASED -> READY, DELIVERED, or QUEUED when it is stale.
+-- PutExperience: each group LEASED -> READY, DELIVERED, or QUEUED when it is stale.
 --
--- In the same transaction, just before, the broker has stored what each group is made of under a fresh name: accepted
--- groups keep it, of others it goes.
+-- In the same transaction, just before, the broker has stored the bytes of each group under a fresh name. Accepted groups
+-- keep them; those of other groups are deleted.
 --
--- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header ("" for TRAIN),
--- name, bytes of the payload, bytes of the transcript of each group. Returns OK, then the outcome of each; or PURPOSE,
--- which group's is wrong, the instance's, and then nothing was changed.
-even_when_full() -- Redis refuses the transaction, not a part of it
+-- ARGV: samples per version, then of each group the instance id, lease id, purpose, oldest version, newest version, header
+-- ("" for TRAIN), name, bytes of the payload, bytes of the transcript. Returns OK, then the outcome of each; or, without
+-- any change, PURPOSE, the index of the group whose purpose is wrong, the instance's purpose.
+even_when_full() -- a full Redis has already refused the whole transaction
 local FIELDS = 9
 local function discard(n) call('UNLINK', payload(ARGV[n + 6]), transcript(ARGV[n + 6])) end
 local function discard_all()
@@ -29,14 +29,14 @@ for n = 2, #ARGV, FIELDS do table.insert(leases, ARGV[n + 1]) end
 local expiries = call('ZMSCORE', LEASES, unpack(leases))
 local answered, torn, finished, lost = {}, {}, {}, false
 
--- The group takes its ticket and its lease off the queue, when the script ends.
+-- Has the group's ticket and lease removed when the script ends.
 local function take_off(stream, ticket, lease)
   torn[stream] = torn[stream] or {}
   table.insert(torn[stream], ticket)
   table.insert(answered, lease)
 end
 
--- LEASED -> DELIVERED: an evaluation's or a client's.
+-- LEASED -> DELIVERED: a group for an evaluation or for serving.
 local function deliver(id, h, name, bytes, header)
   keep_result(id, h[2], name, bytes, at, at)
   settle({ id }, 'DELIVERED', at)
@@ -44,14 +44,14 @@ local function deliver(id, h, name, bytes, header)
   if evaluation then
     call('HSET', evaluation .. ':headers', id, header)
     call('RPUSH', evaluation .. ':finished', id)
-    local bytes = #header + 2 * #id + 128 -- what Redis adds to them, too
+    local bytes = #header + 2 * #id + 128 -- with what Redis adds to them
     call('HINCRBY', evaluation, 'bytes', bytes)
     count('evaluation_bytes', bytes)
-    ring('evaluations')
+    notify('evaluations')
   end
 end
 
--- A bounded share of the groups is shown to people.
+-- Emits a transcript as a sample event, for a limited number of groups per version.
 local function show(name, bytes)
   if bytes == 0 or bytes > 65536 then return end
   local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
@@ -97,15 +97,15 @@ local function put(n)
   if version - oldest > staleness then
     count('stale', 1)
     if h[9] then drop_unscored(id) end
-    -- The prompt is not to blame: its deliveries start anew.
+    -- The delivery did not fail because of the prompt: its deliveries are counted anew.
     requeue(id, 0, 'put as stale: of version ' .. oldest .. ' at version ' .. version)
     return 'STALE'
   end
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
   if h[9] then drop_unscored(id) end
 
-  -- What a batch needs to know of its groups stands in their tickets. Weights newer than the run's, which there are
-  -- after a rewind, do not come before those of the run.
+  -- The ticket has what LeaseExperience needs of the group. After a rewind there are weights newer than the run's: they
+  -- count as the run's version.
   local order = string.format('%d', math.min(oldest, version))
   local stream = ready(order)
   if not listed[stream] then
@@ -113,7 +113,7 @@ local function put(n)
     listed[stream] = true
   end
   local ticket = call('XADD', P .. stream, '*', 'i', id, 's', name, 'b', bytes)
-  -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
+  -- `lease` and `holder` stay in the hash: a lease that is not in LEASES is void.
   call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'shown', shown_bytes, 'finished', at, 'version', oldest,
     'state', 'READY', 'stream', stream, 'ticket', ticket, 'life', lived(h[8], put_line .. ARGV[n + 3]))
   take_off(h[3], h[4], lease)
@@ -128,7 +128,7 @@ local function put(n)
   return 'ACCEPTED'
 end
 
--- A call that cannot be right is refused whole, before anything of it is done.
+-- A call with a wrong purpose is refused as a whole, before any change.
 local seen = {}
 for n = 2, #ARGV, FIELDS do
   local id = ARGV[n]
@@ -146,10 +146,10 @@ for n = 2, #ARGV, FIELDS do
   if outcome ~= 'ACCEPTED' then discard(n) end
   table.insert(reply, outcome)
 end
-for stream, tickets in pairs(torn) do tear(stream, tickets) end
+for stream, tickets in pairs(torn) do remove_tickets(stream, tickets) end
 if #answered > 0 then call('ZREM', LEASES, unpack(answered)) end
-if #finished > 0 then ring_results(finished) end
+if #finished > 0 then notify_results(finished) end
 if lost then expire_leases(at, 100) end
 -- Wake the trainer only when there may be enough for it.
-if #finished > 0 and (gauge('ready') >= tonumber(wanted or 1) or over == '1') then ring('experience') end
+if #finished > 0 and (gauge('ready') >= tonumber(wanted or 1) or over == '1') then notify('experience') end
 return reply

@@ -20,5 +20,5 @@ call('HDEL', key, 'beat')
 call('ZADD', MEMBERS, at + number('member_ttl_ms'), id)
 if known ~= address and kind == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end
 if not known then emit('event', ARGV[7]) end
-ring('members')
+notify('members')
 return { 'OK', call('HGET', RUN, 'group_epoch') }

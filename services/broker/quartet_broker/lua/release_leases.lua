@@ -1,8 +1,8 @@
--- ReleaseLeases: LEASED -> QUEUED or DEAD. In the same transaction, just before, the broker has stored completions that a
--- verifier failed on, each group's under a fresh name.
+-- ReleaseLeases: LEASED -> QUEUED or DEAD. In the same transaction, just before, the broker has stored the completions on
+-- which a verifier failed, each group's under a fresh name.
 --
--- ARGV: lease id, failure or "", "1" if permanent, that name or "", bytes stored under it, of each. Returns OK, requeued,
--- dead, why the run should end (`hopeless`), then the leases that were lost before.
+-- ARGV: of each lease its id, failure or "", "1" if permanent, that name or "", bytes stored under it. Returns OK, number
+-- requeued, number dead, why the run should end (`hopeless`), then the leases that were lost before.
 even_when_full()
 local FIELDS = 5
 if not run_state() then
@@ -12,7 +12,7 @@ end
 local at, most = now(), number('max_experience_bytes')
 local reply = { 'OK', 0, 0, '' }
 
--- Returns the failure, with a remark if there is no room.
+-- Keeps the completions. Returns the failure, with a remark if there is no room for them.
 local function keep(id, failure, name, bytes)
   local others = gauge('unscored_bytes') - tonumber(call('HGET', instance(id), 'bytes') or 0)
   if others + bytes <= most then
@@ -37,7 +37,7 @@ for n = 1, #ARGV, FIELDS do
   if not id then
     table.insert(reply, lease)
   elseif failure == '' and not permanent then
-    -- A drain: the delivery does not count.
+    -- The rollout drains: the delivery does not count.
     requeue(id, call('HGET', instance(id), 'attempt') - 1, 'given back')
     reply[2] = reply[2] + 1
   elseif fail(id, failure ~= '' and failure or 'refused for good, without a reason', permanent, at) then

@@ -1,4 +1,4 @@
--- RequeueDead: DEAD -> QUEUED with a fresh delivery count. ARGV: "1" for those only whose completions are kept, or "",
+-- RequeueDead: DEAD -> QUEUED with a fresh delivery count. ARGV: "1" for only those whose completions are kept, else "",
 -- then instance ids. Returns OK, number requeued.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
@@ -15,14 +15,14 @@ for n = 2, #ARGV do
     call('HSET', instance(id), 'attempt', 0, 'life', lived(life, moment('Q', now())))
     evaluation = evaluation_of(evaluation)
     if evaluation then call('HINCRBY', evaluation, 'dead', -1) end
-    enqueue(id, home(purpose, pinned, stored))
+    enqueue(id, queue_of(purpose, pinned, stored))
     shift(purpose, 'DEAD', 'QUEUED')
     live(pass, 1)
     requeued = requeued + 1
   end
 end
 if requeued > 0 then
-  call('HDEL', RUN, 'first_dead') -- whoever requeues has mended the reason
-  ring('prompts')
+  call('HDEL', RUN, 'first_dead') -- the reason is presumed fixed
+  notify('prompts')
 end
 return { 'OK', requeued }

@@ -1,6 +1,6 @@
--- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version or for whichever is live.
--- ARGV: evaluation id, version or "", then instance id, digest, prompt of each. Returns OK, number of prompts;
--- or OVERFLOW, bytes of prompts, most.
+-- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version or of the live policy.
+-- ARGV: evaluation id, version or "", then instance id, digest, prompt of each. Returns OK, number of prompts; or
+-- CONFLICT, instance id; or OVERFLOW, bytes of prompts, maximum.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local evaluation, version = ARGV[1], ARGV[2]
@@ -14,7 +14,7 @@ for n = 3, #ARGV, 3 do
 end
 local total, bytes = (#ARGV - 2) / 3, 0
 for n = 3, #ARGV, 3 do bytes = bytes + size_of(#ARGV[n + 2]) end
--- Prompts that were submitted do not keep an evaluation of them from starting.
+-- Twice the limit: submitted prompts alone never prevent their evaluation.
 local kept = prompts_overflow(bytes, 2)
 if kept then return { 'OVERFLOW', kept, 2 * number('max_prompt_bytes') } end
 local guest = guest_of_the_run()
@@ -23,7 +23,7 @@ if refusal then return refusal end
 hold('prompts', guest, total)
 hold('bytes', guest, bytes)
 count('prompt_bytes', bytes)
--- The oldest that are complete go while there are too many bytes of headers. A run of before has no limit.
+-- Deletes the oldest complete evaluations while there are too many bytes of headers. Runs of older brokers have no limit.
 for _, id in ipairs(call('LRANGE', P .. 'evaluations', 0, 63)) do
   if gauge('evaluation_bytes') <= (number('max_evaluation_bytes') or math.huge) then break end
   local old = P .. 'evaluation:' .. id
@@ -44,5 +44,5 @@ for n = 3, #ARGV, 3 do
   enqueue(id, version ~= '' and 'prompts:pin:' .. version or 'prompts:serve')
   shift('EVALUATE', nil, 'QUEUED')
 end
-ring('prompts')
+notify('prompts')
 return { 'OK', total }

@@ -1,6 +1,6 @@
 -- SubmitPrompts: (nothing) -> QUEUED, or STORED for an evaluation set. All or nothing.
--- ARGV: set name or "", instance that was submitted before these or "", most prompts of a set, "ask" to change nothing
--- or "", then id, digest, purpose, pinned version or "", data pass, and prompt, or its bytes if asked, of each.
+-- ARGV: set name or "", instance that was submitted before these or "", maximum prompts of a set, "ask" for a dry run or
+-- "", then of each the id, digest, purpose, pinned version or "", data pass, and prompt (for a dry run its size).
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
@@ -18,13 +18,13 @@ for n, id in ipairs(ids) do
   local digest, purpose, pass = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 4])
   local known = call('HGET', instance(id), 'digest')
   if not known then known = settled[n] and string.match(settled[n], '^%u+|([^|]*)|') end
-  if not known and purpose == 'TRAIN' and pass < first_pass then known = '' end -- of a pass that is over
+  if not known and purpose == 'TRAIN' and pass < first_pass then known = '' end -- its pass is over
   if not known then
     table.insert(fresh, at)
     bytes = bytes + size_of(ASKED and tonumber(ARGV[at + 5]) or #ARGV[at + 5])
     if purpose ~= 'EVALUATE' then queued = queued + 1 end
     if purpose == 'TRAIN' then trained = trained + 1 end
-  elseif known ~= digest and known ~= '' then -- '': of unknown content; see settle_consumed
+  elseif known ~= digest and known ~= '' then -- '': its content is unknown; see settle_trained
     return { 'CONFLICT', id }
   else
     duplicates = duplicates + 1
@@ -47,7 +47,7 @@ if queued > limit then return { 'TOO_MANY', limit } end
 if queued > 0 and waiting + queued > limit then return { 'FULL', waiting, limit } end
 if ASKED then return { 'OK', #fresh, duplicates } end
 
--- Of what only a ledger knew, content and data pass are known from now on.
+-- Adds content and data pass to the settled lines of instances that only a ledger has named so far.
 for n, id in ipairs(ids) do
   local attempt, step = string.match(settled[n] or '', '^COMMITTED||(%d+)|(%-?%d+)|$')
   if attempt then
@@ -82,5 +82,5 @@ count('submitted', #fresh)
 count('prompt_bytes', bytes)
 hold('prompts', guest, #fresh)
 hold('bytes', guest, bytes)
-if queued > 0 then ring('prompts') end
+if queued > 0 then notify('prompts') end
 return { 'OK', #fresh, duplicates }

@@ -1,4 +1,4 @@
--- What time does to a run, a bounded part of it a call: leases and members end, results are let go.
+-- Ends expired leases and members and deletes old results, a bounded number per call.
 -- Returns OK, run's state, number of leases that expired, why the run should end (`hopeless`); of a run that
 -- has ended: when it did, milliseconds since then.
 even_when_full()

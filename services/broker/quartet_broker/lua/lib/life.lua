@@ -1,9 +1,9 @@
--- Steps of a prompt group's life that several transitions share.
+-- Transitions of a prompt group that several scripts share.
 --
--- An instance is the hash q:{run}:i:ID. While it waits, a ticket (a stream entry that names it) stands in the stream of
--- its field `stream`. A group in a step's batch is LEASED_TO_TRAINER in its hash to the end; whether that step was
--- trained stands once, in q:{run}:batches. Once nothing more can happen to an instance, it is settled: one line in the
--- hash q:{run}:settled.
+-- An instance is the hash q:{run}:i:ID. While it waits, the stream in its field `stream` has a ticket: a stream entry
+-- that names the instance. A group in a step's batch stays LEASED_TO_TRAINER in its hash; whether the step was trained
+-- is recorded once, in q:{run}:batches. A terminal instance is settled: its hash is deleted, and the hash
+-- q:{run}:settled gets a line.
 --
 -- What is stored of an instance that is QUEUED, LEASED or DEAD are completions that no verifier could score.
 
@@ -16,7 +16,7 @@ local OPEN = { READY = 1, LEASED_TO_TRAINER = 1 } -- groups that count toward ma
 local REASONS_KEPT = 20
 local UNSCORED = { QUEUED = 1, LEASED = 1, DEAD = 1 } -- what is stored of these
 
--- Moves counts, and the bytes of stored groups, from one state to another (nil: outside of the counted states).
+-- Moves counts, and the bytes of stored groups, from one state to another (nil: not a counted state).
 local function shift(purpose, from, to, bytes, groups)
   groups = groups or 1
   if purpose == 'TRAIN' then
@@ -28,21 +28,21 @@ local function shift(purpose, from, to, bytes, groups)
   end
 end
 
--- A training instance of a data pass begins (1) or ends (-1) to be something that may still be trained.
+-- Counts the training instances of a data pass that may still be trained. `by`: 1 or -1.
 local function live(pass, by)
   if pass then tally(PASSES, pass, by) end
 end
 
--- What a prompt of so many bytes takes in Redis: until it is settled it counts toward max_prompt_bytes, in `size`.
+-- What a prompt takes in Redis, by the bytes of its text; it counts toward max_prompt_bytes until it is settled.
 local function size_of(bytes) return bytes + 1024 end
 
--- How many bytes of prompts there are, if `bytes` more would be too many in `times` times the run's limit.
+-- The bytes of prompts kept now, if `bytes` more would exceed `times` times the run's limit; else false or nil.
 local function prompts_overflow(bytes, times)
   local most, kept = number('max_prompt_bytes'), gauge('prompt_bytes')
-  return most and kept + bytes > most * times and kept -- a run that an older broker made has no limit
+  return most and kept + bytes > most * times and kept -- runs of older brokers have no limit
 end
 
--- The caller whose prompts are counted: who made or trains the run may fill it, of the others each its share. '': not so.
+-- The caller, if its prompts are limited to its share; '' for the run's creator and its trainer, which have no limit.
 local function guest_of_the_run()
   local made_by, trained_by = unpack(call('HMGET', RUN, 'made_by', 'trained_by'))
   return is_foreign(made_by) and trained_by ~= CALLER and CALLER or ''
@@ -55,8 +55,8 @@ local function enqueue(id, stream)
   call('HSET', instance(id), 'state', 'QUEUED', 'stream', stream, 'ticket', ticket)
 end
 
--- Takes tickets out of their stream, delivered or not.
-local function tear(stream, tickets)
+-- Removes tickets from their stream, delivered or not.
+local function remove_tickets(stream, tickets)
   if #tickets == 0 then return end
   if not is_ready(stream) then call('XACK', P .. stream, 'rollouts', unpack(tickets)) end
   call('XDEL', P .. stream, unpack(tickets))
@@ -68,14 +68,14 @@ local function tear(stream, tickets)
   end
 end
 
--- The stream in which a prompt waits that was delivered before.
-local function home(purpose, pinned, stored)
+-- The stream in which a requeued prompt waits.
+local function queue_of(purpose, pinned, stored)
   if purpose == 'TRAIN' then return 'prompts:again' end
-  -- Nothing is to be generated where completions are stored: weights of any version will do.
+  -- If completions are stored, nothing is generated: rollouts with weights of any version can score them.
   return pinned and not stored and 'prompts:pin:' .. pinned or 'prompts:serve'
 end
 
--- Keeps the completions stored under `name` with the instance, in place of those kept before.
+-- Attaches the completions stored under `name` to the instance and deletes those it had. `name` nil: deletes only.
 local function keep_unscored(id, name, bytes)
   local before, bytes_before = unpack(call('HMGET', instance(id), 'stored', 'bytes'))
   if before then call('UNLINK', payload(before)) end
@@ -90,15 +90,15 @@ local function keep_unscored(id, name, bytes)
 end
 local function drop_unscored(id) keep_unscored(id, nil, 0) end
 
--- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered; completions that wait for a score stay. `why`:
--- in words, for people.
+-- LEASED, or a stored group -> QUEUED, before prompts that were never delivered. Completions that wait for a score are
+-- kept. `why`: for the instance's history.
 local function requeue(id, attempt, why)
   local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned', 'stored',
     'life')
   local purpose, state, stream, ticket, lease, bytes = h[1], h[2], h[3], h[4], h[5], tonumber(h[6] or 0)
   local unscored = UNSCORED[state]
-  enqueue(id, home(purpose, h[7], unscored and h[8]))
-  tear(stream, { ticket })
+  enqueue(id, queue_of(purpose, h[7], unscored and h[8]))
+  remove_tickets(stream, { ticket })
   if lease then call('ZREM', LEASES, lease) end
   if h[8] and not unscored then
     call('UNLINK', payload(h[8]), transcript(h[8]))
@@ -108,13 +108,13 @@ local function requeue(id, attempt, why)
   call('HDEL', instance(id), 'lease', 'holder', 'shown', 'finished', 'version', 'step', 'taken')
   call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], moment('R', now(), in_words(why))))
   shift(purpose, state, 'QUEUED', bytes)
-  ring('prompts')
+  notify('prompts')
 end
 
--- Two reasons are one if they differ in numbers only: lengths, lines, attempts.
+-- Reasons that differ only in numbers (lengths, lines, attempts) count as the same.
 local function kind_of(reason) return (string.gsub(reason, '%d+', '0')) end
 
--- Counts the training prompts that died in a row of one reason before any group was stored.
+-- Counts the training prompts that died in a row of the same reason before any group was stored.
 local function died(reason)
   if gauge('put') > 0 then return end
   if kind_of(call('HGET', RUN, 'first_dead_reason') or '') ~= kind_of(reason) then call('HSET', RUN, 'first_dead', 0) end
@@ -122,7 +122,7 @@ local function died(reason)
   call('HINCRBY', RUN, 'first_dead', 1)
 end
 
--- Why the run should end as failed, in words: its first prompts all died of one reason. '': it should not.
+-- The reason to end the run as failed: its first prompts all died of the same reason. '': there is none.
 local function hopeless()
   local state, most, dead, reason = unpack(call('HMGET', RUN, 'state', 'max_first_dead', 'first_dead', 'first_dead_reason'))
   most, dead = tonumber(most or 0), tonumber(dead or 0)
@@ -130,20 +130,20 @@ local function hopeless()
   return 'the first ' .. dead .. ' prompts died of one reason, and no group was made: ' .. reason
 end
 
--- The hash of an evaluation, if it was not let go: "prompts", "dead", "bytes" of its headers.
+-- The key of an evaluation's hash ("prompts", "dead", "bytes" of its headers); false or nil if it was deleted.
 local function evaluation_of(id)
   local key = id and P .. 'evaluation:' .. id
   return key and call('EXISTS', key) == 1 and key
 end
 
--- LEASED -> DEAD: kept, with its reasons, until someone requeues it.
-local function bury(id, at)
+-- LEASED -> DEAD: kept, with its reasons, until it is requeued.
+local function set_dead(id, at)
   local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass',
     'life')
   local last = h[6] and call('HGET', instance(id), 'reason:' .. h[6]) or 'no reason was given'
   call('ZADD', DEAD, at, id)
   call('HSET', instance(id), 'state', 'DEAD', 'life', lived(h[8], moment('X', at, in_words(last))))
-  tear(h[2], { h[3] })
+  remove_tickets(h[2], { h[3] })
   call('ZREM', LEASES, h[4])
   call('HDEL', instance(id), 'lease', 'holder', 'ticket')
   shift(h[1], 'LEASED', 'DEAD')
@@ -153,15 +153,15 @@ local function bury(id, at)
   local evaluation = evaluation_of(h[5])
   if evaluation then
     call('HINCRBY', evaluation, 'dead', 1)
-    ring('evaluations')
+    notify('evaluations')
   end
-  -- One group fewer is under way: the gate may open, or the data may have ended.
-  ring('prompts')
-  ring('experience')
-  ring_results({ id })
+  -- One group fewer is in progress: another prompt may be admitted, or the data may have ended.
+  notify('prompts')
+  notify('experience')
+  notify_results({ id })
 end
 
--- A delivery failed: the prompt waits again, or is dead after the last delivery (at once if `permanent`).
+-- A delivery failed: the prompt is requeued, or dead after its last delivery (at once if `permanent`).
 -- Returns true when it is dead.
 local function fail(id, reason, permanent, at)
   local attempt = tonumber(call('HGET', instance(id), 'attempt'))
@@ -169,14 +169,14 @@ local function fail(id, reason, permanent, at)
   call('HSET', instance(id), 'reason:' .. n, reason)
   if n > REASONS_KEPT then call('HDEL', instance(id), 'reason:' .. n - REASONS_KEPT) end
   if permanent or attempt >= number('max_deliveries') then
-    bury(id, at)
+    set_dead(id, at)
     return true
   end
   requeue(id, attempt, reason)
   return false
 end
 
--- The instance a lease is for, if the caller holds it and it has not expired. A lease id is "NONCE-N:INSTANCE".
+-- The id of a lease's instance, if the caller holds it and it has not expired. A lease id is "NONCE-N:INSTANCE".
 local function leased(lease, at)
   local id = string.match(lease, '^[^:]*:(.*)$')
   if not id then return nil end
@@ -186,7 +186,7 @@ local function leased(lease, at)
   return expiry and tonumber(expiry) > at and id
 end
 
--- Leases whose time is up go back, at most `limit` of them.
+-- Ends expired leases, at most `limit` of them.
 local function expire_leases(at, limit)
   local expired = call('ZRANGEBYSCORE', LEASES, '-inf', at, 'LIMIT', 0, limit)
   for _, lease in ipairs(expired) do
@@ -197,13 +197,13 @@ local function expire_leases(at, limit)
   return #expired
 end
 
--- True when an instance that a caller submitted (or "") is not known: Redis was restored from a state before it, and what
--- was submitted before it may be missing too.
+-- Whether an instance that a caller submitted before ('': it names none) is unknown: Redis was restored from an earlier
+-- state, so other submissions may be missing too.
 local function is_forgotten(id)
   return id ~= '' and call('EXISTS', instance(id)) == 0 and call('HEXISTS', SETTLED, id) == 0
 end
 
--- True when no training prompt waits or is at a rollout, and none will come.
+-- Whether no training prompt is queued or leased, and none will come.
 local function prompts_are_over()
   return call('HGET', RUN, 'prompts_ended') == '1' and gauge('queued') == 0 and gauge('leased') == 0
 end

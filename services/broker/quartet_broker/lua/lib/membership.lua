@@ -1,12 +1,12 @@
--- Members: q:{run}:member:ID is what a member last said; the sorted set q:{run}:members says until when it lives.
+-- Members: q:{run}:member:ID has a member's registration and last heartbeat, the sorted set q:{run}:members its expiry.
 
--- The refusal of a member's call that the holder of another certificate makes than registered it; nil if it may.
+-- The refusal of a call about a member that the holder of another certificate registered; nil if it is allowed.
 local function not_this_member(id)
   local owner = call('HGET', P .. 'member:' .. id, 'owner')
   if is_foreign(owner) then return denied('member ' .. id, owner) end
 end
 
--- Takes a member out; the set of rollouts changed, so the group epoch grows.
+-- Removes a member. If it is a rollout, the group epoch grows.
 local function drop_member(id, reason)
   local key = P .. 'member:' .. id
   local h = call('HMGET', key, 'kind', 'registration', 'owner')
@@ -15,7 +15,7 @@ local function drop_member(id, reason)
   hold('members', h[3], -1)
   if h[1] == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end
   emit('gone', h[2], 'reason', reason)
-  ring('members')
+  notify('members')
 end
 
 local function expire_members(at)

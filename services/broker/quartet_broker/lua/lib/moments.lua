@@ -1,14 +1,14 @@
--- What happened to an instance, for people: one line a moment, "KIND MILLISECONDS DETAIL", in the field `life` of its hash
--- and, when it is settled, in the hash q:{run}:lives, which holds the most recently settled ones. dead.py reads them.
+-- The history of an instance: lines of "KIND MILLISECONDS DETAIL" in the field `life` of its hash or, once it is
+-- settled, in the hash q:{run}:lives, which has the most recently settled ones. results.py reads them.
 local LIVES, LIVES_ORDER = P .. 'lives', P .. 'lives:order'
 local LONGEST_LIFE, LONGEST_DETAIL = 2000, 200 -- bytes
 
--- A moment's line. What many instances have in common is written once.
+-- A line of a history.
 local function moment(kind, at, detail) return kind .. ' ' .. at .. (detail and ' ' .. detail or '') end
--- A detail that somebody chose.
+-- Text of callers as a detail: short, on one line.
 local function in_words(text) return (string.gsub(string.sub(text, 1, LONGEST_DETAIL), '%s+', ' ')) end
 
--- A life with one more moment. Of a long one the first line and the last ones are kept.
+-- A history with one more line. Of a long one the first line and the last ones are kept.
 local function lived(life, line)
   if not life then return line end
   life = life .. '\n' .. line
@@ -16,9 +16,9 @@ local function lived(life, line)
   return string.match(life, '^[^\n]*') .. string.match(string.sub(life, -LONGEST_LIFE / 2), '\n.*$')
 end
 
--- Keeps the lives of instances that were settled: id, life, ...
+-- Keeps the histories of settled instances. `lives`: id, history, ...
 local function remember_lives(ids, lives)
-  local most = number('remembered_lives') or 0 -- a run that an older broker made has no such number
+  local most = number('remembered_lives') or 0 -- nil in runs of older brokers
   if most == 0 then return end
   call_many('HSET', LIVES, lives)
   call_many('RPUSH', LIVES_ORDER, ids)

@@ -8,8 +8,8 @@ local function refuse(session, settling)
     call('HMGET', RUN, 'session', 'committed_step', 'settle_to', 'trained_by'))
   if is_foreign(owner) then return denied("the run's session", owner) end
   if newest ~= session or newest == '0' then -- 0: none was opened yet
-    -- A session that is newer than the newest: Redis was restored from a state before it. The trainer that has the one
-    -- known here was replaced then, so from now on that one is fenced too.
+    -- The caller's session is newer than the one in Redis, which was restored from an earlier state. The trainer of the
+    -- older session was replaced, so that one is fenced too.
     if newest ~= '0' and tonumber(newest) < tonumber(session) and tonumber(session) <= now() then
       call('HSET', RUN, 'session', string.format('%d', session + 1))
     end
@@ -18,8 +18,8 @@ local function refuse(session, settling)
   if not settling and tonumber(committed) < tonumber(settle_to or 0) then return { 'UNSETTLED', committed, settle_to } end
 end
 
--- Steps below `step` + 1 are committed, `ids` being the batch of `step`. The field `ledger` is "STEPS DIGEST": what
--- OpenSessionResponse.ledger_digest is made of, as long as every step came by here.
+-- Records that `step`, with the batch `ids`, is committed. The field `ledger`, "STEPS DIGEST", gives
+-- OpenSessionResponse.ledger_digest; it is valid as long as every step was committed here.
 local function advance(step, ids)
   if tonumber(step) ~= number('committed_step') then return end
   call('HSET', RUN, 'committed_step', step + 1)
@@ -42,23 +42,23 @@ local function move_batch(step, from, to)
   shift('TRAIN', from, to, tonumber(call('HGET', BATCH_BYTES, step)), call('LLEN', batch(step)))
 end
 
--- The state of a group in a batch.
+-- The state of the groups in a step's batch.
 local function state_in(step) return call('HGET', BATCHES, step) == 'TRAINED' and 'TRAINED' or 'LEASED_TO_TRAINER' end
 
--- Takes a group out of its step's batch, which is then SHORT, unless it was trained as it was.
+-- Removes a group from its step's batch. The batch is then SHORT, unless it is TRAINED.
 local function take_out(id, step)
   call('LREM', batch(step), 0, id)
   call('HINCRBY', BATCH_BYTES, step, -call('HGET', instance(id), 'bytes'))
   if call('HGET', BATCHES, step) ~= 'TRAINED' then call('HSET', BATCHES, step, 'SHORT') end
 end
 
--- What a checkpoint says was trained (by `step`, nil: not known) is COMMITTED, wherever a Redis of an earlier state has
--- it. Returns whether it was elsewhere.
-local function consume(id, step, at)
+-- Any state -> COMMITTED: the checkpoint says that the instance was trained (in `step`; nil: unknown), but a Redis that
+-- was restored from an earlier state may have it in another one. Returns whether it had.
+local function settle_trained(id, step, at)
   local state, stream, ticket, lease, batched = unpack(
     call('HMGET', instance(id), 'state', 'stream', 'ticket', 'lease', 'step'))
   if state then
-    if ticket and (state == 'QUEUED' or state == 'LEASED' or state == 'READY') then tear(stream, { ticket }) end
+    if ticket and (state == 'QUEUED' or state == 'LEASED' or state == 'READY') then remove_tickets(stream, { ticket }) end
     if lease then call('ZREM', LEASES, lease) end
     if state == 'DEAD' then call('ZREM', DEAD, id) end
     local from
@@ -73,7 +73,7 @@ local function consume(id, step, at)
   end
   local line = call('HGET', SETTLED, id)
   if not line then
-    -- Even its submission was forgotten: no content is known, any will do as the same, nor is its data pass.
+    -- Redis lost its submission too. Content and data pass are unknown: any content counts as the same.
     call('HSET', SETTLED, id, 'COMMITTED||1|' .. (step or -1) .. '|')
     call('RPUSH', SETTLED_ORDER, id)
     forget()
@@ -82,16 +82,16 @@ local function consume(id, step, at)
   end
   local final, rest = string.match(line, '^(%u+)(|.*)$')
   if final == 'COMMITTED' or not step then return false end
-  -- Dropped, in a history that was given up since.
+  -- Dropped, in a history that the restore replaced.
   call('HSET', SETTLED, id, 'COMMITTED' .. string.gsub(rest, '|%-?%d+(|%d*)$', '|' .. step .. '%1'))
   count(string.lower(final), -1)
   count('committed', 1)
   return true
 end
 
--- LEASED_TO_TRAINER or TRAINED -> QUEUED, what is left of a batch that is not the one its step was trained with: a Redis
--- of an earlier state made it.
-local function dissolve(step)
+-- LEASED_TO_TRAINER or TRAINED -> QUEUED: the rest of a batch with which its step was not trained. It is of an earlier
+-- state from which Redis was restored.
+local function requeue_batch(step)
   local state = call('HGET', BATCHES, step)
   if not state then return end
   if state == 'TRAINED' then move_batch(step, 'TRAINED', 'LEASED_TO_TRAINER') end

@@ -1,6 +1,6 @@
--- The end of an instance's life: settled, remembered by one line, its result kept for a while.
+-- The end of an instance: it is settled, one line of it is kept, and its result for a while.
 
--- Results wait to be collected in pools, one a purpose, each bounded in bytes and time; the oldest are let go first.
+-- Results are kept in one pool per purpose, each bounded in bytes and time. Deletes the oldest ones beyond the bounds.
 local function trim_results(pool, at)
   local limits = call('HMGET', RUN, 'result_ttl_ms', 'max_result_bytes')
   for _ = 1, 256 do
@@ -16,7 +16,7 @@ local function trim_results(pool, at)
   end
 end
 
--- Keeps the transcript of `bytes` bytes stored under `name`, if there is one.
+-- Keeps the transcript of `bytes` bytes that is stored under `name`; 0: there is none.
 local function keep_result(id, pool, name, bytes, finished, at)
   if bytes == 0 then return end
   if finished + number('result_ttl_ms') <= at then return call('UNLINK', transcript(name)) end
@@ -27,18 +27,17 @@ local function keep_result(id, pool, name, bytes, finished, at)
   trim_results(pool, at)
 end
 
--- A data pass is over when prompts of a later one came and none of its own can be trained any more.
+-- A data pass is over once prompts of a later one were submitted and none of its own can still be trained.
 local function is_over(pass)
   local left = tonumber(call('HGET', PASSES, pass) or 0) + (tallies[PASSES][pass] or 0)
   return pass < number('newest_pass') and left <= 0
 end
 
--- Keeps the settled lines at `remembered`. Lines of a pass that is over go, and from then on any instance of that pass
--- is known by its pass alone. Lines of a pass that still goes on stay, until there are twice as many: only then is an
--- instance forgotten that could be submitted again and trained twice. Lines without a pass are of instances that only a
--- checkpoint's ledger knows, until they are submitted again; they come in the order of training, from the first pass that
--- was not over on. They stay until there are three times as many lines as `remembered`, since what the checkpoint knows of
--- the passes is a commit older than its last steps.
+-- Deletes the oldest settled lines beyond `remembered`. Lines of a pass that is over can go: every submission of that
+-- pass is a duplicate from then on. Lines of a current pass stay until there are twice as many, since without its line
+-- an instance could be submitted and trained again. Lines without a pass are of instances that only a checkpoint's
+-- ledger has named so far; they come in the order of training, from the first pass that was not over. They stay until
+-- there are three times as many, since the checkpoint's knowledge of the passes is one commit older than its last steps.
 local function forget()
   local most = number('remembered')
   local excess = call('LLEN', SETTLED_ORDER) - most
@@ -65,8 +64,8 @@ end
 
 local ENDS = { COMMITTED = 'C', DROPPED = 'D', DELIVERED = 'E' } -- as moments
 
--- Any state -> COMMITTED, DROPPED or DELIVERED: instances are forgotten but for one line each. `from`: the state they
--- are in, when it is not the one in their hash. `why`: in words, for people; of DROPPED.
+-- Any state -> COMMITTED, DROPPED or DELIVERED: deletes the instances but for one line each. `from`: their state, if it
+-- is not the one in their hash. `why`: the reason of DROPPED.
 local function settle(ids, final, at, from, why)
   if #ids == 0 then return end
   local lines, gone, lives, last = {}, {}, {}, moment(ENDS[final], at, why and in_words(why))
