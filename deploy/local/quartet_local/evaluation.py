@@ -1,4 +1,4 @@
-"""`quartet eval RUN.toml SET --checkpoint FOLDER`: services of its own evaluate a model that nobody trains."""
+"""`quartet eval RUN.toml SET --checkpoint FOLDER`: starts services without a trainer to evaluate a model."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from quartet_local.run import Launch, launched
 from quartet_local.supervisor import Supervisor
 
 _NEEDED = tuple(name for name in SERVICES if name != "trainer")
-_DEAD_SHOWN = 5  # prompts whose reasons are shown
+_DEAD_SHOWN = 5  # dead prompts whose reasons are printed
 
 
 def evaluate(
@@ -37,14 +37,14 @@ def evaluate(
 ) -> int:
     """Evaluate the model of a checkpoint with services on this machine and return the exit status.
 
-    A run of the same run file is not disturbed: folder, ports, Redis and the run's name are others.
+    Folder, ports, Redis and run id are its own, so a run of the same run file is not disturbed.
 
     Args:
-        evaluation_set: a set of [data.evaluation], or the name of the one in `prompts_path`.
+        evaluation_set: a set of [data.evaluation]; with `prompts_path`, the name of the set in that file.
         checkpoint: folder of a checkpoint or of a model.
-        show: shows the result and returns the exit status.
-        timeout: seconds for the prompts, once the services are up.
-        summary_only: leave out the completions.
+        show: prints the result and returns the exit status.
+        timeout: seconds for the prompts, from when the services are healthy.
+        summary_only: omit the completions.
     """
 
     def make() -> Launch:
@@ -52,15 +52,19 @@ def evaluate(
         prompts = _prompts(config_path, overrides, evaluation_set, prompts_path)
         model, version = find_model(checkpoint, "--checkpoint")
         folder = Path(tempfile.mkdtemp(prefix="quartet-eval-"))
-        settings = [*overrides, *_apart(config, folder, model, version)]
-        plan = check(_NEEDED, config_path, settings, lambda _: (prompts, version), partial(echo, err=True))
+        settings = [*overrides, *_own_settings(config, folder, model, version)]
+        try:
+            plan = check(_NEEDED, config_path, settings, lambda _: (prompts, version), partial(echo, err=True))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         launch = Launch(plan, Terminal(stderr=True))
         logs = folder / "logs"
         launch.hint = lambda: f"; the services' logs are in {logs}" if logs.is_dir() else ""
         return launch
 
     async def work(launch: Launch) -> int:
-        # The folder stays if the logs may say why there is no figure.
+        # After a failure the folder is kept for its logs.
         try:
             async with launch.services() as supervisor:
                 await supervisor.start(*supervisor.names)
@@ -88,8 +92,8 @@ def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None)
     return load_prompts(file or section.evaluation[name], section.require_reference, f"data.evaluation.{name}")
 
 
-def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:
-    """Settings that keep the services apart from those of the run file, and give the rollout the model."""
+def _own_settings(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:
+    """Return settings that separate the services from those of the run file and give the rollout the model."""
     ports = free_ports(len(SERVICES), neighbour=config.server.metrics_port_offset)
     settings = {
         "run.id": f"{config.run.id[:59]}-eval",

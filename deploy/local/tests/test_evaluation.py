@@ -1,4 +1,4 @@
-"""`quartet eval --checkpoint`: services of its own, beside a run or without any, of which nothing is left."""
+"""`quartet eval --checkpoint` starts its own services, with or without a run beside it, and leaves nothing behind."""
 
 import json
 import signal
@@ -57,6 +57,13 @@ def test_an_incomplete_evaluation_has_no_figure_and_leaves_its_logs(launch, run_
     assert evaluated.said().splitlines()[-2:] == told and (folder / "logs" / "rollout.log").exists()
     assert "mine/4@0 has no answer: prompt cannot be used: prompt.input: got 4003 tokens" in evaluated.said()
     evaluated.assert_gone(within=1.0)
+
+
+def test_an_evaluation_that_is_refused_leaves_no_folder(launch, run_file, held, model, tmp_path):
+    typo = ("--set", "reward.worker=2")
+    evaluated = launch(run_file, "mine", "--prompts", held, "--checkpoint", model, *typo, command=("eval",))
+    assert evaluated.wait(90) == 2 and "unknown key reward.worker" in evaluated.said(), evaluated.said()
+    assert not left(tmp_path)
 
 
 def test_ctrl_c_of_an_evaluation_leaves_nothing(launch, run_file, held, model, tmp_path):
