@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs one of Quartet's services on this host, or takes it away again. Run it as root, from a checkout.
+# Installs or removes one of Quartet's services on this host. Run it as root, from a checkout.
 #
 #   install.sh SERVICE                     user, environment, configuration, unit; running it again upgrades
 #   install.sh --uninstall SERVICE         unit, environment; keeps configuration, data and user
 #   install.sh --uninstall --purge SERVICE and configuration, data and user
 #
 # SERVICE: broker, reward, rollout, trainer.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12),
-# --gpu or --cpu (rollout, trainer: packages for CUDA, the default where nvidia-smi lists a GPU, or for the CPU).
-# What it makes: /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (kept
-# if they are there), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
+# --gpu or --cpu (rollout, trainer: packages for CUDA, the default if nvidia-smi lists a GPU, or for the CPU).
+# It creates /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (existing
+# ones are kept), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
 set -euo pipefail
 
 readonly UV_VERSION=0.13.8
@@ -24,7 +24,7 @@ say() { echo "install.sh: $*"; }
 
 usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
-# Whether systemd runs this host; in a container or a build it does not, and everything but the start is done.
+# Whether systemd runs this host. Without it, as in a container build, the service is installed but not started.
 has_systemd() { [[ -d /run/systemd/system ]]; }
 
 make_user() {
@@ -37,7 +37,7 @@ make_user() {
 
 suits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
 
-# The host's own comes first: one in a home folder is of no use to another user.
+# The host's own first: the service's user cannot run one in another user's home folder.
 find_python() {
     local candidate
     for candidate in /usr/bin/python3.11 /usr/bin/python3.12 /usr/local/bin/python3.11 /usr/local/bin/python3.12 python3; do
@@ -47,12 +47,12 @@ find_python() {
 
 check_python() {
     suits "$1" || fail "${1:-python3} is not Python 3.11 or 3.12, for which the packages are pinned; name one with --python"
-    # Not setpriv, which starts the program while it still has root's right to look anywhere.
+    # Not setpriv, which executes the program with root's right to read any folder.
     runuser -u "$2" -- "$1" -c '' 2>/dev/null ||
         fail "the user $2 may not run $1, which lies in another user's folder; name one with --python"
 }
 
-# What pip was told goes for uv, too.
+# Runs uv with the settings of pip's variables.
 installer() {
     [[ -n ${PIP_FIND_LINKS:-} ]] && export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"
     [[ -n ${PIP_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}"
@@ -62,7 +62,7 @@ installer() {
     "$PREFIX/.tools/bin/uv" --no-progress --quiet "$@"
 }
 
-# vLLM's CPU build needs torch's, which only PyTorch's own index has; whoever names an index has it there.
+# vLLM's CPU build needs torch's CPU build, which only PyTorch's own index has. An index that the user names must have it.
 torch_options() {
     [[ -z ${PIP_FIND_LINKS:-}${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${UV_TORCH_BACKEND:-} ]] || return 0
     case "$1 $2" in
@@ -70,7 +70,7 @@ torch_options() {
     esac
 }
 
-# What the pinned packages are for: "gpu" or "cpu", as asked for or as the host is.
+# Prints "gpu" or "cpu": the option, else what the host has.
 choose_profile() {
     local service="$1" asked="$2" driver
     case "$service" in rollout | trainer) ;; *) echo cpu; return ;; esac
@@ -96,7 +96,7 @@ make_environment() {
     [[ $profile == cpu ]] || requirements="$source/requirements-gpu.txt"
     install -d -m 755 "$PREFIX"
     make_tools "$python"
-    # Made aside and exchanged at the end: what runs now keeps its files until it is started again.
+    # Built in a new folder and exchanged at the end: a running service keeps its files until its restart.
     local making="$folder.new" overrides=()
     [[ -f $source/overrides.txt ]] && overrides=(--overrides "$source/overrides.txt")
     rm -rf "$making"
@@ -116,14 +116,14 @@ make_configuration() {
     local file
     for file in toml env; do
         if [[ ! -e $CONFIGURATION/$service.$file ]]; then
-            # Readable by the service alone: it may come to hold a password.
+            # Readable by the service alone, because it may contain a password.
             install -m 640 -o root -g "$user" "$HERE/$service.$file" "$CONFIGURATION/$service.$file"
             say "wrote $CONFIGURATION/$service.$file; look at it"
         fi
     done
 }
 
-# As the user who will run it: root can read every key.
+# As the service's user: root could read keys that the service cannot.
 check_configuration() {
     local service="$1"
     (cd / && runuser -u "quartet-$service" -- "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" --dry-run >/dev/null)
@@ -177,7 +177,7 @@ main() {
             --purge) purge=yes ;;
             --no-start) start=no ;;
             --gpu | --cpu) profile="${1#--}" ;;
-            --python) python="${2:-}"; shift || fail "--python needs a path" ;;
+            --python) (($# > 1)) || fail "--python needs a path"; python="$2"; shift ;;
             -h | --help) usage; exit 0 ;;
             -*) fail "option $1 does not exist; there are --uninstall, --purge, --no-start, --python, --gpu, --cpu, --help" ;;
             *) [[ -z $service ]] || fail "one service at a time, got $service and $1"; service="$1" ;;

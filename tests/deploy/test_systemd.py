@@ -1,7 +1,7 @@
-"""The systemd units and their installer: what systemd itself says of them, and a service installed and run by them.
+"""The systemd units, checked by systemd-analyze, and their installer.
 
-There is no systemd to start units in a test; the installer runs for real, and the unit's own command line is started as
-the unit's user with a notification socket, which is what systemd would do.
+Tests have no running systemd: the installer is executed, and the unit's command line is started as the unit's user with
+a notification socket, as systemd would.
 """
 
 import os
@@ -29,7 +29,7 @@ UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
 SERVICES = ("broker", "reward", "rollout", "trainer")
 EXPOSURE = {"broker": 2.5, "reward": 2.5, "rollout": 4.0, "trainer": 4.0}
-"""The most that `systemd-analyze security` may say."""
+"""Upper bounds of the exposure by `systemd-analyze security`."""
 
 needs_systemd_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the installer makes users: it needs root")
@@ -53,7 +53,7 @@ def directives(service: str) -> dict[str, list[str]]:
 @needs_systemd_analyze
 @pytest.mark.parametrize("service", SERVICES)
 def test_systemd_understands_the_unit(service, tmp_path):
-    """With a command that exists, as `verify` looks for it."""
+    """With a command that exists, because `verify` checks that."""
     copy = tmp_path / unit(service).name
     copy.write_text(unit(service).read_text().replace(f"/opt/quartet/{service}/bin/quartet-{service}", "/bin/true"))
     answer = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
@@ -84,6 +84,11 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300)
 
 
+def test_an_option_without_its_value_is_named():
+    answer = install("reward", "--python")
+    assert (answer.returncode, answer.stderr) == (2, "install.sh: --python needs a path\n")
+
+
 @needs_root
 @not_installed
 @pytest.mark.timeout(400)
@@ -110,7 +115,7 @@ def test_a_service_is_installed_runs_as_its_user_and_is_taken_away():
 
 
 def a_key_that_its_user_cannot_read_is_told(configuration: Path) -> None:
-    """By the installer, and by the unit's state: that of its last words to systemd."""
+    """The installer and the status that the service sends to systemd report it."""
     keys = configuration.with_suffix("")
     create_authority(keys.with_name("pki"))
     issue(keys.with_name("pki"), "reward", ["reward"])
@@ -128,14 +133,14 @@ def a_key_that_its_user_cannot_read_is_told(configuration: Path) -> None:
 
 
 def last_state(service: str) -> str:
-    """Start the unit's command as its user; return what it tells systemd of its state before it ends with 2."""
+    """Start the unit's command as its user; return the status that it sends to systemd before it exits with 2."""
     with started_as_by_systemd(service) as (process, listener):
         assert process.wait(60) == 2
         return listener.recv(4096).decode()
 
 
 def run_as_the_unit_would(service: str) -> None:
-    """Start the unit's command as its user; wait for READY, a sign of life, and an orderly end on SIGTERM."""
+    """Start the unit's command as its user; wait for READY, a watchdog message, and a clean exit on SIGTERM."""
     with started_as_by_systemd(service, WATCHDOG_USEC="1000000") as (process, listener):
         heard = {line for _ in range(2) for line in listener.recv(4096).decode().splitlines()}
         assert {"READY=1", "WATCHDOG=1"} <= heard
