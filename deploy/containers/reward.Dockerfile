@@ -3,7 +3,7 @@
 # Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
 FROM debian:bookworm-slim AS build
 ARG PIP_INDEX_URL
-# Debian keeps one version of a package: pins would break with each update.
+# Debian keeps only the newest version of a package, so pinned versions would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
 RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/reward
@@ -16,7 +16,7 @@ RUN /tools/bin/pip --python /opt/quartet/reward/bin/python install --no-cache-di
 
 FROM debian:bookworm-slim
 # The sandbox needs user namespaces, which container engines forbid by default: docs/containers.md.
-# Debian keeps one version of a package: pins would break with each update.
+# Debian keeps only the newest version of a package, so pinned versions would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /var/lib/quartet --create-home --shell /usr/sbin/nologin quartet
@@ -27,6 +27,6 @@ WORKDIR /var/lib/quartet
 VOLUME /var/lib/quartet
 # The run file is mounted; its [addresses] and [server] bind_host = "0.0.0.0" say where to listen (docs/containers.md).
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["python", "-m", "quartet_common.probe", "reward", "/etc/quartet/run.toml"]
-# SIGTERM drains; tini gives it on and reaps what is left.
+# tini forwards SIGTERM, which starts the drain, and reaps orphaned processes.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "quartet-reward", "/etc/quartet/run.toml", "--log-format", "json"]

@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""Makes the named Python environments of this checkout under `.quartet/`, with nothing but a Python 3.11 or later.
+"""Creates the named Python environments of this checkout under `.quartet/`. It needs only Python 3.11 or later.
 
-    python3 deploy/local/environments.py [--gpu | --cpu] [--with-tests] [NAME ...]     all of them without a NAME:
-                                                                                       broker reward reward-model
-                                                                                       rollout trainer client dev
+    python3 deploy/local/environments.py [--gpu | --cpu] [--with-tests] [NAME ...]
 
-Each service has an environment of its own, because they cannot share one (vLLM and ColossalAI pin different packages):
-the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
-this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
-and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
-(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more. `--add PACKAGE` adds a
-user's package to one of them for good: `.quartet/added/NAME.txt` lists those. An environment without a stamp, which a
-person made, is left as it is.
+Without a NAME it creates broker, reward, reward-model, rollout, trainer, client and dev.
 
-Rollout and trainer have a second closure for CUDA, `requirements-gpu.txt`: taken by `--gpu`, and by itself where two
-GPUs are found and their driver is new enough. What is there already keeps its kind until told otherwise.
+Each service has its own environment, because vLLM and ColossalAI pin conflicting packages. It holds the pinned closure
+of `services/NAME/requirements.txt` (with `overrides.txt` if that exists) and the packages of this checkout as editable
+installs. A stamp file in each environment records a digest of its requirements: a second call does nothing, and a
+changed requirement rebuilds only the environments that use it. `--with-tests` adds `deploy/local/requirements-test.txt`
+(pytest) and, if it exists, `services/NAME/requirements-test.txt`. `--add PACKAGE` adds a user's package to one
+environment permanently: `.quartet/added/NAME.txt` lists those. An environment without a stamp was made by hand and is
+not changed.
 
-Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
-With none of the first three, torch comes from PyTorch's own index (`torch_options`); else what they name must have it.
+Rollout and trainer have a second closure for CUDA, `requirements-gpu.txt`. `--gpu` selects it; it is the default on a
+host with GPUs and a recent enough driver. An existing environment keeps its kind unless `--gpu` or `--cpu` is given.
+
+`PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` and `PIP_CERT` are passed on to uv. If none of the first three
+is set, torch comes from PyTorch's own index (`torch_options`); otherwise the named index must have it.
 """
 
-from __future__ import annotations  # this file must still parse under an older Python, to say that it is too old
+from __future__ import annotations  # so that an older Python can run this file far enough to print that it is too old
 
 import argparse
 import hashlib
@@ -35,26 +35,26 @@ from pathlib import Path
 
 from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, ensure_uv, lock, run_command, say
 
-sys.path.append(str(ROOT / "services" / "common"))  # of which this module needs no package
+sys.path.append(str(ROOT / "services" / "common"))  # quartet_common.gpus needs the standard library only
 
 from quartet_common.gpus import LEAST_DRIVER, GpuError, old_driver, read_gpus  # noqa: E402
 
-FORMAT = 1  # raise it when the way environments are made changes, so that existing ones are made again
+FORMAT = 1  # increment it when the way environments are made changes: existing ones are then rebuilt
 REQUIREMENTS_TEST = "deploy/local/requirements-test.txt"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What goes into one environment; paths are relative to the checkout."""
+    """The contents of one environment; paths are relative to the checkout."""
 
     name: str
-    contents: str  # what makes it big, for the progress line
+    contents: str  # its largest packages, for the progress line
     requirements: str
-    packages: tuple[str, ...]  # folders installed editable, without their dependencies (those are in `requirements`)
+    packages: tuple[str, ...]  # folders installed as editable; `requirements` has their dependencies
     overrides: str = ""
-    torch: str = ""  # uv's --torch-backend: which build of torch, from PyTorch's own index
+    torch: str = ""  # uv's --torch-backend: the build of torch to take from PyTorch's own index
     heavy: bool = False
-    on_demand: bool = False  # made only when it is asked for by name
+    on_demand: bool = False  # made only if named on the command line
     gpu_requirements: str = ""  # the closure for CUDA, where there is one
     profile: str = "cpu"
 
@@ -82,7 +82,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         service("reward", "math-verify"),
         service("rollout", "vLLM and transformers 5", torch="cpu"),
         service("trainer", "ColossalAI and transformers 5", torch="cpu"),
-        # The reward service with its extra: what its tests of the learned reward model run in.
+        # The reward service with its extra, for the tests of the learned reward model.
         Environment(
             "reward-model",
             "math-verify, torch and transformers",
@@ -103,7 +103,7 @@ ENVIRONMENTS: dict[str, Environment] = {
             "requirements-dev.txt",
             ("client", "deploy/local"),
         ),
-        # The peers of benchmarks/broker.py: no service, test or client ever meets it.
+        # The peer of benchmarks/broker_ray.py; no service, test or client uses it.
         Environment("bench-ray", "Ray and torch", "benchmarks/requirements-ray.txt", (), heavy=True, on_demand=True),
         # The peer of benchmarks/trl_grpo.py, likewise.
         Environment("bench-trl", "TRL and torch", "benchmarks/requirements-trl.txt", (), heavy=True, on_demand=True),
@@ -112,16 +112,16 @@ ENVIRONMENTS: dict[str, Environment] = {
 
 
 def find(name: str) -> Environment:
-    """The environment of that name. Raises EnvironmentFailure."""
+    """Return the environment of that name. Raises EnvironmentFailure."""
     if name not in ENVIRONMENTS:
         raise EnvironmentFailure(f"no environment is called {name!r}: there are {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]
 
 
 def make(names: list[str], with_tests: bool = False, profile: str = "") -> None:
-    """Makes the named environments, or finds them up to date. Raises EnvironmentFailure.
+    """Make those of the named environments that are missing or out of date. Raises EnvironmentFailure.
 
-    `profile`: "gpu", "cpu", or empty for what each is already, or else for what suits this host.
+    `profile`: "gpu", "cpu", or empty: existing environments keep theirs, new ones get what suits this host.
     """
     wanted = [profiled(environment, profile) for environment in map(find, dict.fromkeys(names))]
     missing = [environment for environment in wanted if not is_current(environment, with_tests)]
@@ -133,9 +133,9 @@ def make(names: list[str], with_tests: bool = False, profile: str = "") -> None:
 
 
 def add(name: str, packages: list[str]) -> None:
-    """Installs a user's packages into an environment, and whenever it is made again. Raises EnvironmentFailure.
+    """Install a user's packages into an environment, now and at every rebuild. Raises EnvironmentFailure.
 
-    Each is a requirement, a folder with a package or a requirements file; if they do not install, none is kept.
+    Each is a requirement, a folder with a package or a requirements file. If installing fails, none is recorded.
     """
     environment = find(name)
     if is_by_hand(environment):
@@ -155,7 +155,7 @@ def add(name: str, packages: list[str]) -> None:
 
 
 def added_line(package: str) -> str:
-    """A package as a requirements file names it, from whatever folder it is read."""
+    """Return the line of a requirements file for a package, with paths made absolute."""
     path = Path(package).expanduser()
     if not path.exists():
         return package
@@ -163,12 +163,12 @@ def added_line(package: str) -> str:
 
 
 def added_file(environment: Environment) -> Path:
-    """What a user added; outside of the environments' folder, which may be deleted."""
+    """Return the file that lists a user's packages; not in the environments' folder, which may be deleted."""
     return STATE / "added" / f"{environment.name}.txt"
 
 
 def profiled(environment: Environment, profile: str) -> Environment:
-    """The environment as it is made for GPUs or for the CPU. Raises EnvironmentFailure for GPUs with an old driver."""
+    """Return the environment for GPUs or for the CPU. Raises EnvironmentFailure if the GPUs' driver is too old."""
     if not environment.gpu_requirements or is_by_hand(environment):
         return environment
     stamp = read_stamp(environment)
@@ -182,7 +182,7 @@ def profiled(environment: Environment, profile: str) -> Environment:
 
 
 def choose_profile() -> str:
-    """What suits this host. Says why GPUs are left unused."""
+    """Return "gpu" or "cpu", as this host is. Prints the reason if GPUs are present but cannot be used."""
     gpus = read_gpus()
     if old := old_driver(gpus):
         say(f"packages for the CPU: {old}")
@@ -200,7 +200,7 @@ def make_one(uv: Path, environment: Environment, with_tests: bool) -> None:
         stamp = read_stamp(environment)
         with_tests = with_tests or stamp.get("tests") is not None
         digests = wanted_stamp(environment, with_tests)
-        if not stamp or not environment.python.exists():  # none, or one whose making was interrupted
+        if not stamp or not environment.python.exists():  # missing, or an earlier call was interrupted
             shutil.rmtree(environment.folder, ignore_errors=True)
         unfinished(environment).touch()
         install(uv, environment, with_tests)
@@ -226,7 +226,7 @@ def install(uv: Path, environment: Environment, with_tests: bool) -> None:
     except EnvironmentFailure as failure:
         if not torch_options(environment.torch, os.environ):
             raise
-        say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
+        say(f"{environment.name} environment: trying again without PyTorch's own index ({failure})")
         run("installing its requirements", *command)
     if added_file(environment).exists():
         pins = ("--constraint", str(ROOT / environment.requirements), *override_options)
@@ -235,19 +235,19 @@ def install(uv: Path, environment: Environment, with_tests: bool) -> None:
 
 
 def torch_options(build: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Options of uv for a build of torch; none where the user has said where packages are, or which build is wanted.
+    """Return uv's options for a build of torch; none if the user's variables name an index or a build.
 
-    vLLM's CPU build needs torch's CPU build, which only PyTorch's own index has. "auto" is the build for this machine's
-    GPU, or the CPU build, which is a fraction of what the package index has.
+    vLLM's CPU build needs torch's CPU build, which only PyTorch's own index has. "auto" selects the build for this
+    machine's GPU, else the CPU build, which is much smaller than PyPI's build.
     """
-    told = ("UV_TORCH_BACKEND", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-    if not build or any(variables.get(name) for name in (*told, "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL")):
+    user_set = ("UV_TORCH_BACKEND", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+    if not build or any(variables.get(name) for name in (*user_set, "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL")):
         return ()
     return ("--torch-backend", build)
 
 
 def create_virtual_environment(uv: Path, environment: Environment) -> None:
-    """With Python 3.11, which the pins were resolved for (uv fetches one where none is installed), else 3.12."""
+    """Create it with Python 3.11, for which the pins were resolved (uv downloads one if necessary), else 3.12."""
     try:
         what = f"{environment.name} environment: creating it"
         run_command(what, [str(uv), "venv", "--python", "3.11", str(environment.folder)])
@@ -265,7 +265,7 @@ def create_virtual_environment(uv: Path, environment: Environment) -> None:
 
 
 def is_by_hand(environment: Environment) -> bool:
-    """Whether a person made it: it works, and this script has neither finished nor begun it."""
+    """Return whether a person made it: it has an interpreter, and this script neither finished nor began it."""
     return environment.python.exists() and not stamp_file(environment).exists() and not unfinished(environment).exists()
 
 
@@ -284,7 +284,7 @@ def stamp_file(environment: Environment) -> Path:
 
 
 def unfinished(environment: Environment) -> Path:
-    """There while it is being made, and after that was interrupted."""
+    """Return the file that exists while the environment is being made, and after an interruption."""
     return STATE / "envs" / f"{environment.name}.unfinished"
 
 
@@ -298,7 +298,7 @@ def read_stamp(environment: Environment) -> dict[str, str | None]:
 
 
 def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | None]:
-    """Digests of everything that decides an environment's contents (editable code is not among it)."""
+    """Return digests of everything that determines an environment's contents, except editable code."""
     files = [environment.requirements, *(f"{package}/pyproject.toml" for package in environment.packages)]
     if environment.overrides:
         files.append(environment.overrides)
@@ -323,7 +323,7 @@ def digest(files: list[str]) -> str:
 
 
 def test_requirements(environment: Environment) -> list[str]:
-    """What the tests of all services need, and what those of this one need besides."""
+    """Return the requirements files of all services' tests and, if it exists, of this service's."""
     own = str(Path(environment.requirements).with_name("requirements-test.txt"))
     return [REQUIREMENTS_TEST, own] if (ROOT / own).exists() else [REQUIREMENTS_TEST]
 
@@ -355,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.add and len(options.names) != 1:
         parser.error("--add needs the NAME of one environment")
     if options.quiet:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as this process lives)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the process ends)
     try:
         if options.add:
             add(options.names[0], options.add)

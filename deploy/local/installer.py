@@ -1,6 +1,5 @@
-"""Runs the installers that make environments: a pinned uv, what it is told, how it is stopped, and why it failed.
-
-It needs nothing but a Python, as `environments.py`, which uses it, is what a checkout begins with.
+"""Installs a pinned uv, runs it with a timeout, and explains its failures. Standard library only, as `environments.py`
+uses it before any environment exists.
 """
 
 from __future__ import annotations  # as in environments.py
@@ -23,16 +22,16 @@ INSTALL_TIMEOUT = 3600.0  # seconds; a CUDA build of torch over a slow line take
 
 
 class EnvironmentFailure(Exception):
-    """An environment could not be made; the text is one sentence for the person who asked for it."""
+    """An environment could not be made; the text is one sentence for the user."""
 
 
 def say(text: str) -> None:
-    """A calm line on standard output: one when an environment starts, one when it is there."""
+    """Print a progress line."""
     print(text, flush=True)
 
 
 def ensure_uv() -> Path:
-    """The pinned uv in `.quartet/tools`, installed by pip on the first call."""
+    """Return the path of the pinned uv in `.quartet/tools`, which the first call installs with pip."""
     tools = STATE / "tools"
     uv = tools / "bin" / "uv"
     with lock(STATE / "tools.lock"):
@@ -48,7 +47,7 @@ def ensure_uv() -> Path:
 
 
 def run_command(what: str, command: list[str]) -> None:
-    """Runs one installer command with its output kept; the end of it becomes part of the failure."""
+    """Run one installer command. Raises EnvironmentFailure with the end of its output."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=installer_environment(), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -76,7 +75,7 @@ def run_command(what: str, command: list[str]) -> None:
 
 
 def explain(output: str) -> str:
-    """The end of an installer's output as one sentence's worth of cause."""
+    """Return the cause of a failure, from the installer's output, as part of a sentence."""
     lowered = output.lower()
     network = ("failed to fetch", "error sending request", "connection", "dns error", "name resolution", "timed out")
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -89,7 +88,7 @@ def explain(output: str) -> str:
 
 
 def installer_environment() -> dict[str, str]:
-    """The process environment, with what the user told pip told to uv as well."""
+    """Return the process environment with pip's variables copied to uv's."""
     environment = dict(os.environ)
     environment.pop("VIRTUAL_ENV", None)
     environment.pop("PYTHONPATH", None)
@@ -112,7 +111,7 @@ def installer_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Keeps a second process (another `make`) out while this one installs."""
+    """Hold a file lock, so that a second process (another `make`) waits while this one installs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

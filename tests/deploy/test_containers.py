@@ -1,4 +1,4 @@
-"""Dockerfiles, compose file and Kubernetes manifests: what linters and schemas say of them, and that they agree.
+"""Dockerfiles, compose file and Kubernetes manifests pass linters and schemas, and agree with each other.
 
 No container engine is needed: hadolint reads the Dockerfiles, kubernetes-validate has the schemas of Kubernetes.
 """

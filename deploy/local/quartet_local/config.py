@@ -1,4 +1,4 @@
-"""[launcher] of the run file; the checkout this launcher belongs to, and the environments of its services."""
+"""[launcher] of the run file; this launcher's checkout and the environments of the services."""
 
 import json
 import subprocess
@@ -12,45 +12,45 @@ from quartet_common.config import Section
 
 
 class LauncherSection(Section):
-    """[launcher]: how the services of one machine are started and kept."""
+    """[launcher]: how the services on one machine are started and restarted."""
 
     rollouts: int | None = Field(
         None,
         ge=0,
         le=1024,
-        description="Rollouts on this machine: one at addresses.rollout, the others at free ports of its host; "
-        "0: they run elsewhere. Unset: one on the CPU, as many as half of the GPUs hold.",
+        description="Rollouts on this machine: the first at addresses.rollout, the others at free ports of that host; "
+        "0: they run elsewhere. Unset: one on a CPU; with GPUs, as many as fit on half of them.",
     )
     rollout_gpus: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="GPUs of the rollouts, as nvidia-smi counts them. Empty: the first of those that are left."
+        [], description="GPUs of the rollouts, by nvidia-smi's index. Empty: the first GPUs that are not assigned."
     )
     trainer_gpus: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="GPUs of the trainer, one a rank. Empty: those that the rollouts leave."
+        [], description="GPUs of the trainer, one per rank. Empty: those that the rollouts do not use."
     )
     reward_gpus: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="GPUs of the reward service, for a learned reward model."
     )
     colocate: Literal["sleep", "split"] | None = Field(
         None,
-        description="Rollout and trainer on one GPU. sleep: the rollout gives its memory up while a step is trained; "
-        "split: its KV cache has a fixed size, the rest is the trainer's. Unset: sleep on an only GPU.",
+        description="Rollout and trainer on one GPU. sleep: the rollout frees its memory while a step is trained; "
+        "split: its KV cache has a fixed size, and the trainer uses the rest. Unset: sleep if there is one GPU.",
     )
-    restart: bool = Field(True, description="Start a service again that died while the run is under way.")
+    restart: bool = Field(True, description="Restart a service that exits during the run.")
     max_restarts: int = Field(
-        3, ge=0, description="Restarts of one service without a new step of the run, after which the run is given up."
+        3, ge=0, description="Restarts of one service without a new step in between; at the next exit the run is ended."
     )
     start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to become healthy.")
     embedded_redis_memory: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of the host's memory for the data of the Redis that is started without broker.redis_url.",
+        description="Share of the host's memory for the embedded Redis, which is started if broker.redis_url is unset.",
     )
-    plain: bool = Field(False, description="A line per step instead of a live picture.")
+    plain: bool = Field(False, description="Print a line per step instead of a live display.")
 
 
 class LaunchError(Exception):
-    """The run could not be started or kept going; the text is one sentence for the person who started it."""
+    """The run could not be started or continued; the text is one sentence for the user."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -67,10 +67,10 @@ def service_python(name: str) -> Path:
 
 
 def made_for_gpus() -> bool:
-    """Return whether rollout and trainer may use GPUs: `environments.py` made them so, or a person made them.
+    """Return whether the environments of rollout and trainer are for GPUs; one made by hand is taken to be.
 
     Raises:
-        LaunchError: one may, the other not.
+        LaunchError: one is, the other is not.
     """
     made = {}
     for name in ("rollout", "trainer"):
@@ -86,13 +86,13 @@ def made_for_gpus() -> bool:
 
 
 def ensure_environments() -> None:
-    """Make the environments that are missing or out of date; instant if there are none. Raises LaunchError."""
+    """Make the environments that are missing or out of date. Raises LaunchError."""
     if run_environments(*SERVICES):
         raise LaunchError("the environments of the services could not be made; the reason is above")
 
 
 def run_environments(*arguments: str) -> int:
-    """Run `environments.py` and return its exit status; what it says goes to this process's output."""
+    """Run `environments.py` with this process's output and return its exit status. Raises LaunchError."""
     script = ROOT / "deploy" / "local" / "environments.py"
     if not script.exists():
         raise LaunchError(f"{script} is not there: the launcher works from a checkout (install it with --editable)", 2)

@@ -1,14 +1,14 @@
-"""Runs a command so that nothing of it stays behind; standard library only.
+"""Runs a command and kills all its descendants at the end; standard library only.
 
     python guard.py GRACE_SECONDS PARENT COMMAND...
 
-PARENT is the process id of who starts the guard. The guard is the parent of a service and the reaper of everything the
-service starts, however detached (worker pools, engine processes). Whatever ends first, all of it ends:
+PARENT is the process id of the caller. The guard is the parent of a service and, as a subreaper, adopts every orphaned
+descendant of it, also one in a session of its own (worker pools, engine processes):
 
-    the command exits            what it left running is killed; the guard exits with its status (signal n: 128 + n)
-    SIGTERM or SIGINT            goes on to the command; after the grace, or at a second one, everything is killed
+    the command exits            its descendants are killed; the guard exits with its status (signal n: 128 + n)
+    SIGTERM, SIGINT or SIGHUP    SIGTERM is sent to the command; after the grace, or at a second signal, all are killed
     the guard's parent dies      as SIGTERM (even if the parent was killed by SIGKILL)
-    the guard itself is killed   the command is killed by the kernel
+    the guard itself is killed   the kernel kills the command
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was told, perhaps before this program began
+    if os.getppid() != parent:  # it died before PR_SET_PDEATHSIG took effect
         return 128 + signal.SIGTERM
     child = _start(command)
     deadline: float | None = None
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         if received in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and deadline is None:
             deadline = time.monotonic() + grace
             _send(child, signal.SIGTERM)
-        elif received != signal.SIGCHLD:  # asked twice, or the grace is over
+        elif received != signal.SIGCHLD:  # a second signal, or the grace is over
             _send(child, signal.SIGKILL)
         status = _reap(child)
         if status is not None:
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(command: list[str]) -> int:
-    """Fork and execute the command in a process group of its own, which dies with the guard."""
+    """Start the command in its own process group and return its pid; the kernel kills it when the guard dies."""
     guard = os.getpid()
     child = os.fork()
     if child:
@@ -70,7 +70,7 @@ def _start(command: list[str]) -> int:
 
 
 def _wait_for_signal(deadline: float | None) -> int | None:
-    """Return the next signal, or None when the deadline is over."""
+    """Return the next signal, or None at the deadline."""
     if deadline is None:
         return signal.sigwaitinfo(_SIGNALS).si_signo
     information = signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
@@ -78,7 +78,7 @@ def _wait_for_signal(deadline: float | None) -> int | None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap whatever ended; return the child's status as a shell tells it, or None while it runs."""
+    """Reap all processes that ended; return the child's status as a shell reports it, or None while it runs."""
     result = None
     while True:
         try:
@@ -93,7 +93,7 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Kill what the command left behind; orphans come to the guard, so it takes a few rounds at most."""
+    """Kill all descendants: each killed process's children become the guard's, and are killed in the next round."""
     while children := _children():
         for pid in children:
             _send(pid, signal.SIGKILL)
@@ -109,14 +109,14 @@ def _parent(process: Path) -> int | None:
     try:
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
-        return None  # it ended in the meantime
+        return None  # it has exited
 
 
 def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return  # it ended in the meantime
+        return  # it has exited
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,6 +1,5 @@
-"""The processes of a run on this machine: one of each service, as many rollouts as [launcher] says, their GPUs, and
-whether those hold what is put on them, by a lower bound: weights, gradients, optimizer; no activations.
-"""
+"""The processes of a run on this machine, their GPUs, and a check that these have enough memory for weights, gradients
+and optimizer state; activations are not counted."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from quartet_common.ports import free_ports
 from quartet_common.presets import with_preset
 from quartet_local.config import LauncherSection
 
-# What a rollout that shares its GPU may have, unless the run file says: a share while the trainer sleeps or waits, or
-# a KV cache, for which vLLM's start asks that the share be free although it is not used.
+# Defaults of a rollout that shares its GPU. sleep: vLLM's share of the memory. split: the KV cache, as a share of the
+# memory; vLLM then does not use gpu_memory_utilization, but still refuses to start unless that share is free.
 _SLEEP_UTILIZATION, _SPLIT_UTILIZATION, _SPLIT_KV_CACHE = 0.5, 0.1, 1 / 8
 
 
 class _Keys(Section):
-    """Some keys of another's section, which that service checks itself."""
+    """Some keys of a service's section; the service itself checks them and all others."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -44,7 +43,7 @@ class RolloutKeys(_Keys):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one rollout."""
+        """The number of GPUs of one rollout."""
         return self.vllm.tensor_parallel_size if self.engine == "vllm" else 1
 
 
@@ -61,7 +60,7 @@ class WeightsKeys(_Keys):
 
 
 class TrainerKeys(_Keys):
-    """Of [trainer], those that say what a rank holds; `ranks` is None if the run file leaves it out."""
+    """The keys of [trainer] that determine a rank's memory; `ranks` is None if the run file does not set it."""
 
     ranks: int | None = None
     algorithm: str = "grpo"
@@ -86,11 +85,11 @@ class Service:
     """A process of a service.
 
     Attributes:
-        name: the service's; of further rollouts "rollout-2", "rollout-3", …
+        name: the kind; further rollouts are "rollout-2", "rollout-3", …
         kind: the service.
         address: host:port at which it listens.
-        settings: KEY=VALUE that it has beyond those of the run.
-        gpus: those it may use; None: nothing is said of GPUs, as there are none.
+        settings: KEY=VALUE overrides for this process only.
+        gpus: those it may use; None if the run uses no GPUs.
     """
 
     name: str
@@ -101,7 +100,7 @@ class Service:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables beyond the launcher's."""
+        """Environment variables in addition to the launcher's."""
         if self.gpus is None:
             return {}
         indices = ",".join(str(gpu.index) for gpu in self.gpus)
@@ -114,11 +113,11 @@ def place(
     """Return the processes of these services, in this order, each with its GPUs.
 
     Args:
-        gpus: those that may be used; none: everything runs on the CPU.
+        gpus: those that may be used; if empty, everything runs on the CPU.
         overrides: those that `config` was loaded with.
 
     Raises:
-        ConfigError: [launcher] asks for ports or GPUs that are not there.
+        ConfigError: [launcher] asks for GPUs that do not exist, or there are too few free ports.
     """
     rollout = load_config("rollout", RolloutKeys, config.path, overrides).section
     trainer = load_config("trainer", TrainerKeys, config.path, overrides).section
@@ -143,10 +142,10 @@ def place(
 def colocated(
     launcher: LauncherSection, shares: "Shares", rollout: RolloutKeys, trainer: TrainerKeys, kinds: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the settings, by service, with which rollout and trainer share a GPU, or take turns on a CPU.
+    """Return the settings, by service, with which rollout and trainer share a GPU or take turns on a CPU.
 
     Raises:
-        ConfigError: the engine cannot sleep here, or weights cannot go from one to the other.
+        ConfigError: the engine cannot sleep here, or the weight transport does not work on a shared GPU.
     """
     mode = launcher.colocate or ("sleep" if set(shares.trainer) & set(sum(shares.rollouts, ())) else None)
     if mode is None or not shares.rollouts or "trainer" not in kinds:
@@ -186,16 +185,16 @@ class Shares:
 def divide(
     gpus: Sequence[Gpu], launcher: LauncherSection, per_rollout: int, ranks: int | None, kinds: Sequence[str]
 ) -> Shares:
-    """Share GPUs out: half to rollouts, half to the trainer, unless [launcher] or `ranks` say otherwise.
+    """Assign GPUs: half to rollouts, half to the trainer, unless [launcher] or `ranks` say otherwise.
 
     Args:
-        gpus: those there are; none: everything runs on the CPU.
+        gpus: those of this machine; if empty, everything runs on the CPU.
         per_rollout: GPUs of one rollout.
-        ranks: of the trainer, a GPU each; None: as many as it has GPUs.
+        ranks: of the trainer, one GPU each; None: as many as it has GPUs.
         kinds: services that run here.
 
     Raises:
-        ConfigError: there are too few, or [launcher] contradicts itself.
+        ConfigError: there are too few GPUs, or [launcher] contradicts itself.
     """
     reward, own, trained = _named(launcher, gpus)
     if not gpus:
@@ -265,7 +264,7 @@ def _rollouts(
 
 
 def _ports(config: LoadedConfig[LauncherSection], count: int) -> list[int]:
-    """Return ports for rollouts, with another for metrics each, that nothing has nor is about to have."""
+    """Return ports for rollouts that are free, as are their metrics ports, and not configured. Raises ConfigError."""
     offset = config.server.metrics_port_offset
     configured = [split_address(address)[1] for address in config.addresses.model_dump().values()]
     reserved = {port + distance for port in configured for distance in (0, offset)}
@@ -277,17 +276,17 @@ def _ports(config: LoadedConfig[LauncherSection], count: int) -> list[int]:
 
 
 def check_memory(services: Sequence[Service], config: LoadedConfig, overrides: Sequence[str]) -> None:
-    """Check the rollouts and the trainer that are to run on GPUs, also those that share one.
+    """Check that each GPU has enough free memory for the rollout and the trainer placed on it.
 
     Args:
         overrides: those that `config` was loaded with.
 
     Raises:
-        ConfigError: a GPU has too little memory, with the sum.
+        ConfigError: a GPU has too little; the message has the terms of the sum.
     """
     model = config.model.path
     if model is None or not model.is_dir():
-        return  # the service's own check has the reason
+        return  # the service's own check reports it
     held: dict[Gpu, list[tuple[str, float, str]]] = {}
     for service in services:
         own = [*overrides, *service.settings]
@@ -309,10 +308,10 @@ def check_memory(services: Sequence[Service], config: LoadedConfig, overrides: S
 
 
 def _rollout_needs(service: Service, gpu: Gpu, rollout: RolloutKeys, model: Path) -> tuple[float, str]:
-    """Return bytes on a GPU, and the sum in words.
+    """Return the bytes that a rollout needs on a GPU, and the sum in words. Raises ConfigError.
 
-    vLLM starts if its share of a GPU is free, and fits weights and KV cache into it; a KV cache of a given size may go
-    beyond that share. The transformers engine has no limit, so its weights alone count.
+    vLLM requires that its share of the GPU is free, and puts weights and KV cache into it; a KV cache of a configured
+    size may exceed the share. The transformers engine has no limit, so only its weights count.
     """
     keys = rollout.vllm if rollout.engine == "vllm" else VllmKeys(kv_cache_gib=0)
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
@@ -332,22 +331,22 @@ def _rollout_needs(service: Service, gpu: Gpu, rollout: RolloutKeys, model: Path
 
 
 def _trainer_needs(service: Service, keys: TrainerKeys, model: Path) -> tuple[float, str]:
-    """Return bytes on each GPU of a rank, and the sum in words."""
+    """Return the bytes that a rank needs on its GPU, and the sum in words."""
     count, parts = parameter_count(model), rank_bytes(keys, len(service.gpus or ()))
     terms = " + ".join(f"{name} {size:.4g}" for name, size in parts.items() if size)
     return count * sum(parts.values()), f"{count / 1e9:.3g} billion parameters × ({terms}) bytes"
 
 
 def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
-    """Return what a rank holds at the least, in bytes a parameter of the model, by docs/plugins.md."""
-    sharded = keys.plugin in ("torch_fsdp", "gemini")  # all of it over all ranks
+    """Return the least memory of a rank by kind, in bytes per parameter of the model (docs/plugins.md)."""
+    sharded = keys.plugin in ("torch_fsdp", "gemini")  # weights, gradients and optimizer over all ranks
     half = keys.precision in ("auto", "bf16") and keys.plugin in ("low_level_zero", "hybrid_parallel", "gemini")
     size = 8 if keys.precision == "fp64" else 2 if half else 4
     zero = keys.zero_stage or (1 if keys.plugin == "low_level_zero" else 0)
     by_model = ranks if sharded else keys.tp_size * keys.pp_size
     by_optimizer = ranks if sharded or zero else by_model
     weights = size / by_model
-    if keys.lora.r:  # an adapter's own part is small
+    if keys.lora.r:  # an adapter's gradients and optimizer state are small
         return {"weights": weights}
     gradients = 0 if keys.plugin == "gemini" else size / (ranks if zero == 2 else by_model)
     moments = (16 if size == 8 else 8) / by_optimizer
@@ -358,10 +357,10 @@ def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
 
 
 def parameter_count(model: Path) -> int:
-    """Return the number of parameters in a model folder's safetensors, by their headers; 0 if it has none.
+    """Return the number of parameters by the headers of a model folder's safetensors files; 0 if it has none.
 
     Raises:
-        ConfigError: a file is none.
+        ConfigError: a file is not in that format.
     """
     headers = map(read_safetensors_header, model.glob("*.safetensors"))
     return sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values())

@@ -1,5 +1,5 @@
-"""What is checked before anything starts, and by `quartet run --dry-run`: run file, data, machine, addresses, and every
-service's own check in its own environment. Whatever is wrong is reported at once."""
+"""Checks before a start, and `quartet run --dry-run`: run file, data, machine, addresses, and each service's own check
+in its own environment. All errors are reported together."""
 
 import asyncio
 import json
@@ -34,9 +34,9 @@ _ASKED_SECONDS = 3.0
 
 
 async def free_addresses(config: LoadedConfig, kinds: Sequence[str]) -> tuple[list[str], str]:
-    """Return settings with free addresses of the services, and who holds the default ones; none if those are free.
+    """Return settings with free addresses for the services, and a sentence about who holds the default ones.
 
-    Addresses that the run file gives are left as they are: whoever else uses them has them from there.
+    Both are empty if the defaults are free, or if the run file gives addresses: others may use those.
     """
     if config.addresses.model_fields_set:
         return [], ""
@@ -68,14 +68,14 @@ async def holder(config: LoadedConfig, kind: str) -> str:
 
 
 _WITHOUT_REDIS = ["--section-only", "--set", "broker.redis_url=unix:///not-started-yet"]
-_TIMEOUT = 60.0  # seconds; a dry run takes about one, more while everything is imported for the first time
+_TIMEOUT = 60.0  # seconds; a dry run takes about one, the first imports longer
 
 DataT = TypeVar("DataT")
 Say = Callable[[str], None]
 
 
 class _BrokerSection(Section):
-    """The one key of [broker] that matters here."""
+    """The key of [broker] that the launcher uses."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     redis_url: str = ""
@@ -83,16 +83,16 @@ class _BrokerSection(Section):
 
 @dataclass(frozen=True)
 class Plan(Generic[DataT]):
-    """What passed the checks.
+    """A checked launch.
 
     Attributes:
-        config: the run file as the launcher reads it, with all overrides.
-        asked: the overrides that were given.
-        found: settings with free addresses, where others hold the default ones.
-        held: a sentence about who holds those.
+        config: the run file with all overrides.
+        asked: the user's overrides.
+        found: settings with free addresses, if the default ones are in use.
+        held: a sentence about who uses those.
         services: the processes, the broker first.
-        own_redis: no Redis is named, so that the launcher starts one.
-        data: the prompts, as they were read.
+        own_redis: whether the launcher starts a Redis, because the run file names none.
+        data: the prompts, as returned by `read`.
     """
 
     config: LoadedConfig[LauncherSection]
@@ -105,12 +105,12 @@ class Plan(Generic[DataT]):
 
     @property
     def overrides(self) -> list[str]:
-        """Those that `config` was loaded with."""
+        """All overrides of `config`."""
         return [*self.asked, *self.found]
 
 
 def check_run(path: Path | None, overrides: Sequence[str], say: Say = lambda line: None) -> Plan[RunData]:
-    """Check what `quartet run` would start, see `check`."""
+    """Check a launch of all services, as `check` does."""
     return check(SERVICES, path, overrides, RunData.load, say)
 
 
@@ -126,13 +126,13 @@ def check(
     Args:
         names: in the order of `SERVICES`; the broker is the first.
         read: reads the prompts; raises InputError.
-        say: is given a line before the services are asked.
+        say: prints a progress line.
 
     Raises:
-        ConfigError: all that is wrong, a sentence each.
-        LaunchError: the environments cannot be made, or a service's check failed in another way.
+        ConfigError: all errors, a sentence each.
+        LaunchError: the environments cannot be made, or a service's check crashed.
     """
-    RunFile.read(path, overrides)  # environments are not made for a file that is not there
+    RunFile.read(path, overrides)  # raises before environments are made for a missing file
     ensure_environments()
     return asyncio.run(_check(names, path, list(overrides), read, say))
 
@@ -144,7 +144,7 @@ async def _check(
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
 ) -> Plan[DataT]:
-    # Where the launcher's own sections are wrong, the services still find what is wrong with theirs.
+    # Even if the launcher's own sections have errors, the services check theirs.
     services = [Service(name, name, "") for name in names]
     reading: asyncio.Task | None = None
     found: list[str] = []
@@ -152,7 +152,7 @@ async def _check(
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
-            if config.section.rollouts != 0:  # rollouts elsewhere look for the run at the run file's addresses
+            if config.section.rollouts != 0:  # rollouts on other hosts need the run file's addresses
                 found, held = await free_addresses(config, names)
                 overrides = [*asked, *found]
                 config = load_config("launcher", LauncherSection, path, overrides)
@@ -179,16 +179,16 @@ async def _check(
 
 
 def _lines_alone(config: LoadedConfig) -> bool:
-    """Whether the services can read the data themselves: JSONL alone has prompts as they stand."""
+    """Return whether the services can read the data themselves, which they can if all files are JSONL."""
     section = validate_section(DataSection, config.data, "data", config.file)
     return all(source.is_lines for _, source in section.sources())
 
 
 def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Write the prompts as JSONL, for the services' checks.
+    """Write the prompts as JSONL files, for the services' checks.
 
     Returns:
-        Settings that name the files, and what errors about a line of each begin with, by what they should.
+        Settings that name the files, and for each prefix of an error about a line its replacement: the source's row.
     """
     files, titles = [], {}
     for (_, source), prompts in zip(data.section.sources(), [data.train, *data.evaluation.values()], strict=True):
@@ -207,24 +207,26 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_titles(complaint: str, titles: dict[str, str]) -> str:
-    """Return a complaint about a line of a file of `_as_lines` as one about its source's row."""
+    """Return a complaint about a line of a file of `_as_lines` with the source's row in its place."""
     for line, row in titles.items():
         complaint = complaint.replace(line, row)
     return complaint
 
 
 async def _with_holder(config: LoadedConfig, complaint: str) -> str:
-    """Return a complaint about an address with who holds it, others as they are."""
+    """Return a complaint; if it is about an address, with the service that uses the address appended."""
     held = [kind for kind in SERVICES if complaint.startswith(f"addresses.{kind}:")]
     return complaint + await holder(config, held[0]) if held else complaint
 
 
 async def download_model(plan: Plan, say: Say) -> list[str]:
-    """Return settings that give the services the model's folder, if it is one of the hub, with its weights, or has
-    another tokenizer or chat template.
+    """Download a model of the hub, or make the folder of one with another tokenizer or chat template.
+
+    Returns settings that name the folder; none if the run file's folder is used as it is.
 
     Raises:
-        ConfigError: it cannot be had, or does not fit the GPUs.
+        ConfigError: the model cannot be downloaded, or does not fit on the GPUs.
+        LaunchError: the download crashed.
     """
     model = plan.config.model
     if not is_hub_id(model.path) and not model.overrides_tokenizer:
@@ -256,10 +258,10 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
 
 
 def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str]) -> list[Service]:
-    """Return the processes of the services, on the GPUs that the environments are made for.
+    """Return the processes of the services, on GPUs if the environments are for GPUs.
 
     Raises:
-        ConfigError: GPUs are missing, or cannot hold what is to run on them.
+        ConfigError: GPUs are missing or have too little memory.
     """
     try:
         gpus = read_gpus()
@@ -273,7 +275,7 @@ def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrid
 async def _dry_runs(
     services: Sequence[Service], path: Path | None, overrides: list[str], redis_later: bool
 ) -> list[str]:
-    """Return what the services refuse, in their order. Raises LaunchError if one fails and none refuses anything."""
+    """Return the services' configuration errors. Raises LaunchError if a check crashed and there are no such errors."""
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
     commands = [
         [*service_command(service, path, overrides), "--dry-run", "--check-port", *own]
@@ -286,16 +288,16 @@ async def _dry_runs(
         if status == 2:
             complaints += [line.removeprefix(start) for line in lines if line.startswith(start)] or lines[-1:]
         elif status:
-            said = lines[-1] if lines else "it said nothing"
-            failures.append(LaunchError(f"{service.name}: its check failed: {said}"))
+            last_line = lines[-1] if lines else "it printed nothing"
+            failures.append(LaunchError(f"{service.name}: its check failed: {last_line}"))
     if failures and not complaints:
         raise failures[0]
     return complaints
 
 
 async def _dry_run(command: list[str]) -> tuple[int, list[str]]:
-    """Return the exit status and the lines of standard error."""
-    with tempfile.TemporaryFile() as errors:  # no pipe, which what it started may hold open after its end
+    """Run a command; return its exit status and the lines of its standard error."""
+    with tempfile.TemporaryFile() as errors:  # not a pipe: a descendant could hold that open after the exit
         try:
             async with _running(command, stdout=asyncio.subprocess.DEVNULL, stderr=errors) as process:
                 async with asyncio.timeout(_TIMEOUT):
@@ -308,7 +310,7 @@ async def _dry_run(command: list[str]) -> tuple[int, list[str]]:
 
 @asynccontextmanager
 async def _running(command: list[str], **pipes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a command, which a Ctrl-C does not reach; kill it at the end if it has not ended."""
+    """Start a command in its own session, so that Ctrl-C does not reach it; kill it at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, **pipes
     )

@@ -1,6 +1,5 @@
-"""`quartet run FILE.toml` on one machine: check, start, show, stop; and what any launch has in common: services are
-started and kept up, signals and errors end everything.
-"""
+"""`quartet run FILE.toml` on one machine. `Launch` and `launched` also serve `quartet eval`: they supervise services
+and stop them on a signal or an error."""
 
 import asyncio
 import fcntl
@@ -30,16 +29,16 @@ from quartet_local.preflight import Plan, check_run, download_model, service_com
 from quartet_local.process import Process, RedisProcess, socket_folder
 from quartet_local.supervisor import Supervisor
 
-_DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
+_DRAIN_SECONDS = 4.0  # the services' own limit, below that of supervisor.STOP_ORDER
 
 
 class Launch:
-    """Services of one run file on this machine; what is said of them goes to a console.
+    """The services of one run file on this machine, and the console for messages about them.
 
     Attributes:
         config: the run file.
-        hint: returns the end of the sentence about an error or a signal.
-        hurry: set: what is still running is killed.
+        hint: returns the end of an error message, or what to print after a signal.
+        hurry: when it is set, running processes are killed.
     """
 
     def __init__(self, plan: Plan, console: Terminal):
@@ -51,7 +50,7 @@ class Launch:
         self.hurry = asyncio.Event()
 
     def say(self, line: str) -> None:
-        """Tell the person at the terminal a line, above the live picture if there is one."""
+        """Print a line on the terminal, above the live display if there is one."""
         self.console.print(line, soft_wrap=True)
 
     def client(self) -> AsyncClient:
@@ -60,7 +59,7 @@ class Launch:
 
     @asynccontextmanager
     async def services(self) -> AsyncIterator[Supervisor]:
-        """The plan's services, to be started, and Redis, unless the run file names one; stopped at the end."""
+        """Start Redis, unless the run file names one; yield a supervisor of the services; stop them at the end."""
         services = self.plan.services
         drain = f"server.drain_seconds={min(self.config.server.drain_seconds, _DRAIN_SECONDS)}"
         overrides = [*self.plan.overrides, drain, *await download_model(self.plan, self.say)]
@@ -95,7 +94,7 @@ class Launch:
 
 
 def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any, Any, int]]) -> int:
-    """Do work with what `make` returns and return its exit status; whatever goes wrong is one sentence on stderr."""
+    """Do work with the launch that `make` returns and return its exit status. Errors are printed to standard error."""
     launch: Launch | None = None
     try:
         launch = make()
@@ -108,7 +107,7 @@ def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any,
 
 
 async def _until_signal(launch: Launch, work: Coroutine[Any, Any, int]) -> int:
-    """Do it; the first signal stops it in order, the second at once."""
+    """Do the work. The first signal cancels it, which stops the services in order; the second kills them."""
     loop = asyncio.get_running_loop()
     received: list[int] = []
     working = asyncio.create_task(work)
@@ -136,7 +135,7 @@ async def _until_signal(launch: Launch, work: Coroutine[Any, Any, int]) -> int:
 
 @contextmanager
 def _private_files() -> Iterator[None]:
-    """What this process and those it starts write meanwhile is for their user alone: prompts, completions, weights."""
+    """Set this process's umask: no other user can read prompts, completions or weights that it or a service writes."""
     before = os.umask(0o077)
     try:
         yield
@@ -146,7 +145,7 @@ def _private_files() -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second launcher out of the run's folder. Raises LaunchError."""
+    """Lock the run's folder. Raises LaunchError if another launcher holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "launcher.lock").open("w") as file:
         try:
@@ -160,7 +159,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
-    """Write this process's log to a file, one JSON object a line, and nothing of it to the terminal."""
+    """Write this process's log to a file, one JSON object per line, and nothing to the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = {"asctime": "time", "levelname": "level", "name": "logger"}
     handler = logging.FileHandler(path)
@@ -178,18 +177,18 @@ def _logging_to(path: Path) -> Iterator[None]:
 
 
 RUN_FILE = "run.toml"
-"""In the run's folder: the run file as it was run, with all overrides and the addresses that were found."""
+"""In the run's folder: the run file with all overrides and the chosen addresses."""
 
-_LAST_WORK_SECONDS = 120.0  # for the trainer's end after the run's: checkpoint, final model
-_GIVEN_UP_SECONDS = 20.0  # for its end after a run that failed or was cancelled
-_END_NOTICE_SECONDS = 10.0  # between a trainer's exit and the run's end in the broker's events
+_LAST_WORK_SECONDS = 120.0  # from a run's success to the trainer's exit: checkpoint, final model
+_GIVEN_UP_SECONDS = 20.0  # the same after a run that failed or was cancelled
+_END_NOTICE_SECONDS = 10.0  # from the trainer's exit to the broker's event of the run's end
 
 
 def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bool = False) -> int:
     """Run a run file with all services on this machine and return the exit status.
 
-    0: the run succeeded; 1: it failed, or its audit did; 2: bad configuration or data, nothing was left running;
-    128 + n: signal n (130: Ctrl-C). Whatever goes wrong is a sentence on standard error, and no process is left behind.
+    0: the run succeeded; 1: it or its audit failed; 2: bad configuration or data; 128 + n: signal n (130: Ctrl-C).
+    Errors are printed to standard error, and no process is left running.
     """
     path = Path(config_path) if config_path is not None else None
 
@@ -205,7 +204,7 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
 
 
 async def _run(launch: Launch, plain: bool) -> int:
-    """Feed the run, show it and keep the services up until it and the trainer have ended; return the exit status."""
+    """Submit the data, show progress and restart services until the run and the trainer end; return the exit status."""
     config, data = launch.config, launch.plan.data
     model = config.model.path.name if config.model.path else ""
     progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
@@ -220,7 +219,7 @@ async def _run(launch: Launch, plain: bool) -> int:
     async with launch.services() as supervisor, launch.client() as client:
         (launch.folder / RUN_FILE).write_text(run_file_text(config.file.tree), encoding="utf-8")
         if (launch.folder / "metrics.jsonl").exists():
-            # A trainer ends where its run has ended: one that was here before goes on before there is a trainer.
+            # The trainer exits if its run has ended, so an earlier run is resumed before the trainer starts.
             await supervisor.start("broker")
             await take_up(config, data, client)
         await supervisor.start(*supervisor.names)
@@ -235,23 +234,23 @@ async def _run(launch: Launch, plain: bool) -> int:
 
 
 async def end_was_due(progress: RunProgress, showing: asyncio.Future[None], name: str, status: int) -> bool:
-    """Return whether a process was to end now: the run has ended, and nothing of it that is to be shown comes by it."""
-    if name == "trainer" and status == 0:  # it tells the broker of the run's end before it goes
+    """Return whether a process's exit was expected: the run has ended and its last events do not need the process."""
+    if name == "trainer" and status == 0:  # it reported the run's end to the broker before its exit
         await asyncio.wait([showing], timeout=_END_NOTICE_SECONDS)
-    last_events_to_come = name in ("redis", "broker") and not showing.done()
-    return progress.ended and not last_events_to_come
+    needed_for_events = name in ("redis", "broker") and not showing.done()
+    return progress.ended and not needed_for_events
 
 
 async def _end(launch: Launch, supervisor: Supervisor, progress: RunProgress) -> bool:
-    """Wait for the trainer's last work and audit what succeeded; return whether the audit found nothing wrong."""
-    patience = _LAST_WORK_SECONDS if progress.succeeded else _GIVEN_UP_SECONDS
-    if not await supervisor.wait("trainer", patience):
+    """Wait for the trainer's exit and audit a run that succeeded; return whether the audit found no fault."""
+    timeout = _LAST_WORK_SECONDS if progress.succeeded else _GIVEN_UP_SECONDS
+    if not await supervisor.wait("trainer", timeout):
         log = supervisor.log_of("trainer")
-        launch.say(f"the trainer did not end within {patience:.0f} s of the run; its log is {log}")
+        launch.say(f"the trainer did not exit within {timeout:.0f} s of the run's end; its log is {log}")
     elif progress.succeeded:
         try:
             return await _audit(launch)
-        except QuartetError:  # nothing is kept up after the run's end, and Redis or the broker was killed since
+        except QuartetError:  # services are not restarted after the run's end: Redis or the broker may have been killed
             await supervisor.start_ended("redis", "broker")
             try:
                 return await _audit(launch)
@@ -261,7 +260,7 @@ async def _end(launch: Launch, supervisor: Supervisor, progress: RunProgress) ->
 
 
 async def _audit(launch: Launch) -> bool:
-    """Prove, while the broker still stands, that each group counted exactly once. Raises QuartetError."""
+    """Check with the broker that each group counted exactly once, and print the report. Raises QuartetError."""
     config = launch.config
     folder = checkpoint_folder(config.path, launch.plan.overrides, config.run.id)
     async with launch.client() as client:

@@ -1,4 +1,4 @@
-"""Keeps the processes of a run: starts them, waits for their health, restarts what dies, stops them in order."""
+"""Starts a run's processes, waits until they are healthy, restarts those that exit, and stops them in order."""
 
 import asyncio
 import time
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from quartet_common.log import get_logger
 from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.process import Process, RedisProcess, tell_exit
+from quartet_local.process import Process, RedisProcess, exit_reason
 
 log = get_logger(__name__)
 
 _CONFIGURATION_ERROR = 2
-_LOOK_SECONDS = 0.2
-_ENDING_SECONDS = 1.0  # from a process's last answer to its exit
-_RESTART_PAUSE = 1.0  # more before each restart but the first
+_POLL_SECONDS = 0.2
+_EXIT_SECONDS = 1.0  # from a process's last answer to its exit
+_RESTART_PAUSE = 1.0  # seconds, times the number of restarts before
 
-# Who is stopped first: the trainer's last checkpoint needs the broker, the rollout's last group the reward service.
-# Seconds from SIGTERM to SIGKILL; in all they stay under the ten that a Ctrl-C may take.
+# In the order of stopping, with the seconds from SIGTERM to SIGKILL: the trainer's last checkpoint needs the broker,
+# the rollout's last group the reward service. The sum stays below the ten seconds that a Ctrl-C may take.
 STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
     (("trainer", "rollout"), 5.0),
     (("reward", "broker"), 2.0),
@@ -34,9 +34,9 @@ class Supervisor:
     """The processes of a run.
 
     Args:
-        processes: by name; "redis" first if there is one of ours.
-        say: tells the person at the terminal a line.
-        hurry: set: kill what is left at once.
+        processes: by name; the embedded Redis, if any, is "redis".
+        say: prints a line on the terminal.
+        hurry: when it is set, `stop` kills immediately.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Supervisor:
         return self._processes[name].log
 
     async def start(self, *names: str) -> None:
-        """Start those of the named processes that do not run, and return when all of them are healthy.
+        """Start those of the named processes that do not run, and return when all are healthy.
 
         Raises:
-            LaunchError: one ended or did not become healthy in time. The others are left to `stop`.
+            LaunchError: one exited or did not become healthy in time. The caller stops the others with `stop`.
         """
         ended = [name for name in names if not self._processes[name].running]
         for name in ended:
@@ -79,7 +79,7 @@ class Supervisor:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _until_healthy(self, name: str) -> None:
-        """Wait for one process. Raises LaunchError if it ends or the time is over."""
+        """Wait for one process. Raises LaunchError if it exits or does not become healthy in time."""
         process, started, timeout = self._processes[name], time.monotonic(), self._settings.start_timeout_seconds
         try:
             async with asyncio.timeout(timeout):
@@ -93,7 +93,7 @@ class Supervisor:
             status, words = await process.wait(), process.last_words()
             if status == _CONFIGURATION_ERROR:
                 raise LaunchError(words, status)
-            raise LaunchError(f"{name} {tell_exit(status)} while starting: {words} (log: {process.log})")
+            raise LaunchError(f"{name} {exit_reason(status)} while starting: {words} (log: {process.log})")
         self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def keep_up_until(
@@ -102,14 +102,14 @@ class Supervisor:
         end_was_due: Callable[[str, int], Awaitable[bool]] = _never,
         steps: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Start processes again when they die, until the task is done. Raises what it raises.
+        """Restart processes that exit, until the task is done. Raises what the task raises.
 
         Args:
-            end_was_due: whether a process (name, exit status) was to end now.
-            steps: steps of the run that are done. A restart counts only as long as they are no more than before it.
+            end_was_due: whether the exit of a process (name, exit status) was expected.
+            steps: returns the steps that the run has done; a new step resets the count of restarts.
 
         Raises:
-            LaunchError: one may not be restarted any more, or did not come back.
+            LaunchError: one reached the limit of restarts, or failed to start.
         """
         keeping = [asyncio.create_task(self._keep(name, end_was_due, steps)) for name in self.names]
         pending = {done, *keeping}
@@ -133,7 +133,7 @@ class Supervisor:
                 return
             if steps() > furthest:
                 process.restarts, failure, furthest = 0, "", steps()
-            what = f"{name} {tell_exit(status)}"
+            what = f"{name} {exit_reason(status)}"
             words = process.last_words()
             log.warning("%s: %s", what, words)
             if not self._settings.restart:
@@ -147,23 +147,23 @@ class Supervisor:
             self._say(f"{what}; starting it again ({process.restarts} of {self._settings.max_restarts})")
             await asyncio.sleep(_RESTART_PAUSE * (process.restarts - 1))
             if name == "broker":
-                await self._until_redis_answers()  # without it a broker does not start
+                await self._until_redis_answers()  # a broker without Redis exits
             try:
                 await self.start(name)
             except LaunchError:
                 if process.running:
-                    raise  # it runs and does not become healthy; one that ended is looked at above
+                    raise  # it runs but is not healthy; one that exited is handled by the next round
 
     async def _until_redis_answers(self) -> None:
-        """Wait for the embedded Redis, if there is one, which may be about to be started again."""
+        """Wait for the embedded Redis, if any: it may be restarting, too."""
         redis = self._processes.get("redis")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.start_timeout_seconds):
                 while isinstance(redis, RedisProcess) and not await redis.answers():
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
 
     async def wait(self, name: str, timeout: float) -> bool:
-        """Wait for a process to end by itself. Return False if it did not in time."""
+        """Wait for a process to exit by itself; return whether it did in time."""
         process = self._processes[name]
         if process.running:
             with suppress(TimeoutError):
@@ -172,13 +172,13 @@ class Supervisor:
         return not process.running
 
     async def start_ended(self, *names: str) -> None:
-        """Start again, one after the other, those that have ended or are about to. Raises LaunchError."""
+        """Restart, one after the other, those that have exited or exit within a second. Raises LaunchError."""
         for name in names:
-            if name in self._processes and await self.wait(name, _ENDING_SECONDS):
+            if name in self._processes and await self.wait(name, _EXIT_SECONDS):
                 await self.start(name)
 
     async def stop(self) -> None:
-        """Stop all, in order; what does not end in its time is killed, with everything it started."""
+        """Stop all in `STOP_ORDER`; a process that exceeds its grace is killed with its descendants."""
         for kinds, grace in STOP_ORDER:
             running = [process for process in self._processes.values() if process.kind in kinds]
             await asyncio.gather(*(process.stop(grace, self._hurry) for process in running))
