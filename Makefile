@@ -1,4 +1,4 @@
-# The few commands there are. `make help` lists them.
+# `make help` lists the commands.
 
 PYTHON ?= python3
 ENGINE ?= vllm
@@ -11,25 +11,25 @@ FAST = lint protos common reward reward-model client deploy docs hostile chaos a
 .PHONY: families gpu clean
 
 help:
-	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
+	@echo 'make demo [ENGINE=transformers]   train a small model with all four services on this machine'
 	@echo 'make check                        lint, types and the tests that start no engine, in a minute'
-	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
+	@echo 'make test [SUITES="broker ..."]   all tests, or some suites; tests/run.py --list names them'
 	@echo 'make test T=path::name            one test, in its environment'
-	@echo 'make mutations [M="broker/*"]     slips of tests/mutations, each applied to a clone: do the tests catch it?'
-	@echo 'make flakes [RUNS=20]             the faster suites that many times, beside two busy loops'
+	@echo 'make mutations [M="broker/*"]     mutation tests: do the tests catch each patch of tests/mutations?'
+	@echo 'make flakes [RUNS=20]             repeat the faster suites, with two other processes that load the CPU'
 	@echo 'make lint                         ruff, import-linter, mypy, buf lint, buf breaking'
-	@echo 'make format                       ruff and buf write; the generated docs are made anew'
+	@echo 'make format                       format with ruff and buf, regenerate docs'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
-	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
-	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the same weights as if left alone'
-	@echo 'make fuzz [CASES=20000 MINUTES=10] made-up messages, 50,000 steps of the broker model, attacks on a live run'
+	@echo 'make chaos [CHAOS="--seed 7"]     kill every process, lose no group (docs/chaos.md); CHAOS=--help lists options'
+	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the weights equal those of a run without kills'
+	@echo 'make fuzz [CASES=20000 MINUTES=10] random messages, 50,000 steps of the broker model, attacks on a running system'
 	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak?'
-	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
+	@echo 'make hostile                      programs, cheats and answers that attack the sandbox (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
-	@echo 'make folders                      models saved by three versions of transformers: trained, exported, read by each'
-	@echo 'make families                     every family of models, with every engine and plugin (docs/models.md)'
-	@echo 'make gpu [GPU=--cpu]              what a GPU host proves, part by part (docs/gpu.md)'
+	@echo 'make folders                      train and export models saved by three versions of transformers; read them with each'
+	@echo 'make families                     every model family with every engine and plugin (docs/models.md)'
+	@echo 'make gpu [GPU=--cpu]              check a GPU host, part by part (docs/gpu.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:

@@ -1,15 +1,15 @@
-"""What a run of several suites prints while it runs: lines as things happen, and each minute what is running."""
+"""Progress of a run of several suites: a line for each event, and every minute the running suites."""
 
 import threading
 import time
 from dataclasses import dataclass, field
 
-INTERVAL_SECONDS = 60.0  # between lines of what is running
+INTERVAL_SECONDS = 60.0  # between lines with the running suites
 
 
 @dataclass
 class Running:
-    """A suite that runs."""
+    """A running suite."""
 
     name: str
     started: float = field(default_factory=time.monotonic)
@@ -23,7 +23,7 @@ class Running:
 
 
 class Progress:
-    """Lines of several threads."""
+    """Prints lines of several threads."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -50,7 +50,7 @@ class Progress:
         self._running.remove(running)
 
     def say(self, text: str) -> None:
-        """Print a line with the time since the beginning."""
+        """Print a line with the elapsed time."""
         elapsed = int(time.monotonic() - self._began)
         with self._lock:
             print(f"[{elapsed // 60:3}:{elapsed % 60:02}] {text}", flush=True)

@@ -1,11 +1,11 @@
-"""Pytest as `python -m pytest` runs it, with each test's start and outcome written to a file as they happen.
+"""Runs pytest as `python -m pytest` does, and writes each test's start and outcome to a file immediately.
 
     python tests/pytest_events.py EVENTS ARGUMENTS...
 
-A line of EVENTS is a JSON object: `{"tests": N}`, how many were collected; `{"started": ID}`; `{"ended": ID, "outcome":
-…, "seconds": …, "error": …, "output": …, "brief": …}` for each of a test's phases (set-up, call, tear-down), with a
-failure's traceback, what the test had printed, and `brief`: where it failed, the error's message and, of a command, the
-end of what it printed.
+A line of EVENTS is a JSON object: `{"tests": N}`, the number collected; `{"started": ID}`; `{"ended": ID, "outcome":
+…, "seconds": …, "error": …, "output": …, "brief": …}` for each of a test's phases (setup, call, teardown), with a
+failure's traceback, the captured output, and `brief`: the failing line, the error message and, for a failed command,
+the end of its output.
 """
 
 import json
@@ -58,7 +58,7 @@ class Events:
 
 
 def brief(report: pytest.TestReport, raised: pytest.ExceptionInfo) -> str:
-    """Where in the checkout a test failed, with what message, and the end of the output of a command that failed."""
+    """Return the failing line of the checkout, the message, and the end of a failed command's output."""
     ours = [entry for entry in raised.traceback if is_ours(entry.path)] or raised.traceback
     lines = [f"{ours[-1].path}:{ours[-1].lineno + 1}: {ours[-1].statement}".removeprefix(f"{ROOT}/")]
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -72,7 +72,7 @@ def brief(report: pytest.TestReport, raised: pytest.ExceptionInfo) -> str:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is the checkout's, not a library's in one of its environments."""
+    """Return whether a file belongs to the checkout, not to a library in one of its environments."""
     return path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] != ".quartet"
 
 

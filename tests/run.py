@@ -3,15 +3,14 @@
     .quartet/envs/dev/bin/python tests/run.py [--list] [--quick] [--at-a-time N] [--repeat N] [--busy N]
                                               [SUITE | PATH[::NAME] ...] [-- PYTEST OPTIONS]
 
-One suite more side by side than there are cores, three at most, the longest first: many wait for much of their time.
-`--quick` (`make check`): lint, types and the tests that start no engine, first those of what was changed. `--repeat 20
---busy 2` (`make flakes`): all of it so many times, beside so many processes that only compute.
+Up to three suites run in parallel, at most one more than there are cores because many often wait, the longest first.
+`--quick` (`make check`): lint, types and the tests that start no engine, those of changed files first. `--repeat 20
+--busy 2` (`make flakes`): run everything 20 times, beside 2 processes that use the CPU.
 
-A failing suite does not keep the others from running; a failing test is printed at once. Each suite has a time limit,
-after which it and whatever it started is killed, and it counts as failed. What was counted is printed as a table and
-written to `.quartet/results`: `test.json`, `junit.xml`, and each suite's output in `SUITE.log`. Below the table is what
-failed, each with its error in brief, all in the last 3,000 characters for whoever has only the end of a log. The last
-line sums up: `N passed, M failed, K skipped`.
+Other suites continue when one fails; a failing test is printed immediately. A suite that exceeds its time limit is
+killed with its descendants and counts as failed. The results are printed as a table and written to `.quartet/results`:
+`test.json`, `junit.xml`, and each suite's output in `SUITE.log`. Below the table are the failures with short errors, in
+at most 3,000 characters, so that the end of a log has all of them. The last line is `N passed, M failed, K skipped`.
 """
 
 import argparse
@@ -36,7 +35,7 @@ sys.path.append(str(ROOT / "tests" / "preloaded"))
 from preloaded import Shared  # noqa: E402
 
 SLOWEST = 10
-ERROR_CHARACTERS = 2600  # at the end, shared by all failures and their names
+ERROR_CHARACTERS = 2600  # at the end, for all failures and their names together
 LEAST_CHARACTERS = 100  # of each error
 
 
@@ -46,9 +45,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
     parser.add_argument("--quick", action="store_true", help="lint, types, and tests that start no engine")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run all N times")
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N processes that only compute")
-    lanes = min(3, (os.cpu_count() or 1) + 1)
-    parser.add_argument("--at-a-time", type=int, default=lanes, help="suites side by side (default: %(default)s)")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N processes that use the CPU")
+    parallel = min(3, (os.cpu_count() or 1) + 1)
+    parser.add_argument("--at-a-time", type=int, default=parallel, help="suites in parallel (default: %(default)s)")
     ours, options = split(sys.argv[1:])
     arguments = parser.parse_args(ours)
     if arguments.list:
@@ -58,13 +57,13 @@ def main() -> int:
         return 0
     try:
         suites = choose(arguments.wanted)
-        # The longest first; of a few seconds each, what was changed.
+        # The longest first; quick suites take seconds: those of changed files first.
         suites = quick(suites) if arguments.quick else sorted(suites, key=lambda suite: -suite.limit)
     except ValueError as error:
         parser.error(str(error))
     RESULTS.mkdir(parents=True, exist_ok=True)
-    # A shell without job control has what it starts in the background ignore Ctrl-C, and so would every child: tests of
-    # Ctrl-C would wait in vain.
+    # A shell without job control starts background jobs with SIGINT ignored, which children inherit: tests of Ctrl-C
+    # would time out.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     with Progress() as progress, busy(arguments.busy), contextlib.closing(Shared()):
@@ -74,7 +73,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep so many cores busy meanwhile, and no longer than this process lives."""
+    """Keep `count` cores busy, at most as long as this process lives."""
     program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     loops = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(count)]
     try:
@@ -86,13 +85,13 @@ def busy(count: int) -> Iterator[None]:
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What is this program's, and what after `--` is pytest's."""
+    """Return this program's arguments and pytest's, which follow `--`."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
 
 
 def run_suites(suites: list[Suite], at_a_time: int, options: list[str], progress: Progress) -> list[Result]:
-    """Run suites in this order, so many at a time."""
+    """Run suites in this order, `at_a_time` in parallel."""
     with ThreadPoolExecutor(at_a_time) as pool:
         try:
             return list(pool.map(lambda suite: SuiteRun(suite, options, progress).run(), suites))
@@ -102,7 +101,7 @@ def run_suites(suites: list[Suite], at_a_time: int, options: list[str], progress
 
 
 def added_up(results: tuple[Result, ...]) -> Result:
-    """What came of all runs of a suite."""
+    """Return the sum of all runs of a suite."""
     total = Result(results[0].suite)
     for result in results:
         for key in ("passed", "failed", "skipped", "seconds", "cpu_seconds"):
@@ -144,7 +143,7 @@ def summarise(results: list[Result], seconds: float) -> int:
 
 
 def errors_of(results: list[Result]) -> list[str]:
-    """What failed, each with its error: shorter where much failed, so that the end of a log has all the names."""
+    """Return the failures with their errors, shortened so that the end of a log has all names."""
     failures = [(f"FAILED {each.suite}: {name}", text) for each in results for name, text in each.failures.items()]
     left = ERROR_CHARACTERS - sum(len(name) for name, _ in failures)
     share = max(LEAST_CHARACTERS, left // max(1, len(failures)))
@@ -152,14 +151,14 @@ def errors_of(results: list[Result]) -> list[str]:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning, which says what is wrong, and the end, where a command says why."""
+    """Return the beginning and the end of a text: a command's output ends with the reason."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} … {text[-(most // 2) :]}"
 
 
 def merge_reports(results: list[Result]) -> None:
-    """One JUnit report of all suites, each named for its suite."""
+    """Write one JUnit report of all suites."""
     merged = ElementTree.Element("testsuites")
     for result in results:
         report = RESULTS / f"{result.suite}.xml"

@@ -1,4 +1,4 @@
-"""Runs one suite: its processes under a guard, its events followed, what came of it counted."""
+"""Runs one suite under the guard, follows its events, and counts the results."""
 
 import json
 import os
@@ -27,21 +27,21 @@ POLL_SECONDS = 0.1
 
 @dataclass
 class Result:
-    """What became of a suite."""
+    """The result of a suite."""
 
     suite: str
     passed: int = 0
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # user and system, with all processes that it started or had forked
-    reason: str = ""  # why it failed, beyond failing tests
-    durations: dict[str, float] = field(default_factory=dict)  # seconds of each test
-    failures: dict[str, str] = field(default_factory=dict)  # of each test or command that failed: the error in brief
+    cpu_seconds: float = 0.0  # user and system, including all processes that it started or had forked
+    reason: str = ""  # why it failed, apart from failing tests
+    durations: dict[str, float] = field(default_factory=dict)  # seconds by test
+    failures: dict[str, str] = field(default_factory=dict)  # shortened errors by test or command
 
 
 class SuiteRun:
-    """A suite while it runs."""
+    """One execution of a suite."""
 
     def __init__(self, suite: Suite, options: list[str], progress: Progress) -> None:
         self._suite = suite
@@ -90,7 +90,7 @@ class SuiteRun:
                 result.passed, result.failed = result.passed + (status == 0), result.failed + (status != 0)
         if suite.folder:
             count(self._report, result)
-            if (status is None or status not in (0, 5)) and not result.failed:  # 5: it has no tests
+            if (status is None or status not in (0, 5)) and not result.failed:  # 5: no tests were collected
                 result.failed = 1
                 result.reason = result.reason or f"pytest ended with status {status}, in {running.test}"
 
@@ -100,7 +100,7 @@ class SuiteRun:
         return ("python", "tests/pytest_events.py", str(self._events), *tests, *options, *self._options)
 
     def _run_command(self, command: tuple[str, ...], running: Running, deadline: float) -> int | None:
-        """Run a program of the environment, its output added to the log. Return its status, None after the deadline."""
+        """Run a program of the environment with output to the log. Return its status, None after the deadline."""
         folder = ROOT / ".quartet" / "envs" / self._suite.environment / "bin"
         guarded = guard.guarded([str(folder / command[0]), *command[1:]], GRACE_SECONDS)
         environment = {**variables(folder), ACCOUNT: str(self._account)}
@@ -118,7 +118,7 @@ class SuiteRun:
                 self._end(process)
 
     def _wait(self, process: subprocess.Popen) -> int | None:
-        """The status of a process that has ended, with its CPU time and that of all it started added up."""
+        """Wait briefly. Return the status of a process that has exited, and add up its and its children's CPU time."""
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if not pid:
             time.sleep(POLL_SECONDS)
@@ -128,7 +128,7 @@ class SuiteRun:
         return process.returncode
 
     def _end(self, process: subprocess.Popen) -> None:
-        """The guard ends what it guards: gently at the first signal, at once at the second."""
+        """Send SIGTERM twice: the guard forwards the first, and kills everything at the second."""
         for _ in range(2):
             if process.returncode is None:
                 process.terminate()
@@ -137,11 +137,11 @@ class SuiteRun:
                     pass
 
     def _follow(self, events: TextIO, running: Running) -> None:
-        """Read what is new: a failure is printed at once."""
+        """Read new events; print failures."""
         while True:
             place = events.tell()
             line = events.readline()
-            if not line.endswith("\n"):  # half of it may have been written: the next look takes it whole
+            if not line.endswith("\n"):  # partly written: read again later
                 events.seek(place)
                 return
             event = json.loads(line)
@@ -157,18 +157,18 @@ class SuiteRun:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """The environment variables of a suite."""
+    """Return the environment variables of a suite."""
     result = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     result.pop("PYTHONPATH", None)
-    # Where nothing is compiled ahead, each of the hundreds of services that the tests start would compile its imports.
+    # Without byte code files each of the hundreds of services that the tests start would compile its imports.
     result.pop("PYTHONDONTWRITEBYTECODE", None)
-    # buf keeps a cache, pytest plug-ins look for a home: there is none in some build machines.
+    # buf and pytest plugins need a home folder, which some build machines lack.
     result.setdefault("HOME", str(ROOT / ".quartet" / "cache"))
     return result
 
 
 def count(report: Path, result: Result) -> None:
-    """Add up pytest's own report."""
+    """Add the counts of pytest's report to the result."""
     if not report.exists():
         return
     for suite in ElementTree.parse(report).getroot().iter("testsuite"):

@@ -1,4 +1,4 @@
-"""The suites of this checkout: what each runs, in which environment, for how long at most."""
+"""The test suites of this checkout: commands or folders, environments and time limits."""
 
 import subprocess
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Suite:
-    """Commands that pass or fail together (`commands`), or the tests of a folder (`folder`), all or some (`tests`)."""
+    """A list of commands (`commands`), or all or some (`tests`) of the tests of a folder (`folder`)."""
 
     name: str
     environment: str
-    limit: float  # seconds, several times what it takes on two cores; the longest suites are started first
+    limit: float  # seconds, several times its duration on two cores; suites with long limits are started first
     folder: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
     tests: tuple[str, ...] = ()  # pytest's paths and ids
-    quick: str = ""  # `make check` runs test_WORD.py of these words: files that start no engine and no other service
+    quick: str = ""  # `make check` runs test_WORD.py for each of these words: tests that start no engine or service
 
     @property
     def exists(self) -> bool:
@@ -25,12 +25,12 @@ class Suite:
 
 
 def buf_breaking() -> tuple[tuple[str, ...], ...]:
-    """One comparison with each released descriptor image."""
+    """Return the commands that compare the protos with each released descriptor image."""
     images = sorted((ROOT / "protos" / "released").glob("*.binpb"))
     return tuple(("buf", "breaking", "protos", "--against", str(image.relative_to(ROOT))) for image in images)
 
 
-# What the development environment lacks (torch, vLLM, ColossalAI) counts as Any.
+# Packages that the development environment lacks (torch, vLLM, ColossalAI) have type Any.
 TYPED = (
     "services/common/quartet_common",
     "services/broker/quartet_broker",
@@ -104,9 +104,9 @@ SUITES = (
 
 
 def choose(wanted: list[str]) -> list[Suite]:
-    """The suites of these names, or those that these tests (`PATH[::NAME]`) belong to; all where nothing is named.
+    """Return the suites of these names and of these tests (`PATH[::NAME]`); all if nothing is named.
 
-    Raises ValueError where there is no such suite or test file.
+    Raises ValueError if there is no such suite or test file.
     """
     if not wanted:
         return [suite for suite in SUITES if suite.exists]
@@ -120,7 +120,7 @@ def choose(wanted: list[str]) -> list[Suite]:
 
 
 def suite_of(name: str) -> Suite:
-    """The suite of this name, or the one whose folder this test is in."""
+    """Return the suite with this name, or that of this test."""
     file = Path(name.partition("::")[0])
     for suite in SUITES:
         if suite.name == name:
@@ -134,7 +134,7 @@ def suite_of(name: str) -> Suite:
 
 
 def quick(suites: list[Suite]) -> list[Suite]:
-    """The quick tests of suites, first those of what was changed since the main branch."""
+    """Return the suites reduced to their quick tests, those changed since the main branch first."""
     changed = changed_files()
 
     def is_changed(suite: Suite) -> bool:
@@ -146,7 +146,7 @@ def quick(suites: list[Suite]) -> list[Suite]:
 
 
 def quick_files(suite: Suite) -> tuple[str, ...]:
-    """The test files that `quick` names. Raises ValueError where one of them is missing."""
+    """Return the test files that `quick` names. Raises ValueError if one is missing."""
     files = {word: sorted((ROOT / suite.folder).rglob(f"test_{word}.py")) for word in suite.quick.split()}
     for word, found in files.items():
         if not found:
@@ -155,7 +155,7 @@ def quick_files(suite: Suite) -> tuple[str, ...]:
 
 
 def changed_files() -> list[Path]:
-    """Files that differ from where this branch left the main one, as far as git can say."""
+    """Return the files changed since this branch left the main one; none without git or that branch."""
     names: set[str] = set()
     for command in (
         ("diff", "--name-only", "HEAD"),

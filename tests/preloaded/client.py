@@ -1,6 +1,6 @@
-"""Stands for a process that `server.py` forks: started as that would be, it passes signals on and ends as that ends.
+"""A proxy for a process that `server.py` forks: it forwards signals to it and exits with its status.
 
-`preloaded.py` makes this the `python` of an environment.
+`preloaded.py` installs this as the `python` of an environment.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ network = os.open("/proc/self/ns/net", os.O_RDONLY)
 socket.send_fds(connection, [json.dumps(asked).encode()], [*descriptors, network])
 pid = int(connection.recv(32))
 with open("/proc/self/comm", "w") as name:
-    name.write(f"for {pid}")  # as `preloaded.process_of` reads it
+    name.write(f"for {pid}")  # read by `preloaded.process_of`
 
 
-def pass_on(number: int, _: object) -> None:
+def forward(number: int, _: object) -> None:
     with contextlib.suppress(ConnectionError):
         connection.send(str(number).encode())
 
 
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, pass_on)
+    signal.signal(number, forward)
 status = int(connection.recv(32))
 if status < 0:
     with contextlib.suppress(OSError):  # SIGKILL has no handler

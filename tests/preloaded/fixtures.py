@@ -1,4 +1,4 @@
-"""Pytest's fixtures of preloaded interpreters, and of the demo's model, made by one of them."""
+"""Pytest fixtures: preloaded interpreters, and the demo's model."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from preloaded import Pythons, make_models
 
 @pytest.fixture(scope="session")
 def pythons() -> Iterator[Pythons]:
-    """The services' interpreters, which begin to import at once."""
+    """The services' interpreters, whose imports start immediately."""
     with contextlib.closing(Pythons()) as made:
         for name in ("broker", "reward", "rollout", "trainer"):
             made.start(name)
@@ -19,7 +19,7 @@ def pythons() -> Iterator[Pythons]:
 
 @pytest.fixture(scope="session")
 def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model before any training."""
+    """The demo's model, untrained."""
     folder = tmp_path_factory.mktemp("model")
     make_models(pythons["trainer"], folder)
     return folder

@@ -1,4 +1,4 @@
-"""Interpreters of the environments whose libraries are imported, which takes 10 s of CPU each time for torch."""
+"""Interpreters with libraries already imported: importing torch takes 10 s of CPU for each process otherwise."""
 
 import os
 import shutil
@@ -24,14 +24,14 @@ MODULES = {
     "client": ("quartet_client", "quartet_common"),
     "dev": ("quartet_client", "quartet_common"),
 }
-"""By environment; "vllm": the rollout's, for the engine and for the processes that it starts itself; "… libraries": of
-it what is not Quartet's, for another build's packages."""
+"""Imported modules by environment. "vllm" is the rollout's environment for the engine and the processes it starts; "…
+libraries" have no packages of Quartet, for tests of another build."""
 BENEATH = {"rollout": "rollout libraries", "vllm": "rollout", "trainer": "trainer libraries"}
-"""Which of them another is forked from, as it imports more than that."""
+"""The interpreter that each is forked from."""
 VLLM = {"VLLM_CONFIGURE_LOGGING": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1"}
-"""What the rollout sets before it imports vLLM; torch reads some of it when it is imported."""
+"""Variables that the rollout sets before it imports vLLM; torch reads some of them when it is imported."""
 SHARED = "QUARTET_PRELOADED"
-"""The variable that names the socket of the `Shared` of a run of several suites."""
+"""The variable with the socket of a test run's `Shared`."""
 CLOSE = "close"
 _MAKE_MODELS = """
 import sys; from pathlib import Path
@@ -41,13 +41,13 @@ for seed, folder in enumerate(sys.argv[1:]): save(build_model(seed), build_token
 
 
 def make_models(python: Path, *folders: Path) -> None:
-    """Write the demo's model, untrained, into each folder, each with other random weights; by the trainer's Python."""
+    """Write the demo's model, with a different random seed for each folder. `python` is the trainer's."""
     where = ROOT / "examples" / "arithmetic"
     subprocess.run([python, "-c", _MAKE_MODELS, *folders], cwd=where, check=True, timeout=300)
 
 
 def install_extensions(folder: Path) -> Path:
-    """Install examples/extensions below a folder, as docs/extend.md shows it, from a copy: building leaves files."""
+    """Install examples/extensions below a folder, as in docs/extend.md, from a copy, because building leaves files."""
     subprocess.run(["cp", "-r", ROOT / "examples" / "extensions", folder / "source"], check=True, timeout=60)
     uv, python = ROOT / ".quartet" / "tools" / "bin" / "uv", ENVIRONMENTS / "dev" / "bin" / "python"
     install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-build-isolation", "--python", python]
@@ -56,17 +56,16 @@ def install_extensions(folder: Path) -> Path:
 
 
 def process_of(pid: int) -> int:
-    """Return the process, leader of its group, for which a preloaded `python` stands; `pid` if it is ordinary."""
+    """Return the forked process of a preloaded `python`, which leads its group; `pid` itself for another process."""
     word, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
     return int(number) if word == "for" and number.isdigit() else pid
 
 
 class Preloaded:
-    """An interpreter, `python`, whose processes begin with `modules` imported. It can be used at once, until `close`.
+    """An interpreter, `python`, whose processes start with `modules` imported; usable immediately, until `close`.
 
-    `variables` are the environment's during the imports.
-
-    The processes are as real as ever: each has its own memory, arguments, environment, ports, signals and exit status.
+    Each process has its own memory, arguments, environment, ports, signals and exit status. `variables` are in the
+    environment during the imports.
     """
 
     def __init__(self, interpreter: Path, *modules: str, **variables: str):
@@ -86,7 +85,7 @@ class Preloaded:
                 )
 
     def close(self) -> None:
-        """End it, and what is left of its processes."""
+        """Kill it and its processes."""
         assert self._server.poll() is None, (self.folder / "log").read_text()
         self._server.kill()
         self._server.wait()
@@ -94,9 +93,9 @@ class Preloaded:
 
 
 class Pythons:
-    """The preloaded interpreters of environments, each started when it is first asked for; all end with `close`.
+    """Preloaded interpreters by environment, each started at its first use, until `close`.
 
-    Beneath a `Shared` they are its, and go on.
+    In a test run with a `Shared` they are its interpreters, and `close` does not end them.
     """
 
     def __init__(self) -> None:
@@ -104,7 +103,7 @@ class Pythons:
         self._shared = os.environ.get(SHARED)
 
     def start(self, name: str) -> Path:
-        """Have one of `MODULES` import while something else is done."""
+        """Start the imports of one of `MODULES`; return its interpreter without waiting for them."""
         if self._shared:
             return _ask(self._shared, name)
         if name not in self._own:
@@ -118,18 +117,18 @@ class Pythons:
         return self.start(environment)
 
     def libraries(self, environment: str) -> Path:
-        """The interpreter of an environment with none of Quartet's packages imported."""
+        """Return the interpreter of an environment without Quartet's packages imported."""
         name = f"{environment} libraries"
         return self.start(name) if name in MODULES else ENVIRONMENTS / environment / "bin" / "python"
 
     def close(self) -> None:
-        """End those that are its own, each before what it was forked from."""
+        """End its own interpreters, each before the one it was forked from."""
         for each in reversed(self._own.values()):
             each.close()
 
 
 class Shared:
-    """Preloaded interpreters of all suites of a run, by the thread that a process beneath may ask for them."""
+    """Preloaded interpreters for all suites of a test run; descendants request them through a socket."""
 
     def __init__(self) -> None:
         self._pythons = Pythons()
@@ -138,7 +137,7 @@ class Shared:
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listening.bind(os.environ[SHARED])
         self._listening.listen(16)
-        # The interpreters end with the thread that started them.
+        # The interpreters end with the thread that started them, so one thread starts all.
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -152,7 +151,7 @@ class Shared:
                     connection.send(str(self._pythons.start(name)).encode())
 
     def close(self) -> None:
-        """End them all. Raises AssertionError if one has ended before."""
+        """End all of them. Raises AssertionError if one has exited by itself."""
         _ask(os.environ.pop(SHARED), CLOSE)
         self._thread.join()
         self._listening.close()

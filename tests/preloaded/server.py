@@ -1,10 +1,9 @@
-"""Forks processes whose libraries are imported: `python server.py MODULE...`, its standard input a listening socket.
+"""Forks processes with libraries imported: `python server.py MODULE...`, with a listening socket as standard input.
 
-Of a package of Quartet all modules are imported, so that a checkout that changes meanwhile cannot become a mixture of
-two versions. Each connection (`client.py`) asks for a process that goes on as `python ARGUMENTS...` would, with the
-open files, network namespace, environment, folder, umask and limits of the asker, and then for signals to it. The
-answers are its process id and, when it has ended, its status, negative for a signal. It is killed when its asker ends
-first.
+All modules of a Quartet package are imported at the start, so that later edits of the checkout cannot mix two versions.
+Each connection (`client.py`) requests a process that runs as `python ARGUMENTS...` would, with the client's open files,
+network namespace, environment, folder, umask and limits, and then sends signals for it. The responses are the process
+id and, at its exit, its status, negative for a signal. The process is killed if its client exits first.
 """
 
 import atexit
@@ -31,29 +30,29 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20  # bytes
-_MOST_DESCRIPTORS = 250  # which a message may have
+_MOST_DESCRIPTORS = 250  # in one message
 ACCOUNT = "QUARTET_TESTS_ACCOUNT"
-"""The variable that names a file for the CPU seconds of each process, as they are none of its asker's."""
+"""The variable that names a file for the CPU seconds of each process, which are not counted as the client's."""
 OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
 
 
 def main() -> None:
-    """Serve until killed; who asks while the modules are imported waits."""
+    """Import the modules, then serve until killed; earlier requests wait."""
     die_with_parent()
     with socket.socket(fileno=os.dup(0)) as listening:
         for name in sys.argv[1:]:
             for module in (name, *modules_of(importlib.import_module(name))):
-                with contextlib.suppress(ModuleNotFoundError):  # of a library that this environment does without
+                with contextlib.suppress(ModuleNotFoundError):  # it needs a library that this environment lacks
                     importlib.import_module(module)
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             sys.exit(f"{threads} threads after the imports; such a process cannot be forked")
         gc.collect()
-        gc.freeze()  # or each process would look through, and so copy, all that was imported
+        gc.freeze()  # otherwise the collector of each process would touch, and so copy, all imported objects
         serve(listening)
 
 
 def modules_of(package: ModuleType) -> list[str]:
-    """Return the names of the modules of a package of Quartet, but programs and the parts that few runs need."""
+    """Return the names of the modules of a Quartet package, except programs and rarely used parts."""
     if not package.__name__.startswith("quartet_"):
         return []
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda _: None)
@@ -61,7 +60,7 @@ def modules_of(package: ModuleType) -> list[str]:
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork for each connection, report ends, and kill what nobody waits for."""
+    """Fork for each connection, report exits, and kill processes whose client has exited."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -69,7 +68,7 @@ def serve(listening: socket.socket) -> None:
         if key.fileobj is listening:
             connection, _ = listening.accept()
             message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _MOST_DESCRIPTORS)
-            if not message:  # killed before it had asked
+            if not message:  # the client was killed before its request
                 connection.close()
                 continue
             asked = json.loads(message)
@@ -85,7 +84,7 @@ def serve(listening: socket.socket) -> None:
             account = asked["environment"].get(ACCOUNT)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection, account))
             selector.register(connection, selectors.EVENT_READ, pid)
-        elif key.fileobj == key.fd:  # a process has ended
+        elif key.fileobj == key.fd:  # a process has exited
             pid, connection, account = key.data
             _, status, used = os.wait4(pid, 0)
             if account:
@@ -98,7 +97,7 @@ def serve(listening: socket.socket) -> None:
                 selector.unregister(connection)
             connection.close()
         else:
-            with contextlib.suppress(ConnectionError):  # it may have ended with something unread
+            with contextlib.suppress(ConnectionError):  # the client may have exited with unread data
                 if asked := key.fileobj.recv(32):
                     os.kill(key.data, int(asked))
                     continue
@@ -107,19 +106,19 @@ def serve(listening: socket.socket) -> None:
 
 
 def send(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(ConnectionError):  # the asker was killed
+    with contextlib.suppress(ConnectionError):  # the client was killed
         connection.send(str(number).encode())
 
 
 def become(asked: dict, *descriptors: int) -> int:
-    """Go on as the process that was asked for and return its exit status."""
+    """Run as the requested process and return its exit status."""
     die_with_parent()
     if asked["leads_session"] or "vllm" not in sys.modules:
         os.setsid()
     else:
-        os.setpgid(0, 0)  # as vLLM's workers do themselves, which no leader of a session can
+        os.setpgid(0, 0)  # not setsid: vLLM's workers call it themselves, and it fails for a process group's leader
     *passed, network = (fcntl.fcntl(each, fcntl.F_DUPFD, _MOST_DESCRIPTORS) for each in descriptors)
-    for each in descriptors:  # which may have a number that another is to have
+    for each in descriptors:  # before dup2, because their numbers may be among the requested ones
         os.close(each)
     for number, each in zip(asked["descriptors"], passed, strict=True):
         os.dup2(each, number)
@@ -134,14 +133,14 @@ def become(asked: dict, *descriptors: int) -> int:
     if "quartet_rollout" in sys.modules:
         from quartet_rollout.engines.transformers_engine import engine
 
-        # The engine's process is forked, too; what reads the rollout's stderr is not, and ends at once with it.
+        # Fork the engine's process, too. The reader of the rollout's stderr is not forked, so that it exits with it.
         engine.sys = types.SimpleNamespace(executable=asked["python"])
     if "vllm" in sys.modules:
-        # Its engine core and workers, and the process in which it looks at a model's class.
+        # Its engine core and workers, and the process in which it inspects a model's class.
         multiprocessing.set_executable(asked["python"])
         sys.modules["vllm.model_executor.models.registry"]._SUBPROCESS_COMMAND[0] = asked["python"]
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (stays open until the process ends)
     sys.stdout.reconfigure(line_buffering=True)
     status = 0
     try:
@@ -150,14 +149,14 @@ def become(asked: dict, *descriptors: int) -> int:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
-    except BaseException:  # what would have been the interpreter's traceback
+    except BaseException:  # print the traceback, as the interpreter would
         status = 1
         sys.excepthook(*sys.exc_info())
     return status
 
 
 def end(status: int) -> NoReturn:
-    """End as an interpreter does, but for taking all modules apart, which takes as long as much of what tests start."""
+    """Exit as an interpreter does, without its slow clean-up of all modules."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -166,8 +165,8 @@ def end(status: int) -> NoReturn:
 
 
 def run(words: list[str]) -> None:
-    """Do what `python` does with -m NAME, -c CODE or FILE and their arguments."""
-    while words[0].startswith("-") and words[0] not in ("-m", "-c"):  # as multiprocessing passes its own options on
+    """Run -m NAME, -c CODE or FILE with their arguments, as `python` does."""
+    while words[0].startswith("-") and words[0] not in ("-m", "-c"):  # skip options that multiprocessing passes
         words = words[2:] if words[0] == "-X" else words[1:]
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -183,16 +182,16 @@ def run(words: list[str]) -> None:
 
 
 def join_network(descriptor: int) -> None:
-    """Be in a network namespace."""
+    """Enter a network namespace."""
     if not os.path.samestat(os.stat("/proc/self/ns/net"), os.fstat(descriptor)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(descriptor, 0):
-            raise OSError(ctypes.get_errno(), "cannot join the asker's network namespace")
+            raise OSError(ctypes.get_errno(), "cannot join the client's network namespace")
     os.close(descriptor)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
+    """Have the kernel kill this process when its parent exits."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Commands that tests start: each in a session of its own, its output in a log, killed with all that it started."""
+"""Commands that tests start: each in its own session, with output to a log, killed with its descendants."""
 
 import contextlib
 import json
@@ -16,40 +16,39 @@ LAST_WORDS = 3000  # characters
 
 
 class Started(subprocess.Popen):
-    """A command that runs. `options` are Popen's."""
+    """A running command. `options` are Popen's."""
 
     def __init__(self, command: list, log: Path, **options: object):
         self.log = log
-        self._begin = log.stat().st_size if log.exists() else 0  # where one before it ended
+        self._begin = log.stat().st_size if log.exists() else 0  # the end of an earlier command's output
         with log.open("ab") as output:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             super().__init__(command, **{**streams, "start_new_session": True, **options})
 
     def said(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self.log.read_bytes()[self._begin :].decode(errors="replace")
 
     def must_run(self) -> None:
-        """Raise AssertionError with its last words if it has ended."""
+        """Raise AssertionError with the end of its output if it has exited."""
         assert self.poll() is None, f"{self.log.stem} ended with {self.returncode}: {self.said()[-LAST_WORDS:]}"
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Look again and again until a condition holds. Raises AssertionError if that takes too long, or it ends."""
+        """Poll until a condition holds. Raises AssertionError after `seconds`, or if the command exits."""
         deadline = time.monotonic() + seconds
         while not condition():
             words = self.said()[-LAST_WORDS:]
             assert time.monotonic() < deadline, f"{self.log.stem}: {what} within {seconds:.0f} s? {words}"
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.wait(0.1)  # the pause between two looks; its end would end it
+                self.wait(0.1)
             self.must_run()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, and all it started."""
+        """Send a signal to its process group."""
         os.killpg(process_of(self.pid), number)
 
     def close(self) -> None:
-        """Kill it with all it started."""
-        # It may have ended by itself, and so all of its group.
+        """Kill it and its process group, which may have exited already."""
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             self.signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -58,7 +57,7 @@ class Started(subprocess.Popen):
 
 
 class Answering(Started):
-    """A program that answers orders, one JSON object a line each."""
+    """A program with requests on standard input and responses on standard output, one JSON object per line."""
 
     def __init__(self, command: list, log: Path, **options: object):
         with log.open("ab") as errors:
@@ -66,18 +65,18 @@ class Answering(Started):
             super().__init__(command, log, **pipes, **options)
 
     def give(self, **order: object) -> None:
-        """Give an order."""
+        """Send a request."""
         self.stdin.write(json.dumps(order) + "\n")
         self.stdin.flush()
 
     def hear(self):
-        """Return its next answer. Raises AssertionError with its last words if it has ended."""
+        """Return its next response. Raises AssertionError with the end of its output if it has exited."""
         line = self.stdout.readline()
         assert line, f"{self.log.stem} ended: {self.said()[-LAST_WORDS:]}"
         return json.loads(line)
 
     def order(self, **order: object):
-        """Give an order; return the answer."""
+        """Send a request; return the response."""
         self.give(**order)
         return self.hear()
 
@@ -86,15 +85,15 @@ REDIS_ANSWERS = "Ready to accept connections"
 
 
 def redis_command(port: int, folder: Path, kept: bool = False, host: str = "127.0.0.1", **more: object) -> list[str]:
-    """What starts a Redis; `kept`: what it holds is in the folder, and is there again when it starts again."""
-    from quartet_local.process import find_server  # not of the programs of a release
+    """Return the command of a Redis; `kept`: its data is stored in the folder and survives a restart."""
+    from quartet_local.process import find_server  # released programs that import this module lack it
 
     options = {"bind": host, "port": port, "dir": folder, "save": "", "appendonly": "yes" if kept else "no", **more}
     return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", str(value)))]
 
 
 def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> Path:
-    """Write TOML: text, numbers and truth values look the same in JSON."""
+    """Write TOML; strings, numbers and booleans are written as JSON, which is the same."""
     lines = []
     for name, values in sections.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
