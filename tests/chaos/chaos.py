@@ -1,4 +1,4 @@
-"""A chaos run from its plan to its verdict."""
+"""Executes a chaos run and checks its result."""
 
 import asyncio
 import json
@@ -19,15 +19,15 @@ TAIL_LINES = 12
 
 @dataclass
 class Report:
-    """What came of a chaos run.
+    """The result of a chaos run.
 
     Attributes:
-        schedule: of faults, of which the first `done` were done.
+        schedule: faults, of which the first `done` were injected.
         folder: with its data and logs.
-        failure: why it did not come to its end; empty if it did.
-        faults: done, by what they are.
-        starts: of each process; the first one counts.
-        told: what the stand-ins told, counted: "fenced" sessions, "put lease_lost", …
+        failure: why the run did not end; empty if it did.
+        faults: number of injected faults by family.
+        starts: of each process, including the first.
+        told: number of the stand-ins' events by name: "fenced" sessions, "put lease_lost", …
     """
 
     seed: int
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def right(self) -> bool:
-        """True if all faults were done and nothing is wrong."""
+        """True if all faults were injected and no check failed."""
         return not self.failure and self.done == len(self.schedule) and self.verdict.right
 
     def line(self) -> str:
@@ -57,7 +57,7 @@ class Report:
         return f"seed {self.seed}: {self.failure or self.verdict.line()} ({facts})"
 
     def explained(self) -> str:
-        """Return what a person needs to find out why it went wrong."""
+        """Return the information needed to diagnose a failure."""
         lines = [self.line(), "", f"seed {self.seed}; the schedule (committed groups: fault):"]
         for number, fault in enumerate(self.schedule, start=1):
             mark = "done" if number <= self.done else "    "
@@ -84,12 +84,12 @@ async def run(
     limit: float,
     say: Callable[[str], None],
 ) -> Report:
-    """Run the plan with a schedule of faults; end all that was started, whatever happens.
+    """Run the plan with a schedule of faults; stop all processes at the end.
 
     Args:
         pythons: the environments' interpreters.
-        limit: seconds after which it has failed.
-        say: told a line about each fault.
+        limit: timeout in seconds.
+        say: prints a line for each fault.
     """
     report = Report(seed, plan.groups, schedule, plan.folder)
     began = time.monotonic()
@@ -115,7 +115,7 @@ async def run(
 
 
 async def _to_the_end(town: Town, injector: Injector) -> None:
-    """Wait until all faults are done and the run is finished. Raises RuntimeError as soon as it has failed."""
+    """Wait until all faults are injected and the run is finished. Raises RuntimeError if it fails."""
     tasks = [asyncio.create_task(work) for work in (injector.run(), town.until(lambda: town.over))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

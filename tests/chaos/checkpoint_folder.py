@@ -1,7 +1,7 @@
-"""The stand-in trainer's disk: checkpoints and the ledger beside them, laid out as the trainer's, for `quartet audit`.
+"""The stand-in trainer's checkpoints and ledger, in the real trainer's layout, for `quartet audit`.
 
-Each trainer has a folder of its own. The one that takes over fetches the newest checkpoint from the other's, if that is
-newer than its own: a trainer that was replaced, but wakes up in the middle of a write, then writes where nobody trains.
+Each trainer has its own folder. The one that takes over copies the newest checkpoint from the other's folder if it is
+newer. A replaced trainer that resumes in the middle of a write therefore cannot damage the active one's folder.
 """
 
 import json
@@ -21,7 +21,7 @@ KEPT = 2
 
 @dataclass
 class State:
-    """What is trained: the weights, and what a later life needs to go on from them."""
+    """The weights, and what is needed to resume from them."""
 
     step: int = 0
     weights: str = content.NO_WEIGHTS
@@ -39,16 +39,16 @@ class CheckpointFolder:
         self._identity = {"run_id": run_id, "run_created_at": created_at}
 
     def restore(self, others: list[Path]) -> State:
-        """Go back to the newest complete checkpoint of this folder or the others, and the ledger with it.
+        """Restore the newest complete checkpoint of this folder or the others, with its ledger.
 
         Raises:
-            OSError, LedgerError: another trainer changed its folder meanwhile: ask again.
+            OSError, LedgerError: another trainer changed its folder during the copy; retry.
         """
         found = [newest for folder in (self.folder, *others) if (newest := newest_checkpoint(folder))]
         if not found:
             self.ledger.rewind(None)
             return State()
-        path, manifest = max(found, key=lambda each: each[1]["step"])  # of two alike its own
+        path, manifest = max(found, key=lambda each: each[1]["step"])  # its own if both have the same step
         own = self.folder / path.name
         if path != own:
             self.ledger.close()
@@ -65,11 +65,11 @@ class CheckpointFolder:
         return State(manifest["step"], weights, manifest["ledger"], manifest["first_remembered_pass"])
 
     def save(self, state: State, at: Callable[[str], None]) -> None:
-        """Write a checkpoint: whole or not at all. `at` is told where the writing is, and may be the end of it."""
+        """Write a checkpoint atomically. `at` is called at each point of the write, and may kill this process."""
         mark = self.ledger.mark()
         folder = self.folder / f"step-{state.step:08d}"
         writing = folder.with_name(WRITING_PREFIX + folder.name)
-        shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
+        shutil.rmtree(writing, ignore_errors=True)  # left by an interrupted write
         writing.mkdir(parents=True)
         (writing / "weights.txt").write_text(state.weights)
         at("checkpoint-half")

@@ -1,4 +1,4 @@
-"""The chaos runs of the tests, side by side: they wait most of the time; together they cost little more than one."""
+"""The chaos runs of the tests, executed concurrently because they mostly wait."""
 
 import asyncio
 import functools
@@ -29,16 +29,16 @@ def pythons() -> Iterator[Pythons]:
 
 @pytest.fixture(scope="session")
 def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """By name: the reports of the short form and the controls; "network": the result of that form."""
+    """The reports of the short form and the controls by name; "network": the result of that form."""
     return asyncio.run(_all(tmp_path_factory.mktemp("chaos"), pythons))
 
 
 async def _all(root: Path, pythons: Pythons) -> dict:
-    # It dies right after a commit, before the checkpoint that would have held the step.
+    # The trainer dies after a commit, before the checkpoint with that step.
     trapped = (Fault(5, "trap", "committed-unsaved"),)
     back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
     restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
-    # One process of each service is enough to see what one trainer does wrong.
+    # One process of each service is enough for one trainer's fault.
     small = functools.partial(Plan, groups=40, each=1)
     others = {
         "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),

@@ -1,6 +1,6 @@
-"""What the stand-ins say instead of a model: completions, and the weights that they make, follow from the instance ids.
+"""The stand-ins' completions and weights, which are derived from the instance ids.
 
-So whoever holds a group can tell whether it is the right one, and whether a checkpoint's weights are those of its ids.
+A check can therefore tell whether a group has the right content, and a checkpoint the weights of its ledger.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ NO_WEIGHTS = hashlib.sha256(b"no step trained").hexdigest()
 
 
 def write_prompts(path: Path, count: int) -> None:
-    """Write `count` problems with their answers, as [data] takes them."""
+    """Write `count` problems with their answers in the format of [data]."""
     lines = [json.dumps({"prompt": f"{n}+{n % 7}=?", "gt_answer": str(n + n % 7)}) for n in range(count)]
     path.write_text("\n".join(lines) + "\n")
 
@@ -27,12 +27,12 @@ def instance_names(count: int) -> list[str]:
 
 
 def number_of(instance_id: str, salt: str = "") -> int:
-    """Return a number that looks random, the same for the same instance."""
+    """Return a pseudo-random number determined by the instance id."""
     return int.from_bytes(hashlib.blake2b(f"{salt}{instance_id}".encode(), digest_size=6).digest())
 
 
 def is_right(instance_id: str, index: int) -> bool:
-    """Tell whether a completion of an instance gives the right answer."""
+    """Return whether a completion of an instance gives the right answer."""
     return number_of(instance_id, f"answer {index} ") % 2 == 0
 
 
@@ -43,18 +43,18 @@ def completions(instance: experience_pb2.PromptInstance) -> list[str]:
 
 
 def tensors(instance_id: str, answers: Sequence[float]) -> bytes:
-    """Return what stands for a group's tensors, which the broker does not read: whose it is, and how it was judged."""
+    """Return stand-ins for a group's tensors, which the broker does not parse: instance id and accuracies."""
     said = json.dumps([instance_id, *answers]).encode()
     return said.ljust(200 + number_of(instance_id, "length ") % 300)
 
 
 def group(lease: broker_pb2.PromptLease, version: int, scores: Sequence[reward_pb2.Score]) -> broker_pb2.PutGroup:
-    """Return the finished group of a lease, with what the reward service said."""
+    """Return the finished group of a lease, with the reward service's scores."""
     return put_group(lease, version, tensors(lease.instance.instance_id, [score.ans_acc for score in scores]))
 
 
 def fault_of(instance_id: str, found: experience_pb2.ExperienceGroup) -> str:
-    """Return what is wrong with a group that is to be of `instance_id`; empty if nothing."""
+    """Return why a group is not that of `instance_id`; empty if it is."""
     if found.header.instance_id != instance_id:
         return f"the group in the place of '{instance_id}' is of '{found.header.instance_id}'"
     truth = tensors(instance_id, [float(is_right(instance_id, index)) for index in range(GROUP_SIZE)])

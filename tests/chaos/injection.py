@@ -1,4 +1,4 @@
-"""Doing faults to the processes of a town, one after the other as they fall due."""
+"""Injects faults into the processes of a chaos run, one after the other as they fall due."""
 
 import asyncio
 import shutil
@@ -11,16 +11,16 @@ from schedule import Fault
 from town import Town
 from victim import Victim
 
-READY_SECONDS = 120.0  # for a process to be at work again before the next fault is done to it
-TRAP_SECONDS = 120.0  # for the trainer to come by
-LEAD = 3  # faults that the training may be ahead of
+READY_SECONDS = 120.0  # for a process to be ready again before its next fault
+TRAP_SECONDS = 120.0  # for the trainer to reach the trap's point
+LEAD = 3  # number of faults by which training may be ahead
 
 
 class Injector:
-    """Does a schedule of faults.
+    """Injects a schedule of faults.
 
     Args:
-        say: told each fault as it is done.
+        say: prints a line for each fault.
     """
 
     def __init__(self, town: Town, schedule: list[Fault], say: Callable[[str], None]):
@@ -29,12 +29,12 @@ class Injector:
         self.done = 0
         self._say = say
         self._mending: set[asyncio.Task] = set()
-        self._snapshots: list[tuple[Path, int]] = []  # with the groups committed then
+        self._snapshots: list[tuple[Path, int]] = []  # with the number of groups committed then
 
     async def run(self) -> None:
-        """Do all faults, and return when what was stopped or cut is mended.
+        """Inject all faults; return when stopped processes run again and cuts are undone.
 
-        Raises RuntimeError if one cannot be done, or the run has failed.
+        Raises RuntimeError if a fault cannot be injected, or the run has failed.
         """
         for number, fault in enumerate(self.schedule, start=1):
             self.town.allow(self._pace())
@@ -45,16 +45,16 @@ class Injector:
                 raise RuntimeError(f"fault {number} ({fault}) could not be done: {error!r}") from error
             self.done = number
             self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {told}")
-        self.town.allow(2 * self.town.plan.groups)  # there is a control that trains some again
+        self.town.allow(2 * self.town.plan.groups)  # one control trains some groups twice
         if self._mending:
             await asyncio.wait(self._mending)
 
     def _pace(self) -> int:
-        """Groups that may be trained while some faults are not done yet."""
+        """Return the number of groups that may be trained before the next faults."""
         return self.schedule[min(self.done + LEAD, len(self.schedule) - 1)].at
 
     async def _do(self, fault: Fault) -> str:
-        """Do one fault; say what was done."""
+        """Inject one fault; return its description."""
         match fault.kind:
             case "kill" | "terminate":
                 victims = [await self._at_work(name) for name in fault.target.split()]
@@ -83,12 +83,12 @@ class Injector:
         return self.town.leader
 
     async def _at_work(self, name: str) -> Victim:
-        """Wait until a process does its work, so that a fault hits something."""
+        """Wait until a process is ready and not paused, so that a fault has an effect."""
         async with asyncio.timeout(READY_SECONDS):
             while True:
                 victim = self.town.victims[await self._resolved(name)]
                 if victim.kind == "feeder" and not victim.allowed.is_set():
-                    victim.allowed.set()  # it has fed all: it begins again, and is interrupted in that
+                    victim.allowed.set()  # it has submitted all: restart it, so that the fault interrupts it
                 await victim.ready.wait()
                 if victim.paused:
                     await asyncio.wait(self._mending, return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +99,7 @@ class Injector:
         try:
             await victim.end_with(signal.SIGKILL if kill else signal.SIGTERM)
         except psutil.NoSuchProcess:
-            victim.killed = False  # it ended in this very moment: the run is over
+            victim.killed = False  # it exited at the same moment: the run is over
 
     def _mend(self, work) -> None:
         task = asyncio.create_task(work)
@@ -117,9 +117,9 @@ class Injector:
         self.town.place.heal(one, other)
 
     async def _trap(self, point: str) -> Victim:
-        """Set a trap, and return the trainer that went into it."""
+        """Set a trap, and return the trainer that died in it."""
         self._set_trap(point)
-        self.town.allow(max(self.town.committed, self._pace()))  # it must be able to get there
+        self.town.allow(max(self.town.committed, self._pace()))  # enough steps to reach the point
         async with asyncio.timeout(TRAP_SECONDS):
             return await self.town.trapped.get()
 
@@ -129,8 +129,8 @@ class Injector:
         writing.rename(self.town.trap)
 
     async def _take_snapshot(self) -> None:
-        """Copy Redis' data as they are at one moment."""
-        await self.town.until(lambda: self.town.told["leading"] > 0)  # of a run that there is
+        """Copy Redis' data while it is stopped."""
+        await self.town.until(lambda: self.town.told["leading"] > 0)  # the run exists
         victim = await self._at_work("redis")
         folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
         process = await victim.pause()
@@ -142,7 +142,7 @@ class Injector:
         self._snapshots.append((folder, self.town.committed))
 
     async def _restore(self, pick: float, kill_who_settles: bool) -> str:
-        """Have Redis go on from a snapshot; all else lives on, and notices by itself."""
+        """Restart Redis from a snapshot; all other processes keep running."""
         if not self._snapshots:
             await self._take_snapshot()
         number = round(pick * (len(self._snapshots) - 1))

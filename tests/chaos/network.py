@@ -1,6 +1,6 @@
-"""Where the processes are: all on loopback, or each on a host of its own, so that some can be cut off from others.
+"""The network of a chaos run: all processes on loopback, or each on its own host, so that links can be cut.
 
-Nothing leaves the namespaces of those hosts (tests/hosts/lan.py); they are gone when the last process of the run ends.
+The hosts are network namespaces (tests/hosts/lan.py), which vanish when the run's last process exits.
 """
 
 import sys
@@ -23,7 +23,7 @@ EVERYONE = (*SERVERS, *ROLLOUTS, *TRAINERS, "feeder")
 
 
 class Loopback:
-    """All on 127.0.0.1; nothing can be cut."""
+    """All processes on 127.0.0.1; links cannot be cut."""
 
     def __init__(self) -> None:
         self._ports = dict(zip(SERVERS, free_ports(len(SERVERS)), strict=True))
@@ -32,17 +32,17 @@ class Loopback:
         return f"127.0.0.1:{self._ports[name]}"
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs `command` in the place of the process `name`."""
+        """Return the command line that runs `command` on the host of the process `name`."""
         return list(command)
 
 
 class Hosts:
-    """A host for each process. To be made `lan.within` only."""
+    """A host for each process. Create it only `lan.within` the namespaces."""
 
     def __init__(self) -> None:
         self._hosts = {name: f"10.79.0.{number}" for number, name in enumerate(EVERYONE, start=1)}
         self._lan = Lan(self._hosts)
-        self._cuts: Counter[tuple[str, str]] = Counter()  # how many keep a host from another
+        self._cuts: Counter[tuple[str, str]] = Counter()  # cuts in effect by pair of hosts
 
     def address(self, name: str) -> str:
         return f"{self._hosts[name]}:{7101 + EVERYONE.index(name)}"
@@ -51,14 +51,14 @@ class Hosts:
         return self._lan.command(name, command)
 
     def cut(self, one: Sequence[str], other: Sequence[str]) -> None:
-        """Let nothing through from one side to the other, which is told so; the other is not answered any more."""
+        """Block traffic from one side to the other, and so replies."""
         for pair in product(one, other):
             if not self._cuts[pair]:
                 self._lan.part(*pair)
             self._cuts[pair] += 1
 
     def heal(self, one: Sequence[str], other: Sequence[str]) -> None:
-        """Let through again what no other cut stops."""
+        """Undo a cut; pairs that another cut contains stay blocked."""
         for pair in product(one, other):
             self._cuts[pair] -= 1
             if not self._cuts[pair]:

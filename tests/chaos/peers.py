@@ -1,5 +1,5 @@
-"""Several servers of one service, any of which may be away: calls go to each in turn, so that one group's life passes
-through all of them."""
+"""Calls several servers of one service in turn, any of which may be down, so that each handles part of a group's
+calls."""
 
 import asyncio
 import itertools
@@ -16,12 +16,12 @@ from quartet_common.errors import retry_delay
 Answer = TypeVar("Answer")
 
 CALL_SECONDS = 2.0  # an ordinary call's deadline
-PATIENCE_SECONDS = 120.0  # for a service that is killed again and again
-AVOIDED_SECONDS = 1.0  # a server that failed is left alone for so long, if there is another
+PATIENCE_SECONDS = 120.0  # for a service that is killed repeatedly
+AVOIDED_SECONDS = 1.0  # after a failure a server is not used for this time, if there is another
 
-# By the server: one that is stopped cancels what it has not begun. (Our own ends as asyncio.CancelledError.)
+# CANCELLED comes from a server that shuts down. (Cancellation by the caller raises asyncio.CancelledError.)
 _AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-# Nothing is known to be wrong with the call: it may be made again.
+# These calls may be retried.
 TRANSIENT = _AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
 
@@ -36,7 +36,7 @@ class Peers:
     """
 
     def __init__(self, stub: Callable, messages: ModuleType, addresses: Sequence[str], **always: object):
-        # In a network of namespaces no address is loopback; it is ours all the same.
+        # Plaintext: in the network form no address is loopback.
         self._stubs = [stub(connect(address, SecuritySection(insecure=True))) for address in addresses]
         self._messages, self._always = messages, always
         self._avoided = [0.0] * len(addresses)
@@ -45,7 +45,7 @@ class Peers:
     async def call(
         self, method: str, *, timeout: float = CALL_SECONDS, patience: float = PATIENCE_SECONDS, **fields: object
     ) -> Any:
-        """Make a unary call by its name; with no patience, once. Raises grpc.RpcError."""
+        """Make a unary call by its name, retried for `patience` seconds. Raises grpc.RpcError."""
         request = self.request(method, **fields)
         return await self.insist(lambda stub: getattr(stub, method)(request, timeout=timeout), patience)
 
@@ -53,7 +53,7 @@ class Peers:
         return getattr(self._messages, f"{method}Request")(**self._always, **fields)
 
     async def insist(self, call: Callable[[Any], Awaitable[Answer]], patience: float = PATIENCE_SECONDS) -> Answer:
-        """Make a call of the next server's stub, again until one answers. Raises grpc.RpcError for what is final."""
+        """Make a call with the next server's stub, and retry TRANSIENT errors with others. Raises grpc.RpcError."""
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + patience, 0.05
         while True:

@@ -1,12 +1,12 @@
-"""`make chaos`: kill everything, lose nothing.
+"""`make chaos`: kill every process, lose no group.
 
     .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--restores]
     .quartet/envs/dev/bin/python tests/chaos/run.py --signals [--seed 7] [--faults 40] [--seeds 3]
 
-First the processes are killed and stopped; then, half as long each, Redis is restored from older snapshots, and the
-network between them is cut. `--processes`, `--restores`, `--network`: that alone. Each form prints a line per fault, a
-table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to `.quartet/chaos`. `--signals`
-is another form, of its own: a whole `quartet run`, once for each seed.
+The first form kills and stops processes; the next two, half as long each, restore Redis from older snapshots, and cut
+the network between processes. `--processes`, `--restores` and `--network` select one form. Each prints a line per
+fault, a table, and the result of `quartet audit`. Results go to `.quartet/results/chaos.json`, logs to
+`.quartet/chaos`. `--signals` is a separate form: a whole `quartet run` under signals, once for each seed.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -63,26 +63,26 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Kill everything, lose nothing.")
+    parser = argparse.ArgumentParser(description="Kill every process, lose no group.")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule; same seed, same faults (default: 1)")
     parser.add_argument("--groups", type=int, default=5000, help="prompt groups to be trained (default: 5000)")
-    parser.add_argument("--faults", type=int, help="faults to be done (default: 200; of --signals 40)")
+    parser.add_argument("--faults", type=int, help="number of faults (default: 200; with --signals 40)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
     only = parser.add_mutually_exclusive_group()
     parser.add_argument("--seeds", type=int, default=3, help="runs of --signals, from --seed on (default: 3)")
     for form in (*FORMS, "signals"):
-        only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"the {form} form alone")
+        only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"only the {form} form")
     arguments = parser.parse_args()
     arguments.faults = arguments.faults or (40 if arguments.form == "signals" else 200)
     if arguments.form != "signals" and arguments.groups < 10 * arguments.faults:
-        # Each fault is to hit a system that has committed something since the one before.
+        # At least ten groups for each fault, so that the system commits a step between faults.
         parser.error(f"--faults: got {arguments.faults}; allowed: a tenth of --groups, {arguments.groups // 10}")
     return arguments
 
 
 def _signals(arguments: argparse.Namespace) -> int:
-    """Do a `quartet run` under signals for each seed; return the exit status."""
+    """Execute a `quartet run` under signals for each seed; return the exit status."""
     lines, right = [], True
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         folder = arguments.folder / f"signals-{seed}"
@@ -102,14 +102,14 @@ def _signals(arguments: argparse.Namespace) -> int:
 
 
 def network_form(folder: Path, groups: int, faults: int, seed: int, limit: float) -> dict[str, Any]:
-    """Run this program again, in namespaces of its own."""
+    """Run this program in new namespaces; return its report."""
     if reason := lan.why_not():
         return {"impossible": reason, "line": f"not possible here: {reason}"}
     given = {"groups": groups, "faults": faults, "seed": seed, "limit": limit, "folder": folder}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     command = lan.within([sys.executable, __file__, "--network", *words])
     shutil.rmtree(folder / "network", ignore_errors=True)
-    # Process ids are others there: no interpreters that suites share.
+    # Its process ids differ from ours, so it cannot use preloaded interpreters of this process.
     environment = {**os.environ, INSIDE: "1", SHARED: ""}
     subprocess.run(guard.guarded(command, 10), stdin=subprocess.DEVNULL, env=environment, check=False)
     return _report(folder / "network")
@@ -118,7 +118,7 @@ def network_form(folder: Path, groups: int, faults: int, seed: int, limit: float
 def _report(folder: Path) -> dict[str, Any]:
     path = folder / "report.json"
     if not path.exists():
-        return {"right": False, "line": "it ended without a report; what it said stands above"}
+        return {"right": False, "line": "it ended without a report; see its output above"}
     return json.loads(path.read_text())
 
 

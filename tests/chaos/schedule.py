@@ -1,20 +1,20 @@
-"""Which faults, when: drawn before anything starts, from a seed.
+"""The schedule of faults, drawn from a seed before the run starts.
 
-A fault is due at a number of committed groups, not at a time: so each hits a system that worked since the one before.
+A fault is due at a number of committed groups, not at a time, so that the system makes progress between faults.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# How long a stopped process or a cut link stays so, in seconds. All are longer than the ttls of leases and members, but
-# those of Redis: it must be away for longer than the brokers wait for it.
+# Durations of stops and cuts, in seconds. They exceed the ttls of leases and members; those of Redis exceed the timeout
+# of the brokers for it.
 PAUSE_SECONDS = (2.6, 3.6)
 REDIS_PAUSE_SECONDS = (1.5, 2.4)
 CUT_SECONDS = (2.6, 4.0)
 
 POINTS = ("leased", "trained", "marked", "checkpoint-half", "checkpoint-written", "checkpoint-durable", "committed")
-"""Where the trainer is killed, named for what it did last (standin_trainer)."""
+"""Points at which the trainer is killed, named for its last action (standin_trainer)."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Fault:
     Attributes:
         at: committed groups at which it is due.
         kind: "kill", "terminate", "pause", "trap", "cut", "snapshot", "restore".
-        target: a process ("broker-a"); "leader", the trainer at work then; "redis"; several, as "broker-a broker-b";
-            for a cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point; a restore's may be
-            "redis settling": the trainer that settles its ledger then is killed.
-        seconds: how long a pause or a cut lasts.
-        pick: which snapshot is restored, from 0.0, the first taken so far, to 1.0, the last.
+        target: a process ("broker-a"); "leader", the active trainer; "redis"; several, as "broker-a broker-b"; for a
+            cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point; a restore's may be
+            "redis settling", after which the next trainer that settles its ledger is killed.
+        seconds: duration of a pause or a cut.
+        pick: which snapshot is restored, from 0.0, the oldest, to 1.0, the newest.
     """
 
     at: int
@@ -42,7 +42,7 @@ class Fault:
         return f"{self.kind} {self.target}{which}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
 
 
-# One deck of twenty. Targets in braces are drawn.
+# A deck of twenty faults. Targets in braces are drawn.
 PROCESS_DECK: tuple[tuple[str, str], ...] = (
     *(("kill", target) for target in ("{broker}", "broker-a broker-b", "{reward}", "{rollout}", "leader", "feeder")),
     *(("kill", target) for target in ("redis", "redis", "{everything}")),
@@ -51,7 +51,7 @@ PROCESS_DECK: tuple[tuple[str, str], ...] = (
     *[("trap", "{point}")] * 4,
 )
 
-# Redis' data are copied while all work, and put back later, some after others; half of the faults are that.
+# Half of the faults restore one of the snapshots of Redis' data that the others take.
 RESTORE_DECK: tuple[tuple[str, str], ...] = (
     *[("snapshot", "redis")] * 4,
     *[("restore", "redis")] * 7,
@@ -84,7 +84,7 @@ EVERYTHING = (
 def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = PROCESS_DECK) -> list[Fault]:
     """Draw `faults` faults over a run of `groups` groups, in the order in which they are due.
 
-    Every card of the deck comes up before any comes up again, and so do the points at which the trainer is trapped.
+    Every card of the deck is drawn once before any is drawn again; the same holds for the traps' points.
     """
     chance = random.Random(f"{seed}/{groups}/{faults}")
     cards: list[tuple[str, str]] = []
@@ -101,7 +101,7 @@ def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = 
         target = target.replace("{everything}", chance.choice(EVERYTHING))
         for service in ("broker", "reward", "rollout"):
             target = target.replace(f"{{{service}}}", f"{service}-{chance.choice('ab')}")
-        # Spread evenly, each somewhere in its own part, and none so late that the run might end before it.
+        # One in each of `faults` equal parts of the run's first 90%, so that the run does not end before the last.
         at = int((number + chance.random()) * 0.9 * groups / faults)
         pick = round(chance.random(), 2) if kind == "restore" else 1.0
         drawn.append(Fault(at, kind, target, _seconds(chance, kind, target), pick))
@@ -109,7 +109,7 @@ def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = 
 
 
 def family(fault: Fault) -> str:
-    """Return the line of the report that a fault counts in."""
+    """Return the family under which the report counts a fault."""
     if fault.kind not in ("kill", "terminate", "pause"):
         return "kill trainer at a point of its step" if fault.kind == "trap" else fault.kind
     names = fault.target.split()

@@ -1,8 +1,8 @@
-"""The signals form of `make chaos`: one `quartet run`, and signals to all of its processes but the launcher.
+"""The signals form of `make chaos`: one `quartet run`, with signals to all of its processes except the launcher.
 
-A launcher, its guards, Redis, the four services with a real model and engine, the engine's process, the verifiers'
-workers. Which process is hit by which signal follows from the seed. Most signals wait for a step since the last one;
-some come at once, so that they hit what is just starting.
+The processes are guards, Redis, the four services with a real model and engine, the engine's process and the verifiers'
+workers. The seed determines targets and signals. Most signals wait for a new step after the last one; some are sent
+immediately, so that they hit processes that are starting.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from quartet_client import AsyncClient  # noqa: E402
 READY_SECONDS = 180.0  # for the first step, and for a step after a signal
 END_SECONDS = 240.0  # from the last signal to the end of the run
 STOP_SECONDS = (1.0, 5.0)
-AT_ONCE = 0.25  # of the signals do not wait for a step
+AT_ONCE = 0.25  # share of the signals that do not wait for a step
 
-# What the command line of a process holds.
+# Parts of the processes' command lines.
 TARGETS = {
     "redis": "redis-server",
     "broker": "-m quartet_broker ",
@@ -75,7 +75,7 @@ interval = 5
 
 @dataclass(frozen=True)
 class Blow:
-    """One signal: to whom, which, after how many seconds, and for how long if it stops the process."""
+    """One signal to a target, after `pause` seconds; a stopped process resumes after `seconds`."""
 
     target: str
     number: signal.Signals
@@ -89,7 +89,7 @@ class Blow:
 
 @dataclass
 class Report:
-    """What came of a run under signals; `right` if all is as it must be."""
+    """The result of a run under signals; `right` if it has no fault."""
 
     seed: int
     due: int
@@ -111,7 +111,7 @@ class Report:
 
 
 def draw(seed: int, count: int) -> Iterator[Blow]:
-    """Draw signals. Every pair of target and signal comes up before any comes up again."""
+    """Draw signals. Every pair of target and signal is drawn once before any is drawn again."""
     chance = random.Random(f"signals/{seed}")
     pairs: list[tuple[str, signal.Signals]] = []
     for _ in range(count):
@@ -124,7 +124,7 @@ def draw(seed: int, count: int) -> Iterator[Blow]:
 
 
 async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callable[[str], None]) -> Report:
-    """Do a run under signals in a fresh folder; services begin with their imports done."""
+    """Execute a run under signals in a new folder, with preloaded services."""
     report = Report(seed, count)
     began = time.monotonic()
     ports = free_ports(4)
@@ -168,7 +168,7 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
             pids = await asyncio.to_thread(_until_there, launched, blow.target)
             pid = chance.choice(sorted(pids))
             before = len(_steps(launched))
-            with suppress(ProcessLookupError):  # it ended just now by itself
+            with suppress(ProcessLookupError):  # it has just exited by itself
                 os.kill(pid, blow.number)
             report.done += 1
             report.blows.append(f"{before}: {blow} ({pid})")
@@ -193,16 +193,16 @@ def _until_there(launched: Launched, target: str) -> list[int]:
     found: list[int] = []
 
     def look() -> bool:
-        # Workers carry no environment to find them by.
+        # Workers do not inherit the environment mark, so descendants are searched.
         commands = {}
         for process in psutil.Process(process_of(launched.pid)).children(recursive=True):
-            with suppress(psutil.Error, OSError):  # it ended while we looked
+            with suppress(psutil.Error, OSError):  # it has exited
                 service = psutil.Process(process_of(process.pid))
                 commands[service.pid] = " ".join(process.cmdline()) + " "
                 below = service.children(recursive=True) if service != process else ()
                 commands |= {each.pid: " ".join(each.cmdline()) + " " for each in below}
         guards = {pid for pid, line in commands.items() if TARGETS["guard"] in line}
-        # A worker that was killed is started again when a verification needs it: then it is the service's turn.
+        # A killed worker is restarted only when a verification needs it; until then the service is the target.
         for wanted in (target, "reward") if target == "verifier worker" else (target,):
             among = guards if wanted == "guard" else commands.keys() - guards
             found[:] = found or [pid for pid in among if TARGETS[wanted] in commands[pid]]
@@ -221,7 +221,7 @@ def _prepare(folder: Path, ports: list[int], pythons: Pythons) -> None:
 
 
 def explain(report: Report, folder: Path) -> str:
-    """Return what a person needs to find out why a run went wrong."""
+    """Return the information needed to diagnose a failed run."""
     lines = [report.line(), "", *report.blows, "", (folder / "output.txt").read_text()[-6000:]]
     for log in sorted((folder / "run" / "logs").glob("*.log")):
         lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-12:]]

@@ -1,8 +1,7 @@
-"""A rollout without a model: leases prompts, says what `content` makes of them, has it scored, puts the groups.
+"""A rollout without a model: it leases prompts, takes completions from `content`, has them scored, and puts the groups.
 
-It is a bad rollout in what the broker must bear: it renews its leases, but goes on with a group whose lease was lost
-and puts it all the same; and every so often it puts a group again that was answered already. It ends with status 0 when
-the run is finished, or on SIGTERM, after it gave its prompts back.
+It misbehaves in ways that the broker must tolerate: it ignores lost leases and puts those groups anyway, and it puts
+some groups twice. It exits with status 0 when the run is finished, or on SIGTERM after it released its prompts.
 """
 
 import asyncio
@@ -13,20 +12,20 @@ from collections import Counter
 
 import content
 import grpc
-from membership import Membership, tell
+from membership import Membership, emit
 from peers import TRANSIENT, Peers
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, reward_pb2, reward_pb2_grpc
 
 from quartet_common.durations import to_duration
 
-AT_ONCE = 6  # prompts under way
+AT_ONCE = 6  # concurrent prompts
 SLOWEST_SECONDS = 0.06  # to generate a group
-PUT_AGAIN = 12  # one group in so many
+PUT_AGAIN = 12  # one group in 12 is put twice
 LEASE_WAIT_SECONDS = 2.0
 
 
 class Rollout:
-    """One life. `brokers`, `rewards`: host:port of each; `ttl`: of leases and members, in seconds."""
+    """The stand-in rollout. `brokers`, `rewards`: host:port of each; `ttl`: of leases and members, in seconds."""
 
     def __init__(self, name: str, run: str, brokers: list[str], rewards: list[str], ttl: float):
         self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, brokers, run_id=run)
@@ -44,18 +43,18 @@ class Rollout:
         self.verifiers = (await self.member.join()).spec.verifiers
         works = (self.member.keep(), self.renew(), self.work(), stopping.wait(), self.member.ended.wait())
         tasks = [asyncio.create_task(work) for work in works]
-        tell("ready")
+        emit("ready")
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # raises what ended it, if that was a fault
+            task.result()  # raises its error
         for task in tasks:
             task.cancel()
         if not self.member.ended.is_set():
             await self.drain()
-        tell("over", **self.outcomes)
+        emit("over", **self.outcomes)
 
     async def work(self) -> None:
-        """Lease prompts, as many as there is room for."""
+        """Lease prompts up to the limit of concurrent ones."""
         while True:
             room = AT_ONCE - len(self.held)
             if room <= 0:
@@ -65,7 +64,7 @@ class Rollout:
                 answer = await self.broker.call(
                     "LeasePrompts",
                     timeout=LEASE_WAIT_SECONDS + 1.0,
-                    patience=0.0,  # not safe to repeat: the leases of a lost answer expire
+                    patience=0.0,  # not retried: the leases of a lost response expire
                     holder=self.member.me.instance_id,
                     max_prompts=room,
                     wait=to_duration(LEASE_WAIT_SECONDS),
@@ -88,10 +87,10 @@ class Rollout:
                 task.add_done_callback(lambda task, lease_id=lease.lease_id: self.finished(lease_id, task))
 
     def finished(self, lease_id: str, task: asyncio.Task) -> None:
-        """A prompt's work ended; a fault in it ends the rollout."""
+        """Forget a finished prompt; an exception in its task ends the rollout."""
         self.held.pop(lease_id, None)
         if not task.cancelled() and task.exception() is not None:
-            tell("fault", what=repr(task.exception()))
+            emit("fault", what=repr(task.exception()))
             sys.exit(1)
 
     async def make(self, lease: broker_pb2.PromptLease) -> None:
@@ -106,7 +105,7 @@ class Rollout:
             name = broker_pb2.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_").lower()
             self.outcomes[name] += 1
             if name != "accepted":
-                tell("put", outcome=name, instance=instance_id)
+                emit("put", outcome=name, instance=instance_id)
 
     async def score(self, lease: broker_pb2.PromptLease) -> list[reward_pb2.Score]:
         prompt = lease.instance.prompt
@@ -149,11 +148,11 @@ class Rollout:
             await self.broker.call("ReleaseLeases", timeout=1.0, patience=2.0, releases=releases)
             await self.broker.call("LeaveMember", timeout=1.0, patience=2.0, instance_id=self.member.me.instance_id)
         except grpc.RpcError as error:
-            tell("left-without-word", code=error.code().name)  # the ttls see to it
+            emit("left-without-word", code=error.code().name)  # leases and registration expire
 
 
 async def main() -> None:
-    await Rollout(**json.loads(sys.argv[1])).live()  # on the loop that its channels belong to
+    await Rollout(**json.loads(sys.argv[1])).live()  # created on the event loop, which its channels need
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""A trainer without a model: speaks the broker's contract as the real one does, and keeps checkpoints and a ledger.
+"""A trainer without a model: it calls the broker as the real one does, and writes checkpoints and a ledger.
 
-Two of them serve one run. The one that sees no other at work restores the newest checkpoint, opens a session and
-trains; the other waits. One that was stopped and wakes up still believes that it is the trainer: the broker must refuse
-it.
+Two of them serve one run. The one that sees no other active trainer restores the newest checkpoint, opens a session and
+trains; the other waits. One that resumes after SIGSTOP continues to act as the trainer: the broker must fence it.
 
-Its weights are a digest of all batches, so what is in them can be told afterwards. It ends with status 0 when the run
-is finished; any other status is a fault that the chaos run reports.
+Its weights are a digest of all batches, so a check can tell what was trained. It exits with status 0 when the run is
+finished; any other status is a fault that the chaos run reports.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from typing import Any
 import content
 import grpc
 from checkpoint_folder import CheckpointFolder, State
-from membership import Membership, tell
+from membership import Membership, emit
 from peers import Peers
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -35,18 +34,19 @@ PATIENCE = 10  # attempts to restore while another trainer changes its folder
 
 
 class Fenced(Exception):
-    """The broker refuses the session; the text is its reason."""
+    """The broker rejected the session; the text is its reason."""
 
 
 class Trainer:
-    """One life.
+    """The stand-in trainer.
 
     Args:
         brokers: host:port of each.
         folder, others: its own checkpoints, and those of other trainers.
-        trap, pace: files that say where to stop, and how many steps may be trained.
+        trap, pace: files with the point at which to die, and with the number of steps that may be trained.
         ttl: of members, in seconds.
-        control: what is left out, to see that the audit tells: "commit-without-checkpoint", "settle-without-instances".
+        control: a protection to omit, which the audit must detect: "commit-without-checkpoint" or
+            "settle-without-instances".
     """
 
     def __init__(self, name: str, run: str, brokers: list[str], ttl: float, control: str, **files: Any):
@@ -58,27 +58,27 @@ class Trainer:
         self.session = 0
 
     async def live(self) -> None:
-        """Train whenever nobody else does, until the run ends."""
+        """Train whenever no other trainer does, until the run ends."""
         run = await self.member.join()
         disk = CheckpointFolder(self.folder, self.run_id, run.created_at.ToJsonString())
         beating = asyncio.create_task(self.member.keep())
-        tell("ready")
+        emit("ready")
         while not self.member.ended.is_set():
             if beating.done():
-                beating.result()  # raises what ended it
+                beating.result()  # raises its error
             await self.until_vacant()
             if self.member.ended.is_set():
                 break
             try:
                 await self.lead(disk)
             except Fenced as refusal:
-                tell("fenced", reason=str(refusal))
+                emit("fenced", reason=str(refusal))
             self.member.me.state = broker_pb2.MEMBER_STATE_JOINING
             await self.member.beat()
-        tell("over")
+        emit("over")
 
     async def until_vacant(self) -> None:
-        """Wait until no other trainer is at work, or the run ends."""
+        """Wait until no other trainer is active, or the run ends."""
 
         async def watch(stub) -> None:
             async for view in stub.WatchMembers(self.broker.request("WatchMembers"), timeout=5.0):
@@ -99,13 +99,13 @@ class Trainer:
         return is_trainer and active and member.instance_id != self.member.me.instance_id
 
     async def lead(self, disk: CheckpointFolder) -> None:
-        """Train from the newest checkpoint on, to the end of the data. Raises Fenced."""
+        """Train from the newest checkpoint to the end of the data. Raises Fenced."""
         state = await self.open(disk)
         self.member.me.state = broker_pb2.MEMBER_STATE_ACTIVE
         await self.member.beat()
         while True:
             while state.step >= int(self.pace.read_text()):
-                await asyncio.sleep(0.05)  # faults are behind
+                await asyncio.sleep(0.05)  # wait for the next fault
             manifest = await self.take(state.step)
             if manifest.run_finished:
                 self.member.ended.set()
@@ -131,11 +131,11 @@ class Trainer:
             await self.save(disk, state)
         end = {"state": broker_pb2.RUN_STATE_SUCCEEDED, "reason": "all done"}
         await self.say("FinishRun", committed_step=state.step, **end)
-        tell("finished", step=state.step)
+        emit("finished", step=state.step)
         self.member.ended.set()
 
     async def open(self, disk: CheckpointFolder) -> State:
-        """Restore the newest checkpoint, open a session with it, and settle what the broker's books lack."""
+        """Restore the newest checkpoint, open a session with it, and settle steps that the broker lacks."""
         for attempt in range(PATIENCE):
             try:
                 state = disk.restore(self.others)
@@ -148,12 +148,12 @@ class Trainer:
                 )
                 await self.settle(disk, state, answer)
             except (OSError, LedgerError) as error:
-                tell("restore-again", reason=str(error))
+                emit("restore-again", reason=str(error))
             except Fenced as refusal:
-                # Another trainer committed a newer checkpoint meanwhile, or this one lost what it committed.
-                tell("refused", reason=str(refusal))
+                # Another trainer has committed a newer checkpoint, or this one lost a committed step.
+                emit("refused", reason=str(refusal))
                 if self.control == "commit-without-checkpoint":
-                    # It goes on all the same, with a step that its weights have not reached.
+                    # The control continues with a step that its weights have not reached.
                     state.step = (await self.broker.call("GetRun")).run.committed_step
                     answer = await self.say(
                         "OpenSession", holder=self.member.me.instance_id, checkpoint_step=state.step
@@ -162,10 +162,10 @@ class Trainer:
             else:
                 return self.opened(answer, state)
             await asyncio.sleep(0.1 * (attempt + 1))
-        raise SystemExit("no checkpoint is one that the broker lets a session begin with")
+        raise SystemExit("the broker accepts no checkpoint for a session")
 
     async def settle(self, disk: CheckpointFolder, state: State, answer: broker_pb2.OpenSessionResponse) -> None:
-        """Bring the broker's books up to the checkpoint: a line of the ledger a call, to be killed between any two."""
+        """Settle the steps that the broker lacks, one ledger line per call, so that a trap can be between any two."""
         honest = self.control != "settle-without-instances"
         digest = answer.ledger_digest if honest else ""
         path = disk.folder / LEDGER_FILE
@@ -173,17 +173,17 @@ class Trainer:
             for step, instance_ids in lines:
                 line = broker_pb2.TrainedStep(step=step, instance_ids=instance_ids if honest else [])
                 await self.say("SettleTrained", session_epoch=answer.session_epoch, steps=[line])
-                tell("settled", step=step)
+                emit("settled", step=step)
                 self.at("settling")
 
     def opened(self, answer: broker_pb2.OpenSessionResponse, state: State) -> State:
-        """Begin to work under a session."""
+        """Record the session."""
         self.session = answer.session_epoch
-        tell("leading", step=state.step, replayable=answer.replayable_steps, session=self.session)
+        emit("leading", step=state.step, replayable=answer.replayable_steps, session=self.session)
         return state
 
     async def take(self, step: int) -> broker_pb2.BatchManifest:
-        """Lease a step's batch and look at every group of it."""
+        """Lease a step's batch and check the content of every group."""
         wait = to_duration(LEASE_WAIT_SECONDS)
         request = self.broker.request("LeaseExperience", session_epoch=self.session, step=step, wait=wait)
 
@@ -208,15 +208,15 @@ class Trainer:
     async def commit(self, state: State, point: str = "committed") -> None:
         answer = await self.say("Commit", session_epoch=self.session, step=state.step)
         state.first_remembered_pass = max(state.first_remembered_pass, answer.first_remembered_pass)
-        tell("committed", step=state.step)
+        emit("committed", step=state.step)
         self.at(point)
 
     async def say(self, method: str, **fields: object):
-        """Insist on a call of the session. Raises Fenced."""
+        """Make a call of the session, with retries. Raises Fenced."""
         return await self.refusable(self.broker.call(method, timeout=3.0, **fields))
 
     async def refusable(self, call: Awaitable):
-        """Wait for a call, whose refusal ends the session. Raises Fenced."""
+        """Wait for a call. Raises Fenced if it fails with FAILED_PRECONDITION."""
         try:
             return await call
         except grpc.RpcError as error:
@@ -225,19 +225,19 @@ class Trainer:
             raise Fenced(describe(error)) from error
 
     def at(self, point: str) -> None:
-        """Be at a named point: if a trap waits here, die in it."""
+        """Kill this process by SIGKILL if the trap file names this point."""
         try:
             if self.trap.read_text() != point:
                 return
             self.trap.rename(self.trap.with_suffix(f".{os.getpid()}"))
         except FileNotFoundError:
-            return  # there is none, or another trainer went into it
-        tell("trapped", point=point)
+            return  # no trap, or another trainer took it
+        emit("trapped", point=point)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main() -> None:
-    await Trainer(**json.loads(sys.argv[1])).live()  # on the loop that its channels belong to
+    await Trainer(**json.loads(sys.argv[1])).live()  # created on the event loop, which its channels need
 
 
 if __name__ == "__main__":

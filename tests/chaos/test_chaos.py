@@ -1,6 +1,6 @@
-"""Each group is trained exactly once, whatever is killed, stopped or cut off; and the audit can tell when it is not.
+"""Each group is trained exactly once under all kinds of faults, and the audit detects when it is not.
 
-The short form of `make chaos` (docs/chaos.md), and its controls: the same run with one protective thing left out.
+This is the short form of `make chaos` (docs/chaos.md) with its controls, runs in which one protection is omitted.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""The processes of a chaos run: two of each service over one Redis, fed by one feeder; kept, and listened to.
+"""The processes of a chaos run: two of each service, one Redis, and a client that submits prompts. They are restarted
+when they exit, and their events are read.
 
-Whoever has a broker or a reward service of his own has it tried by naming the command that starts it, e.g.
-`QUARTET_CHAOS_BROKER="/opt/my-broker --fast"`; it gets the path of the run file as its last argument.
+To test another broker or reward service, name its command, e.g. `QUARTET_CHAOS_BROKER="/opt/my-broker --fast"`; the
+path of the run file is appended as the last argument.
 """
 
 import asyncio
@@ -27,16 +28,16 @@ RUN = "chaos"
 GROUPS_PER_STEP = 5
 TTL_SECONDS = 2.0  # of leases and members
 REDIS_TIMEOUT_SECONDS = 1.0
-_UNUSABLE = 2  # the status of a broker that finds no Redis at its start
+_UNUSABLE = 2  # exit status of a broker that cannot reach Redis at its start
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The parameters of a chaos run.
 
     Attributes:
-        folder: for data, logs, checkpoints; emptied by whoever gives it.
-        control: what the trainer leaves out (standin_trainer.Trainer).
+        folder: for data, logs, checkpoints; must be empty.
+        control: the protection that the trainer omits (standin_trainer.Trainer).
         each: processes of each service, 1 or 2.
     """
 
@@ -50,7 +51,7 @@ class Plan:
 
 
 class Town:
-    """All processes, and what they told."""
+    """All processes, and the events they reported."""
 
     def __init__(self, plan: Plan, place: Loopback | Hosts, pythons: Mapping[str, Path]):
         self.plan = plan
@@ -58,13 +59,13 @@ class Town:
         self._pythons = pythons
         self.trap = plan.folder / "trap"
         self.pace = plan.folder / "pace"
-        self.committed = 0  # groups, as far as heard
-        self.leader = ""  # name of the trainer that opened the newest session, as far as heard
-        self._session = 0  # that newest session
-        self.told: Counter[str] = Counter()
+        self.committed = 0  # groups, according to the trainers' events
+        self.leader = ""  # name of the trainer that opened the newest session, according to the events
+        self._session = 0  # that session
+        self.told: Counter[str] = Counter()  # events by name
         self.finished = ""  # the trainer that finished the run
         self.failure = ""
-        self.news = asyncio.Event()  # set at each
+        self.news = asyncio.Event()  # set at each event
         self.trapped: asyncio.Queue[Victim] = asyncio.Queue()
         self.victims: dict[str, Victim] = {}
         self._keepers: dict[str, asyncio.Task] = {}
@@ -86,14 +87,14 @@ class Town:
     def _some(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return names[: self.plan.each]
 
-    # What is run
+    # Commands
 
     def _redis(self) -> list[str]:
         host, _, port = self.place.address("redis").rpartition(":")
         options = {
             "protected-mode": "no",
             "appendfsync": "always",
-            # Rewritten while it is killed.
+            # Small, so that some kills happen during a rewrite.
             "auto-aof-rewrite-min-size": "1mb",
             "auto-aof-rewrite-percentage": "10",
         }
@@ -108,7 +109,7 @@ class Town:
                 "group_size": content.GROUP_SIZE,
                 "groups_per_step": GROUPS_PER_STEP,
                 "max_staleness": 2,
-                "max_deliveries": 1000,  # nobody is to blame here
+                "max_deliveries": 1000,  # failures are injected: no prompt may become dead
                 "max_queued_prompts": max(40, self.plan.groups // 20),
                 "prompt_lease_ttl": TTL_SECONDS,
                 "member_ttl": TTL_SECONDS,
@@ -155,10 +156,10 @@ class Town:
     def brokers(self) -> list[str]:
         return [self.place.address(broker) for broker in self._some(BROKERS)]
 
-    # Keeping them
+    # Supervision
 
     def start(self) -> None:
-        """Start all, and again whatever dies."""
+        """Start all processes, and restart those that exit."""
         for name, victim in self.victims.items():
             self._keepers[name] = asyncio.create_task(self._keep(victim), name=f"keep {name}")
 
@@ -174,10 +175,10 @@ class Town:
                 self.news.set()
                 return
             if status == 0 and not victim.killed and victim.kind == "feeder":
-                victim.allowed.clear()  # it has done its work; a fault may have it do it again
+                victim.allowed.clear()  # all is submitted; a fault may start it again
             elif not victim.killed:
                 if not (victim.kind == "broker" and status == _UNUSABLE):
-                    self.fail(f"{victim.name} ended by itself with status {status}: {victim.last_line}")
+                    self.fail(f"{victim.name} exited by itself with status {status}: {victim.last_line}")
                     return
                 await asyncio.sleep(0.1)
 
@@ -186,7 +187,7 @@ class Town:
         self.news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so. Raises RuntimeError as soon as the run has failed."""
+        """Wait for a condition. Raises RuntimeError if the run has failed."""
         while not condition():
             if self.failure:
                 raise RuntimeError(self.failure)
@@ -195,25 +196,25 @@ class Town:
 
     @property
     def over(self) -> bool:
-        """True when the run is finished and its workers have left."""
+        """True when the run is finished and rollouts and trainers have exited."""
         return {name for name in self.victims if name.startswith(("rollout", "trainer"))} <= self._ended
 
     async def close(self) -> None:
-        """End all that runs, the clients first."""
+        """Stop all processes, the clients first."""
         for keeper in self._keepers.values():
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
         for kinds in (("rollout", "trainer", "feeder"), ("broker", "reward"), ("redis",)):
             await asyncio.gather(*(victim.end() for victim in self.victims.values() if victim.kind in kinds))
 
-    # Listening to them
+    # Events
 
     def _hear(self, victim: Victim, event: Mapping[str, Any]) -> None:
         what = event["event"]
         self.told[f"put {event['outcome']}" if what == "put" else what] += 1
         match what:
             case "leading":
-                # What two processes tell at once is not heard in order.
+                # Events of two processes may arrive out of order.
                 if event["session"] > self._session:
                     self._session, self.leader = event["session"], victim.name
                 self._reached(event["step"])
@@ -225,7 +226,7 @@ class Town:
             case "trapped":
                 victim.killed = True
                 victim.ready.clear()
-                if event["point"] != "settling":  # nobody waits for that one
+                if event["point"] != "settling":  # `_restore` does not wait for it
                     self.trapped.put_nowait(victim)
             case "finished":
                 self.finished = victim.name
@@ -237,7 +238,7 @@ class Town:
         self.committed = max(self.committed, min(self.plan.groups, step * GROUPS_PER_STEP))
 
     def allow(self, groups: int) -> None:
-        """Let the trainer train this many groups and two checkpoints more: faults are to keep up with it."""
+        """Let the trainer train this many groups plus two checkpoints, so that it does not outrun the faults."""
         ahead = 2 * CHECKPOINT_EVERY * GROUPS_PER_STEP
         writing = self.pace.with_suffix(".writing")
         writing.write_text(str((groups + ahead) // GROUPS_PER_STEP))

@@ -1,5 +1,5 @@
-"""Was each group trained exactly once? `quartet audit` says so; and the harness, which knows what was to be trained,
-looks for itself at ledger, weights and counts."""
+"""Checks that each group was trained exactly once: with `quartet audit`, and by comparing ledger, weights and counts
+with the submitted prompts."""
 
 import asyncio
 import json
@@ -24,11 +24,11 @@ _AT_REST = ("queued", "leased", "ready", "leased_to_trainer", "trained", "dead",
 
 @dataclass
 class Verdict:
-    """What was found.
+    """The results of the checks.
 
     Attributes:
-        audit: what `quartet audit --json` printed; its exit status under "status".
-        seen: what the harness found wrong by itself, in sentences.
+        audit: the output of `quartet audit --json`; its exit status under "status".
+        seen: faults that the harness found, a sentence each.
         stats: the run's RunStats.
     """
 
@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """True if nothing was found wrong, by either."""
+        """True if neither found a fault."""
         return self.audit.get("status") == 0 and self.audit.get("ok") is True and not self.seen
 
     def line(self) -> str:
@@ -47,7 +47,7 @@ class Verdict:
 
 
 async def judge(town: Town) -> Verdict:
-    """Look at what a finished run left behind. Raises RuntimeError if the audit cannot be made."""
+    """Check a finished run. Raises RuntimeError if the audit fails to run."""
     broker, folder = town.brokers()[0], str(town.plan.checkpoints(town.finished))
     command = [sys.executable, "-m", "quartet_client", "audit", RUN, "--broker", broker, "--checkpoints", folder]
     done = await asyncio.to_thread(
@@ -55,7 +55,7 @@ async def judge(town: Town) -> Verdict:
     )
     if done.returncode not in (0, 1):
         raise RuntimeError(f"quartet audit ended with status {done.returncode}: {done.stdout}{done.stderr}")
-    # In a network of namespaces the broker's address is not loopback.
+    # In the network form the broker's address is not loopback.
     async with AsyncClient(broker, security=SecuritySection(insecure=True), timeout=_SECONDS) as client:
         run = await client.run(RUN)
     audit = {**json.loads(done.stdout), "status": done.returncode}
@@ -63,7 +63,7 @@ async def judge(town: Town) -> Verdict:
 
 
 def look(town: Town, run: Run) -> list[str]:
-    """Compare ledger, weights and counts with what was to be trained; what is wrong, in sentences."""
+    """Compare ledger, weights and counts with the submitted prompts; return the faults, a sentence each."""
     folder, wanted = town.plan.checkpoints(town.finished), content.instance_names(town.plan.groups)
     path, newest = newest_checkpoint(folder)
     try:

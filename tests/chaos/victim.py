@@ -1,4 +1,4 @@
-"""A process that faults are done to: under the guard, so that nothing of it stays behind; its lines logged and read."""
+"""A process that faults are injected into. It runs under the guard; its output is logged, and its events are read."""
 
 import asyncio
 import contextlib
@@ -18,19 +18,19 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
 from preloaded import process_of  # noqa: E402 (beside the other suites' tests)
 
 GRACE_SECONDS = 3.0
-CHILD_SECONDS = 60.0  # for the guard to start what it guards
+CHILD_SECONDS = 60.0  # for the guard to start its command
 _SERVING = ("serving at", "Ready to accept connections")
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 class Victim:
-    """A command that is started again and again.
+    """A command that is restarted after each fault.
 
     Args:
-        name: "broker-a"; what stands before the last dash is its kind.
+        name: "broker-a"; the part before the dash is its kind.
         command: with its arguments.
         log: file that its output is appended to.
-        heard: called with the victim and each event that a stand-in tells.
+        heard: called with the victim and each event of a stand-in.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Victim:
         self.log = log
         self.command = list(command)
         self.starts = 0
-        self.ready = asyncio.Event()  # it works: a fault now hits something
+        self.ready = asyncio.Event()  # it is ready: a fault now has an effect
         self.allowed = asyncio.Event()  # it may be started
         self.allowed.set()
-        self.killed = False  # by us, in this life
+        self.killed = False  # by the harness, since the current start
         self.paused = False
         self.last_line = ""
         self._heard = heard
@@ -65,7 +65,7 @@ class Victim:
         self._reading = asyncio.create_task(self._read(self._guard.stdout))
 
     async def wait(self) -> int:
-        """Wait for the end of the present life; its exit status (128 + n: killed by signal n)."""
+        """Wait for the current process to exit; return its status (128 + n: killed by signal n)."""
         assert self._guard is not None and self._reading is not None
         status = await self._guard.wait()
         self.ready.clear()
@@ -74,11 +74,11 @@ class Victim:
 
     @property
     def running(self) -> bool:
-        """True between start and end."""
+        """True between start and exit."""
         return self._guard is not None and self._guard.returncode is None
 
     async def process(self) -> psutil.Process:
-        """Return the process itself, which is the guard's first child. Raises psutil.NoSuchProcess if it has ended."""
+        """Return the process, which is the guard's first child. Raises psutil.NoSuchProcess if it has exited."""
         assert self._guard is not None
         async with asyncio.timeout(CHILD_SECONDS):
             while True:
@@ -90,20 +90,20 @@ class Victim:
                 await asyncio.sleep(0.01)
 
     async def end_with(self, number: signal.Signals) -> None:
-        """Signal the process, which ends by it: what it started is then ended by the guard."""
+        """Send a signal that ends the process; the guard then kills its descendants."""
         self.killed = True
         self.ready.clear()
         (await self.process()).send_signal(number)
 
     async def pause(self) -> psutil.Process:
-        """SIGSTOP the process; return it, to be resumed."""
+        """Stop the process by SIGSTOP; return it, for `resume`."""
         process = await self.process()
         self.paused = True
         process.suspend()
         return process
 
     async def end(self) -> None:
-        """End it for good, with all it started: SIGTERM, after the grace SIGKILL."""
+        """Stop it with its descendants and do not restart it: SIGTERM, after the grace SIGKILL."""
         self.allowed.clear()
         self.killed = True
         for _ in range(2):  # the guard kills at the second one
@@ -132,7 +132,7 @@ class Victim:
 
 
 def _environment() -> dict[str, str]:
-    """What the children see: no proxy stands between the namespaces, and no path leads them to other packages."""
+    """Return the environment without proxies, which cannot be reached from the namespaces, and without PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key.lower() not in _PROXIES}
     environment.pop("PYTHONPATH", None)
     return {**environment, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}

@@ -1,8 +1,7 @@
-"""Hosts on one network: a namespace with an address of its own for each, all on a switch; links that are cut or slow.
+"""Hosts on one network: a network namespace for each, connected by a bridge, with links that can be cut or slowed.
 
-All of it is inside a network, a mount and a process namespace of the harness (`within`), so nothing of it reaches the
-machine's own network, and it is gone, processes too, when the harness ends, however that ends. The harness itself is
-on the switch as well, at OPERATOR.
+`within` puts all of it into new network, mount and process namespaces: it cannot reach the machine's own network, and
+the kernel removes it, with all processes, when the harness exits. The harness is on the bridge too, at OPERATOR.
 """
 
 import os
@@ -19,7 +18,7 @@ _SECONDS = 20.0
 
 
 class Lan:
-    """The switch and its hosts. To be made `within` only."""
+    """The bridge and its hosts. Create it only `within` the namespaces."""
 
     def __init__(self, hosts: Mapping[str, str]) -> None:
         """`hosts`: addresses by name, of 10.79.0.0/24."""
@@ -37,26 +36,26 @@ class Lan:
             _run("ip", "-n", name, "link", "set", INTERFACE, "up")
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs on a host; it becomes the command, it does not stay its parent."""
+        """Return the command line that runs on a host, in the same process: nsenter executes it."""
         return ["nsenter", f"--net={_NAMESPACES}/{host}", *command]
 
     def cut(self, host: str) -> None:
-        """Cut a host off: what it sends and is sent gets lost, and nobody is told."""
+        """Drop all packets from and to a host."""
         _run("ip", "link", "set", host, "nomaster")
 
     def heal(self, host: str) -> None:
         _run("ip", "link", "set", host, "master", "switch")
 
     def part(self, host: str, other: str) -> None:
-        """Let nothing through from one host to another. It is told so; the other is not answered."""
+        """Block traffic from `host` to `other`: `host` gets errors, `other` gets no replies."""
         _run("ip", "-n", host, "route", "add", "unreachable", f"{self._hosts[other]}/32")
 
     def join(self, host: str, other: str) -> None:
-        """Let through again what `part` stopped."""
+        """Undo `part`."""
         _run("ip", "-n", host, "route", "del", "unreachable", f"{self._hosts[other]}/32")
 
     def slow(self, host: str, kbit: int) -> None:
-        """Let no more than `kbit` thousand bits a second through to a host, and as many from it."""
+        """Limit a host's link to `kbit` kbit/s in each direction."""
         shape = ("root", "tbf", "rate", f"{kbit}kbit", "burst", "16kb", "latency", "300ms")
         _run("tc", "qdisc", "replace", "dev", host, *shape)
         _run("tc", "-n", host, "qdisc", "replace", "dev", INTERFACE, *shape)
@@ -67,7 +66,7 @@ class Lan:
 
 
 def why_not() -> str:
-    """Return why there can be no such network here, and the cure; empty if there can."""
+    """Return why such a network is not possible here and what to do; empty if it is possible."""
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             return f"there is no '{tool}': apt-get install {package}"
@@ -84,11 +83,11 @@ def why_not() -> str:
 
 
 def within(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` where a Lan can be made."""
-    # /run is private there: the names of namespaces stand in it, and vanish with it.
+    """Return the command line that runs `command` in namespaces in which a Lan can be created."""
+    # A private /run, in which `ip netns` keeps the names of namespaces.
     begin = f'mount -t tmpfs none /run && mkdir {_NAMESPACES} && exec "$@"'
     rootless = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    if rootless:  # no process from outside can join the networks
+    if rootless:  # preloaded interpreters are outside of the user namespace and could not enter these networks
         begin = f"unset QUARTET_PRELOADED; {begin}"
     spaces = ["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *rootless, *spaces, "sh", "-c", begin, "sh", *command]

@@ -1,9 +1,9 @@
-"""A run of which each service is on another host, with mutual TLS; a host is cut off, a link is slow; then the audit.
+"""A run with each service on its own host and mutual TLS: a host is cut off, then a link is slow; an audit follows.
 
     python tests/hosts/scenario.py FOLDER       # run `lan.within`; the folder, for data and logs, is empty or new
 
-What happened is printed as it happens; the last line is the number of groups committed. Exit status 0 if the run
-survived and every prompt group counted exactly once.
+The last line printed is the number of committed groups. Exit status 0 if the run survived and every group counted
+exactly once.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ SLOW_KBIT = 8000
 
 
 def rollout_gone(events: list[RunEvent]) -> bool:
-    """The broker has given a rollout up."""
+    """Return whether a rollout's registration has expired."""
     return any(isinstance(e.what, MemberChanged) and e.what.gone and e.what.member.kind == "rollout" for e in events)
 
 
 def published(events: list[RunEvent]) -> list[RunEvent]:
-    """Return the updates of weights among events."""
+    """Return the events of weight updates."""
     return [event for event in events if isinstance(event.what, WeightsPublished)]
 
 
 def make_certificates(folder: Path) -> None:
-    """One for each process, good for its host's address and its role alone, two for the harness; a folder each."""
+    """Create a certificate for each process, for its role and its host's address only, and two for the harness."""
     authority = folder / "authority"
     create_authority(authority)
     for kind in (*SERVICES, "client", "operator"):
@@ -58,7 +58,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def tls(folder: Path, name: str) -> dict[str, object]:
-    """Return the keys of [security] of one holder."""
+    """Return the settings of [security] for a certificate's holder."""
     files = zip(("tls_ca", "tls_certificate", "tls_key"), EXPORTED, strict=True)
     return {f"security.{key}": folder / name / file for key, file in files}
 
@@ -83,8 +83,8 @@ def make_run(folder: Path, pythons: Pythons, lan: Lan) -> LiveRun:
     )
 
 
-async def play(folder: Path, pythons: Pythons) -> int:
-    """Return how many groups were committed. Raises AssertionError if something is not as it must be."""
+async def run_scenario(folder: Path, pythons: Pythons) -> int:
+    """Run the scenario and return the number of committed groups. Raises AssertionError."""
     lan = Lan(HOSTS)
     make_models(pythons["trainer"], folder / "model")
     live = make_run(folder, pythons, lan)
@@ -114,7 +114,7 @@ async def play(folder: Path, pythons: Pythons) -> int:
 
 
 async def partition(story: Story, lan: Lan) -> None:
-    """The rollout's host is cut off until the broker has given the rollout up; then it is back, and the run goes on."""
+    """Cut the rollout's host off until its registration expires, reconnect it, and wait until the run continues."""
     lan.cut(PLACES["rollout"])
     print("beta is cut off", flush=True)
     await story.until("the broker has given its rollout up", rollout_gone)
@@ -123,18 +123,18 @@ async def partition(story: Story, lan: Lan) -> None:
 
 
 async def slow_link(story: Story, lan: Lan) -> None:
-    """The link to the rollout is slow for some updates of weights."""
+    """Slow the link to the rollout during two weight updates."""
     lan.slow(PLACES["rollout"], SLOW_KBIT)
     slow_since = datetime.now(UTC)
     print(f"the link to beta is slow: {SLOW_KBIT} kbit/s", flush=True)
 
     def slow(events: list[RunEvent]) -> list[RunEvent]:
-        """Return the updates since then: events of before may still be unread."""
+        """Return the updates since then: earlier events may arrive late."""
         return [event for event in published(events) if event.at > slow_since]
 
     events = await story.until("the run goes on over the slow link", lambda events: len(slow(events)) >= 3)
     lan.quick(PLACES["rollout"])
-    # The first may have been on its way when the link became slow. Each of the others had to come through it.
+    # The first may have started before the link became slow.
     updates = slow(events)
     waits = [(after.at - before.at).total_seconds() for before, after in pairwise(updates)]
     for update, seconds in zip(updates[1:], waits, strict=True):
@@ -145,4 +145,4 @@ async def slow_link(story: Story, lan: Lan) -> None:
 
 if __name__ == "__main__":
     with closing(Pythons()) as pythons:
-        print(asyncio.run(play(Path(sys.argv[1]).resolve(), pythons)))
+        print(asyncio.run(run_scenario(Path(sys.argv[1]).resolve(), pythons)))

@@ -1,7 +1,7 @@
-"""Another build of the services than the checkout's: a copy with a version of its own, and a key that is new in it.
+"""A second build of the services: a copy of the checkout with another version and a new sampling key.
 
-A build is a folder that comes first on PYTHONPATH, in the service's own environment: what a package manager or a
-container would bring, without its dependencies.
+A build is a folder at the front of PYTHONPATH in the service's own environment: what a package or image would contain,
+without the dependencies.
 """
 
 import shutil
@@ -19,7 +19,7 @@ _SOURCES = (
     "services/common/quartet_weights",
     *(f"services/{kind}/quartet_{kind}" for kind in ("broker", "reward", "rollout", "trainer")),
 )
-# A key of sampling that the checkout does not have: in the contract, and in the run file with a default.
+# A sampling parameter that the checkout lacks: in the contract, and in the run file with a default.
 _NEW_KEYS = (
     ("protos/quartet/v1/experience.proto", "message SamplingParams {", "  optional float next_key = 1000;"),
     ("quartet_common/sampling.py", '    """How completions are drawn; unset keys', "    next_key: float = 0.5"),
@@ -28,12 +28,12 @@ _NEW_KEYS = (
 
 @dataclass(frozen=True)
 class Build:
-    """What runs instead of the checkout.
+    """A build of the services.
 
     Attributes:
-        name: as people call it.
+        name: its name in messages.
         folder: with the packages; None: the checkout itself.
-        version: that its services tell in the handshake.
+        version: as its services report in the handshake.
     """
 
     name: str
@@ -49,7 +49,7 @@ def checkout() -> Build:
 
 
 def next_build(folder: Path) -> Build:
-    """Copy the checkout's packages into a folder, under a version that no other build has."""
+    """Copy the checkout's packages into a folder, with a different version."""
     build = Build("next", folder, f"{checkout().version}+next")
     for source in _SOURCES:
         target = folder / Path(source).name
@@ -66,7 +66,7 @@ def next_build(folder: Path) -> Build:
 
 
 def _insert(file: Path, after: str, line: str) -> None:
-    """Insert a line after the one that begins so."""
+    """Insert a line after the one that starts with `after`."""
     lines = file.read_text().splitlines()
     (place,) = [number for number, each in enumerate(lines) if each.startswith(after)]
     file.write_text("\n".join([*lines[: place + 1], line, *lines[place + 1 :], ""]))

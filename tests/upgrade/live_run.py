@@ -1,4 +1,4 @@
-"""Redis and the four services of a run that goes on, each a process that can be replaced by one of another build."""
+"""Redis and the four services of a run, each a process that can be replaced by one of another build."""
 
 import asyncio
 import os
@@ -20,20 +20,20 @@ sys.path.append(str(ROOT / "tests" / "integration"))
 from by_hand import ENVIRONMENTS, SERVICES, ByHand, overriding, write_sums  # noqa: E402, F401 (beside the other suite's)
 
 RUN = "upgraded"
-SECONDS = 300.0  # for anything that is waited for
+SECONDS = 300.0  # timeout of every wait
 
 
 class LiveRun(ByHand):
-    """The processes of a run, and what it is configured to be.
+    """The processes of a run and its configuration.
 
     Args:
         folder: for data, logs, checkpoints.
-        model: the policy to begin with.
+        model: the initial policy.
         pythons: the environments' interpreters, which can run each build.
-        addresses: of the services by kind; free ports of this host if left out.
+        addresses: of the services by kind; default: free ports of this host.
         settings: more keys of the run file.
-        within: given a process's name and its command line, returns the command line that runs it where it belongs.
-        own: keys of the run file that one process alone has, by its name, e.g. its certificate.
+        within: returns, for a process's name and command line, the command line that runs it on its host.
+        own: keys of the run file for one process only, by its name, e.g. its certificate.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class LiveRun(ByHand):
         return [*self.arguments, *overriding(self._own.get(name, {}))]
 
     def start(self, kind: str, build: Build | None = None) -> None:
-        """Start a service, of a build; it finds the others by itself."""
+        """Start a service from a build."""
         self._start(kind, [self.pythons[kind], "-m", f"quartet_{kind}", *self._of(kind)], build)
 
     def attach(self, build: Build | None = None) -> None:
-        """Start `quartet run --attach`: it makes the run or finds it, feeds it, and shows it."""
+        """Start `quartet run --attach`, which creates or finds the run, submits its data and shows progress."""
         command = [ENVIRONMENTS / "client" / "bin" / "quartet", "run", "--attach", "--plain", *self._of("client")]
         self._start("client", command, build)
 
@@ -90,7 +90,7 @@ class LiveRun(ByHand):
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
 
     async def until(self, what: str, true: Callable[[], Awaitable[object]]) -> None:
-        """Wait until something is so while all processes run. Raises AssertionError if it does not become so."""
+        """Wait for a condition. Raises AssertionError on a timeout, or if a process exits."""
         deadline = time.monotonic() + SECONDS
         while not await true():
             self.must_run()
@@ -98,7 +98,7 @@ class LiveRun(ByHand):
             await asyncio.sleep(0.1)
 
     async def begin(self, client: AsyncClient) -> None:
-        """Start `quartet run --attach` and wait until it has made the run."""
+        """Start `quartet run --attach` and wait until it has created the run."""
         self.attach()
 
         async def is_made() -> bool:
@@ -107,7 +107,7 @@ class LiveRun(ByHand):
         await self.until("the run is made", is_made)
 
     async def finish(self, client: AsyncClient) -> Run:
-        """Have the feeder leave, as by a person, end the run's prompts, wait for its end, and audit it."""
+        """Stop the client by SIGINT, end the run's prompts, wait until the run ends, and audit it."""
         status = await asyncio.to_thread(self.stop, "client", signal.SIGINT)
         assert status == 130, f"the feeder ended with {status}: {self.log('client')[-2000:]}"
         await client.end_prompts(RUN)
@@ -121,7 +121,7 @@ class LiveRun(ByHand):
         return run
 
     def must_run(self) -> None:
-        """Raise AssertionError if a process has ended by itself."""
+        """Raise AssertionError if a process has exited by itself."""
         for name, process in self.processes.items():
             assert process.poll() is None, f"{name} ended with {process.returncode}\n{self.logs()}"
 
@@ -131,7 +131,7 @@ class LiveRun(ByHand):
 
 
 class Story:
-    """The run's events as they come, for whoever waits for one."""
+    """Collects the run's events and waits for them."""
 
     def __init__(self, live: LiveRun, client: AsyncClient):
         self._live = live
@@ -139,7 +139,7 @@ class Story:
         self._reading = asyncio.create_task(self._read(client))
 
     async def until(self, what: str, wanted: Callable[[list[RunEvent]], object]) -> list[RunEvent]:
-        """Wait until the events from now on are as wanted; return them. Raises AssertionError if they do not come."""
+        """Wait until `wanted` accepts the events from now on; return these. Raises AssertionError."""
         begin = len(self._events)
 
         async def has_come() -> object:
@@ -155,12 +155,12 @@ class Story:
             self._events.append(event)
 
     async def close(self) -> None:
-        """Listen no more. Raises what ended the listening."""
+        """Stop collecting. Raises the error that ended it, if any."""
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
 
 
 def steps(count: int) -> Callable[[list[RunEvent]], bool]:
-    """So many steps were trained."""
+    """Return a condition for `Story.until`: `count` steps were trained."""
     return lambda events: sum(isinstance(event.what, StepFinished) for event in events) >= count

@@ -1,4 +1,4 @@
-"""Each service of a run that goes on is stopped, and started as another build; nothing is lost or done twice."""
+"""Each service of a running run is replaced by another build; no group is lost or trained twice."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ def live(tmp_path: Path) -> Iterator[LiveRun]:
 
 
 class Asker:
-    """Somebody who uses the policy all the while: a prompt, its answer, the next prompt."""
+    """A client that uses the policy during the upgrade, one prompt at a time."""
 
     def __init__(self, client: AsyncClient):
         self._client = client
@@ -38,7 +38,7 @@ class Asker:
         self.answers: list[str] = []
 
     async def ask(self) -> None:
-        """Ask until it is enough. Raises QuartetError at the first that is more than a service that is away."""
+        """Ask until `stop`. Raises QuartetError, except while a service is unavailable."""
         while not self._enough.is_set():
             name = f"asked-{len(self.answers)}"
             handle = await self._submit(name)
@@ -48,7 +48,7 @@ class Asker:
             self.answers.append(name)
 
     async def _submit(self, name: str) -> Handle:
-        """Submit under a name of its own: whatever became of a call that failed, it may be made again."""
+        """Submit with an instance id, which makes a retry safe whether or not the failed call was executed."""
         deadline = time.monotonic() + SECONDS
         while True:
             try:
@@ -60,12 +60,12 @@ class Asker:
                 await asyncio.sleep(0.2)
 
     def stop(self) -> None:
-        """Let it end with the answer it waits for."""
+        """Have `ask` return after the current answer."""
         self._enough.set()
 
 
-async def told(live: LiveRun, client: AsyncClient, kind: str, build: Build) -> None:
-    """Wait until a service answers the handshake as a build."""
+async def wait_for_build(live: LiveRun, client: AsyncClient, kind: str, build: Build) -> None:
+    """Wait until a service reports a build in its handshake."""
 
     async def answers() -> bool:
         status = await client.service(kind)
@@ -75,7 +75,7 @@ async def told(live: LiveRun, client: AsyncClient, kind: str, build: Build) -> N
 
 
 async def two_steps(live: LiveRun, client: AsyncClient) -> int:
-    """Wait until two more steps are trained; return how many are."""
+    """Wait until two more steps are trained; return the number of steps."""
     wanted = (await client.run(RUN)).policy_version + 2
 
     async def trained() -> bool:
@@ -86,13 +86,13 @@ async def two_steps(live: LiveRun, client: AsyncClient) -> int:
 
 
 async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
-    """Replace every service of a run, and judge what became of the run."""
+    """Replace every service of a run, and check the run's result."""
     live.start_redis()
     for kind in SERVICES:
         live.start(kind, before)
     async with AsyncClient(**live.addresses) as client:
         for kind in SERVICES:
-            await told(live, client, kind, before)
+            await wait_for_build(live, client, kind, before)
         await live.begin(client)
         await two_steps(live, client)
         asker = Asker(client)
@@ -100,22 +100,22 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
         for kind in SERVICES:
             assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
             live.start(kind, after)
-            await told(live, client, kind, after)
-            # The client was upgraded first, and again it asks for the run with a key that the run was made without.
+            await wait_for_build(live, client, kind, after)
+            # The new client requests the run with a key that the run was created without.
             await attach_again(live, after)
             answered = len(asker.answers)
             step = await two_steps(live, client)
             while len(asker.answers) == answered and not asking.done():
                 await asyncio.wait([asking], timeout=0.1)
             if asking.done():
-                asking.result()  # what ended it is the reason to fail
+                asking.result()  # raises its error
         asker.stop()
         await asyncio.wait_for(asking, SECONDS)
         await attach_again(live, before)
         run = await live.finish(client)
     assert run.policy_version >= step
-    # What was submitted for training is trained, each once: nothing is in between, set aside, or left out.
-    # (A group may have become too old while the trainer was away; its prompt is generated again.)
+    # Every prompt submitted for training was trained once; none is in progress, dead or dropped.
+    # (A group may have become too stale while the trainer was down; its prompt is generated again.)
     stats = run.stats
     assert (stats.queued, stats.leased, stats.ready, stats.leased_to_trainer, stats.trained) == (0, 0, 0, 0, 0)
     assert (stats.dead, stats.dropped) == (0, 0)
@@ -126,7 +126,7 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
 
 
 async def attach_again(live: LiveRun, build: Build) -> None:
-    """End the client as a person does; one of a build takes its place, and is shown what the run does."""
+    """Stop the client by SIGINT, start one of a build, and wait until it shows a step."""
     assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130, live.log("client")[-3000:]
     live.attach(build)
 
