@@ -1,1 +1,1 @@
-"""What trainer and rollout share that needs torch: process groups and buckets of weights, and routed experts."""
+"""Code shared by trainer and rollout that needs torch: process groups, buckets of weights, routed experts."""

@@ -10,12 +10,12 @@ from quartet.v1 import rollout_pb2, tensor_pb2
 
 
 def torch_dtype(tensor: rollout_pb2.WeightTensor) -> torch.dtype:
-    """The element type that is announced for a tensor."""
+    """Return a tensor's announced element type."""
     return getattr(torch, tensor_pb2.Dtype.Name(tensor.dtype).removeprefix("DTYPE_").lower())
 
 
 def view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
-    """One tensor, in the memory of its bucket, uint8."""
+    """Return one tensor as a view of its uint8 bucket."""
     dtype = torch_dtype(tensor)
     flat = bucket[tensor.offset : tensor.offset + prod(tensor.shape) * dtype.itemsize]
     return flat.view(dtype).view(tuple(tensor.shape))

@@ -1,8 +1,8 @@
 """The process group of a weight group's epoch: torch's, over Gloo or NCCL, outside torch's default group.
 
-Rank 0 is the trainer. A group has a store and connections of its own, so that it is made and dropped any number of
-times beside whatever default group a library has. Neither is encrypted or authenticated: each rank listens at one
-address alone, of a network that is trusted.
+Rank 0 is the trainer. A group has its own store and connections, so that it can be created and destroyed repeatedly
+beside a library's default group. Neither is encrypted or authenticated: each rank listens on one address only, of a
+trusted network.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LOOK_SECONDS = 0.0005
 
 
 def device_of(backend: str) -> torch.device:
-    """Where the tensors of a backend's operations are."""
+    """Return the device of the tensors in a backend's operations."""
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
 def nccl_missing() -> str:
-    """Return why NCCL cannot be used in this process, in one sentence, or nothing."""
+    """Return why NCCL cannot be used in this process, in one sentence; "" if it can."""
     if not torch.cuda.is_available():
         return "there is no CUDA GPU on this machine: use the transport gloo or file"
     if not dist.is_nccl_available():
@@ -42,7 +42,7 @@ def nccl_version() -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address of this machine that the route to another begins at. Nothing is sent. Raises OSError."""
+    """Return this machine's source address on the route to a host. Sends nothing. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -50,18 +50,18 @@ def address_towards(host: str, port: int) -> str:
 
 
 def epoch_store(store: dist.Store, epoch: int, secret: bytes) -> dist.Store:
-    """Return an epoch's part of a store. Who was not invited cannot name its keys."""
+    """Return an epoch's part of a store. Its keys contain the secret, so only invited processes can name them."""
     return dist.PrefixStore(f"quartet/{epoch}/{secret.hex()}", store)
 
 
 def first_line(error: BaseException, secret: bytes = b"") -> str:
-    """The first line of an error of torch, which adds C++ stack traces, without `secret`, which is part of keys."""
+    """Return the first line of a torch error, without its C++ stack trace and without `secret`, which is in keys."""
     line = str(error).partition("\n")[0]
     return line.replace(secret.hex(), "…") if secret else line
 
 
 class ProcessGroup:
-    """One rank of a group that has met."""
+    """One rank of a connected group."""
 
     def __init__(
         self,
@@ -73,43 +73,43 @@ class ProcessGroup:
         host: str,
         interface: str = "",
     ) -> None:
-        """Meet the other ranks; blocks.
+        """Connect with the other ranks; blocks.
 
         Args:
             backend: "gloo" or "nccl".
-            seconds: deadline of the meeting and of each operation.
+            seconds: deadline of the rendezvous and of each operation.
             host: name or address at which the other ranks reach this one. Gloo listens there; NCCL chooses an
-                interface itself, unless one is named.
-            interface: network interface to listen at instead of `host`; default: the environment's
-                `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME`, if it is set.
+                interface itself, unless `interface` is set.
+            interface: network interface to listen on instead of `host`; default: the environment's
+                `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME`, if set.
 
         Raises:
-            RuntimeError: not all ranks met.
+            RuntimeError: the rendezvous failed.
         """
         self.device = device_of(backend)
         timeout = timedelta(seconds=seconds)
         if backend == "nccl":
-            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # vLLM runs without, and ranks must agree.
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # As in vLLM: ranks must agree.
             if interface:
-                os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # Read once in a process.
-            torch.cuda.set_device(self.device)  # Of this thread.
+                os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # NCCL reads it once per process.
+            torch.cuda.set_device(self.device)  # In this thread.
             options = dist.ProcessGroupNCCL.Options()
         else:
             options = dist.ProcessGroupGloo._Options()
             interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
-            # torch has only these names for where Gloo listens, which is else what the host's name resolves to.
+            # Without either, Gloo listens on the address that the machine's hostname resolves to.
             where = {"interface": interface} if interface else {"hostname": host}
             options._devices = [dist.ProcessGroupGloo.create_device(**where)]
         options._timeout = timeout
         kind = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
         self._group: Any = kind(store, rank, world_size, options)
-        if backend == "nccl":  # It connects with the first operation.
+        if backend == "nccl":  # It connects in the first operation.
             work = self._group.allreduce([torch.zeros(1, device=self.device)])
             self._wait(work, time.monotonic() + seconds, lambda: None)
 
     def broadcast(self, tensor: torch.Tensor, deadline: float) -> Callable[[Callable[[], None]], None]:
-        """Begin to broadcast from rank 0, in place. Returns a function that waits for the end, at most until `deadline`
-        (`time.monotonic`), calls its argument meanwhile, and raises RuntimeError."""
+        """Begin a broadcast from rank 0, in place. Returns a function that waits for its end, calling its argument
+        repeatedly, and raises RuntimeError on failure or at `deadline` (`time.monotonic`)."""
         if self._group is None:
             raise RuntimeError("the weight group was left")
         options = dist.BroadcastOptions()
@@ -127,7 +127,7 @@ class ProcessGroup:
         work.wait()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Leave, giving up what is under way. Waits so many seconds at most for that."""
+        """Leave the group, abort pending operations, and wait at most `seconds` for their end."""
         holder, self._group = [self._group], None
         if holder[0] is not None:
             thread = threading.Thread(target=_destroy, args=(holder,), name="drop-weight-group", daemon=True)
@@ -136,7 +136,7 @@ class ProcessGroup:
 
 
 def _destroy(holder: list[Any]) -> None:
-    """Release the last reference, which is in `holder` alone: who does that waits for operations under way."""
-    with contextlib.suppress(RuntimeError):  # An error of what is thrown away says nothing.
+    """Abort, and drop the last reference, which only `holder` has: its destructor waits for pending operations."""
+    with contextlib.suppress(RuntimeError):
         holder[0].abort()
     holder.clear()

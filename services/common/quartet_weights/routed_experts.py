@@ -1,11 +1,10 @@
-"""The experts that a mixture of experts sends each token to: recorded in one forward pass, replayed in another.
+"""Routing of a mixture of experts: recorded in one forward pass, replayed in another.
 
-A router takes the top k of its scores, so rounding alone can send a token to other experts in the trainer than in the
-rollout, and its log-prob is then another network's. With rollout routing replay (R3, arXiv:2510.11370) the trainer
-computes with the rollout's choice. The gates are still the trainer's own scores of those experts, so the router learns.
+A router takes the top k of its scores, so rounding errors can send a token to other experts in the trainer than in the
+rollout, which changes its log-prob. With rollout routing replay (R3, arXiv:2510.11370) the trainer uses the rollout's
+experts. The gates are still the trainer's own scores of those experts, so the router learns.
 
-All families of transformers choose by `torch.topk`, whatever they make of the scores before and after it; that call is
-what is seen here.
+All model families of transformers choose by `torch.topk`, so that call is intercepted here.
 """
 
 from __future__ import annotations
@@ -25,27 +24,28 @@ from quartet_common.model_folder import EXPERTS, EXPERTS_OF_TOKEN, set_number
 
 @dataclass(frozen=True)
 class Routing:
-    """How a model routes."""
+    """A model's routers."""
 
     layers: tuple[int, ...]
     """The hidden layers with a router, ascending."""
     hidden_layers: int
-    """All of them."""
+    """Number of all hidden layers."""
     experts: int
+    """Experts in a layer."""
     chosen: int
-    """Experts that a token goes to in a layer."""
+    """Experts per token in a layer."""
     calls: int = 1
-    """Calls of `torch.topk` of this form in each layer: the last one chooses. Before it, a router that first chooses
-    groups of experts may rank those of its only group."""
+    """Calls of `torch.topk` with these sizes in each layer; the last one chooses the experts. A router that chooses
+    among groups of experts first may make one more, if it has a single group."""
 
     @classmethod
     def of(cls, config: Any, trunk: nn.Module, forward: Callable[[], object]) -> Routing | None:
-        """That of a model; None where it has no experts, or chooses them otherwise than by `torch.topk`.
+        """Return a model's routing; None if it has no experts, or does not choose them by `torch.topk`.
 
         Args:
             config: transformers' configuration.
-            trunk: the module that has the hidden layers.
-            forward: computes a few tokens.
+            trunk: the module that contains the hidden layers.
+            forward: runs a forward pass of a few tokens, to observe the calls.
         """
         experts, chosen = set_number(config, EXPERTS), set_number(config, EXPERTS_OF_TOKEN)
         layers = set_number(config, ("num_hidden_layers",))
@@ -71,17 +71,17 @@ class Routing:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of recorded experts."""
+        """Element type of recorded experts."""
         return torch.uint8 if self.experts <= 256 else torch.int32
 
     def record(self) -> RecordExperts:
-        """A context in which one forward pass is recorded."""
+        """Return a context manager that records one forward pass."""
         return RecordExperts(self)
 
 
 class _TopK(TorchFunctionMode):
-    """Sees the last of each `calls` of `torch.topk` that choose `chosen` of `experts`: `choose` gets the scores
-    [..., experts] and returns the indices [..., chosen] to be taken, or None: the call's own."""
+    """Intercepts `torch.topk` calls that choose `chosen` of `experts`, every `calls`-th of them: `choose` gets the
+    scores [..., experts] and returns the indices [..., chosen] to use, or None for the call's own."""
 
     def __init__(self, experts: int, chosen: int, calls: int, choose: Callable[[Tensor], Tensor | None]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _TopK(TorchFunctionMode):
 
 
 class RecordExperts(_TopK):
-    """Within, what each router chooses is recorded."""
+    """Context manager that records the experts that each router chooses."""
 
     def __init__(self, routing: Routing) -> None:
         super().__init__(routing.experts, routing.chosen, routing.calls, self._record)
@@ -115,7 +115,8 @@ class RecordExperts(_TopK):
         return indices
 
     def experts(self) -> Tensor:
-        """`Routing.dtype` [positions, hidden layers, chosen]: 0 in layers without a router."""
+        """Return the recorded experts: `Routing.dtype` [positions, hidden layers, chosen], 0 in layers without a
+        router."""
         routing, positions = self._routing, len(self._found[0])
         experts = self._found[0].new_zeros(positions, routing.hidden_layers, routing.chosen, dtype=routing.dtype)
         experts[:, list(routing.layers)] = torch.stack(self._found, dim=1).to(routing.dtype)
@@ -123,17 +124,17 @@ class RecordExperts(_TopK):
 
 
 class ReplayExperts(_TopK):
-    """Within, each router takes the experts it is given, in one forward pass."""
+    """Context manager in which each router uses given experts, for one forward pass."""
 
     _active: ClassVar[ReplayExperts | None] = None
 
     def __init__(self, routing: Routing, experts: Tensor, layer: int = 0) -> None:
-        """`experts`: integers [positions, hidden layers, chosen]. `layer`: which of the layers with a router is the
-        first that is computed."""
+        """`experts`: integers [positions, hidden layers, chosen]. `layer`: index, among the layers with a router, of
+        the first one in the forward pass."""
         super().__init__(routing.experts, routing.chosen, routing.calls, self._replay)
         self._routing, self._experts, self._layer = routing, experts, layer
         self.own: list[Tensor] = []
-        """Of each layer, int64 [positions, chosen]: what its router would have chosen."""
+        """For each layer, int64 [positions, chosen]: the experts that its router would have chosen."""
 
     def __enter__(self) -> ReplayExperts:
         self._before, ReplayExperts._active = ReplayExperts._active, self
@@ -152,17 +153,17 @@ class ReplayExperts(_TopK):
         return given.reshape(own.shape)
 
     def choices(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [t, chosen] each: where tokens went, and where the router would have sent them.
+        """Return the experts used for tokens, and those that the router would have chosen; int64 [t, chosen] each.
 
         Args:
-            layer: number of a layer among those with a router.
-            places: int64 [t]: positions.
+            layer: index of a layer among those with a router.
+            places: int64 [t]: positions of the tokens.
         """
         return self._experts[places, self._routing.layers[layer]].long(), self.own[layer][places]
 
     @classmethod
     def checkpoint_contexts(cls) -> tuple[AbstractContextManager, AbstractContextManager]:
-        """`context_fn` of `torch.utils.checkpoint.checkpoint`: what is computed again replays the same experts."""
+        """`context_fn` of `torch.utils.checkpoint.checkpoint`: the recomputation replays the same experts."""
         active = cls._active
         again = nullcontext() if active is None else cls(active._routing, active._experts, active._layer)
         return nullcontext(), again

@@ -1,21 +1,21 @@
 """The weight update as a state machine.
 
     state      event                                   next       generation
-    APART      join                                    JOINING    goes on
-    JOINING    all ranks met                           JOINED     goes on
-    JOINING    deadline, error                         APART      goes on
-    JOINED     begin                                   RECEIVING  goes on
+    APART      join                                    JOINING    continues
+    JOINING    all ranks met                           JOINED     continues
+    JOINING    deadline, error                         APART      continues
+    JOINED     begin                                   RECEIVING  continues
     RECEIVING  finish, checksum equal                  RECEIVING  paused for the installation
     RECEIVING  installed                               JOINED     resumed, new version
-    RECEIVING  finish, checksum differs                APART      goes on, old version
-    RECEIVING  transfer failed, deadline, abort, join  APART      goes on, old version
+    RECEIVING  finish, checksum differs                APART      continues, old version
+    RECEIVING  transfer failed, deadline, abort, join  APART      continues, old version
     RECEIVING  no pause in time                        APART      resumed, old version
-    RECEIVING  installation failed                     APART      nothing is generated: version -1
+    RECEIVING  installation failed                     APART      stopped: version -1
     any        join of a newer epoch                   JOINING
 
-A transfer fills buffers and touches no parameter: until the installation the old weights stand, and tokens are
-generated with them. Where the engine sleeps, the transfer goes on, and its end wakes the engine. One task owns an
-update from begin to end, under one deadline: a trainer that vanishes costs nothing else.
+A transfer fills buffers and changes no parameter: until the installation, tokens are generated with the old weights. If
+the engine sleeps, the transfer continues, and its end wakes the engine. One task owns an update from begin to end,
+under one deadline, so a trainer that disappears blocks nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = get_logger(__name__)
 NO_EPOCH = -1
 _UNKNOWN = "the weights are of unknown version"
 
-# On top of the rendezvous' own deadline, before it is taken for hung.
+# Added to the rendezvous' own deadline, in case it hangs.
 _JOIN_GRACE_SECONDS = 2.0
 
 
@@ -65,17 +65,17 @@ class _Update:
     request: rollout_pb2.BeginWeightUpdateRequest
     pause_mode: PauseMode
     seconds: float
-    """That it may take: to arrive and be finished, to pause, to be installed."""
+    """Deadline of each phase: transfer and finish, pause, installation."""
     began: float
     expected: asyncio.Future[list[int]]
-    """Checksums of what was sent, up to the end of each bucket or of the last alone; set by finish."""
+    """The sender's running checksums, of each bucket or only the last; set by finish."""
     transfer: asyncio.Task[None] = field(init=False)
-    """Until everything has arrived as it was sent. Cancelling it gives the update up; once it has ended, an update can
-    only be waited for."""
+    """Ends when all buckets have arrived with equal checksums. Cancelling it gives the update up; after its end the
+    update can only be awaited."""
     outcome: asyncio.Task[float | ContractError] = field(init=False)
-    """From begin to end: seconds that generation stood still, or why the old weights stand."""
+    """From begin to end: seconds that generation was paused, or why the old weights stay."""
     given_up: str = ""
-    """Why, where the transfer was cancelled."""
+    """Why the transfer was cancelled."""
 
     @property
     def version(self) -> int:
@@ -89,13 +89,13 @@ class _Failed(Exception):
     """An update ends without its weights."""
 
     def __init__(self, outcome: str, error: ContractError):
-        """`outcome`: as the metric counts it."""
+        """`outcome`: the metric's label."""
         super().__init__(error.message)
         self.outcome, self.error = outcome, error
 
 
 def _compare(received: list[int], sent: list[int]) -> None:
-    """Raise _Failed where checksums differ, naming the first bucket that came otherwise than it was sent."""
+    """Raise _Failed if checksums differ, naming the first such bucket."""
     for bucket, (came, went) in enumerate(zip(received, sent, strict=True), start=1):
         if came != went:
             where = f"bucket {bucket} of {len(sent)}: " if len(sent) > 1 else ""
@@ -104,21 +104,21 @@ def _compare(received: list[int], sent: list[int]) -> None:
 
 
 def _why(error: Exception, late: str = "") -> str:
-    """What went wrong in an engine, in words: `late` for a deadline. One of another package may raise anything."""
+    """Return an engine error's reason: `late` for a deadline. An engine of another package may raise anything."""
     if isinstance(error, TimeoutError):
         return late
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 class WeightUpdates:
-    """The one weight update there can be at a time, and the process group it goes through."""
+    """The current weight update, at most one, and the weight group it uses."""
 
     def __init__(self, state: RolloutState, sleep: Sleep, groups: Groups, spawn: Callable[..., asyncio.Task]):
         """`spawn(coroutine, name)` runs a task whose failure stops the service."""
         self._state, self._sleep, self._groups, self._spawn = state, sleep, groups, spawn
         self._lock = asyncio.Lock()
         self._info: WeightGroupInfo | None = None
-        """The group that it is in or is joining; None: it is apart."""
+        """The group that it is in or is joining; None: none."""
         self._apart_because = "it was never invited"
         self._joining: asyncio.Task | None = None
         self._newest_epoch = NO_EPOCH
@@ -127,7 +127,7 @@ class WeightUpdates:
 
     @property
     def _engine(self) -> Engine:
-        assert self._state.engine is not None  # calls are refused while it is loading
+        assert self._state.engine is not None  # calls are rejected while it loads
         return self._state.engine
 
     @property
@@ -178,12 +178,12 @@ class WeightUpdates:
             self._set_apart(f"joining it failed: {reason}")
             await self._engine.leave_weight_group()
         else:
-            # Only now: an invitation to a group that never forms must not rule out the epochs before it.
+            # Only now: a group that never forms must not rule out earlier epochs.
             self._newest_epoch = info.epoch
             log.info("joined weight group", extra={"epoch": info.epoch})
 
     async def begin(self, request: rollout_pb2.BeginWeightUpdateRequest, pause_mode: PauseMode, seconds: float) -> None:
-        """Enter the receive of an update that may take so long. Raises ContractError."""
+        """Begin to receive an update, with a deadline of `seconds`. Raises ContractError."""
         began = time.monotonic()
         number = self._state.run_number
         if self._joining is not None and self.epoch == request.group_epoch:
@@ -208,11 +208,11 @@ class WeightUpdates:
             expected = asyncio.get_running_loop().create_future()
             update = self._update = self._last = _Update(request, pause_mode, seconds, began, expected)
             update.transfer = asyncio.create_task(self._transfer(update))
-            update.outcome = self._spawn(self._live(update), f"weight update {update.version}")
+            update.outcome = self._spawn(self._run_update(update), f"weight update {update.version}")
             self._state.updating = True
 
     def _require_run(self, number: int) -> None:
-        """Refuse a call that waited while the rollout went over to another run; epochs of two runs may be equal."""
+        """Reject a call that waited while the rollout switched to another run; epochs of two runs may be equal."""
         if number != self._state.run_number:
             raise failed_precondition("run_id", "this rollout works for another run now")
 
@@ -227,8 +227,8 @@ class WeightUpdates:
             return
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
-    async def _live(self, update: _Update) -> float | ContractError:
-        """An update's life, from the receive to the resume. Where the engine fails in its end, the service stops."""
+    async def _run_update(self, update: _Update) -> float | ContractError:
+        """Run an update from the transfer to the resume. An engine error in `_conclude` stops the service."""
         try:
             await asyncio.wait({update.transfer})
             return await self._conclude(update)
@@ -236,7 +236,7 @@ class WeightUpdates:
             self._update, self._state.updating = None, False
 
     async def _conclude(self, update: _Update) -> float | ContractError:
-        """Install what has arrived, if it has, and resume."""
+        """Install the weights if the transfer succeeded, and resume."""
         arrived = time.monotonic()
         result: float | ContractError
         try:
@@ -247,7 +247,7 @@ class WeightUpdates:
             of = {"version": update.version, "epoch": update.request.group_epoch}
             log.warning("weight update failed: %s", result.message, extra=of)
             await self._leave(result.message)
-            with contextlib.suppress(EngineError):  # else its alarm tries again
+            with contextlib.suppress(EngineError):  # the sleep's timer tries again
                 await self._sleep.end()
         if self._state.paused:
             await self._engine.resume()
@@ -263,7 +263,7 @@ class WeightUpdates:
         return result
 
     async def _transfer(self, update: _Update) -> None:
-        """Receive what is to be installed. Raises _Failed."""
+        """Receive the weights, wait for finish and compare checksums. Raises _Failed."""
         request, left = update.request, update.began + update.seconds - time.monotonic()
         try:
             async with asyncio.timeout(left):
@@ -279,7 +279,7 @@ class WeightUpdates:
             raise _Failed("transfer_failed", aborted("transfer", _why(error))) from error
 
     async def _install(self, update: _Update) -> None:
-        """Pause, and install what was received. Raises _Failed, as the transfer did where it failed."""
+        """Pause and install. Raises _Failed, also for a failed transfer."""
         if update.transfer.cancelled():
             raise _Failed("given_up", aborted("weight update", update.given_up))
         update.transfer.result()
@@ -287,7 +287,7 @@ class WeightUpdates:
         try:
             async with asyncio.timeout(update.seconds):
                 await self._engine.pause(update.pause_mode, update.request.keep_kv_cache)
-                await self._sleep.end()  # paused: nothing is generated with the old weights
+                await self._sleep.end()  # while paused, so that the old weights generate nothing
         except Exception as error:
             why = _why(error, f"{update.seconds:g} s have passed")
             raise _Failed("given_up", aborted("pause", f"generation did not pause: {why}")) from error
@@ -302,19 +302,20 @@ class WeightUpdates:
             raise _Failed("install_failed", failure) from error
 
     async def _interrupt(self, reason: str) -> None:
-        """Give the update under way up, if there is one; if its end has begun, wait for that."""
+        """Cancel the current update, if any, and wait for its end; one that is being installed is only awaited."""
         if (update := self._update) is not None:
             update.given_up = reason
             update.transfer.cancel()
             await asyncio.wait({update.outcome})
 
     async def finish(self, request: rollout_pb2.FinishWeightUpdateRequest) -> float:
-        """Compare, install, resume; return the seconds that generation stood still. Raises ContractError."""
+        """Supply the checksums and wait for the installation; return the seconds that generation was paused. Raises
+        ContractError."""
         update, version, epoch = self._last, request.policy_version, request.group_epoch
         if update is None or not update.is_for(epoch, version):
             raise failed_precondition("policy_version", f"no update to version {version} was begun in epoch {epoch}")
         buckets = len(update.request.manifest.bucket_bytes)
-        if len(request.bucket_checksums) not in (0, buckets):  # earlier trainers tell the last alone
+        if len(request.bucket_checksums) not in (0, buckets):  # earlier trainers send only the last
             raise invalid_argument("bucket_checksums", len(request.bucket_checksums), f"none, or all {buckets}")
         checksums = [*request.bucket_checksums[:-1], request.checksum]
         if not update.expected.done():
@@ -327,7 +328,7 @@ class WeightUpdates:
         return outcome
 
     async def abort(self, epoch: int, policy_version: int, reason: str) -> int:
-        """Give an update up if it is under way; return the version of the weights that stand, -1 if unknown."""
+        """Give up an update that has not been installed; return the current policy version, -1 if unknown."""
         number = self._state.run_number
         async with self._lock:
             self._require_run(number)
@@ -336,7 +337,7 @@ class WeightUpdates:
         return self._state.policy_version
 
     async def forget(self, reason: str) -> None:
-        """Give up what is under way and forget epochs and weights: the run they belonged to is not this rollout's."""
+        """Give up the current update, leave the group, and reset epochs and version, when the rollout leaves a run."""
         async with self._lock:
             await self._interrupt(reason)
             await self._leave(reason)
@@ -346,7 +347,7 @@ class WeightUpdates:
             self._version_changed()
 
     async def close(self) -> None:
-        """Give up what is under way: the service ends."""
+        """Give up the current update and leave the group, at the end of the service."""
         async with self._lock:
             await self._interrupt("the rollout stops")
             await self._leave("the rollout stops")

@@ -1,7 +1,7 @@
-"""A LoRA adapter that arrived, as full weights: W = W0 + B A alpha / r (arXiv:2106.09685).
+"""Merges a received LoRA adapter into full weights: W = W0 + B A alpha / r (arXiv:2106.09685).
 
-W0 is the model folder's, read anew from its files for each update, never what an earlier update left: an adapter can
-not be added twice. Names are PEFT's.
+W0 is read from the model folder for each update, not from the installed weights, so that no adapter is added twice.
+Tensor names are PEFT's.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from quartet_rollout.weight_sync.spec import LORA_PREFIX
 
 
 class Base:
-    """The weights that adapters are added to: those of a model folder."""
+    """The base weights, those of a model folder."""
 
     def __init__(self, folder: Path, names: Container[str]) -> None:
-        """`names`: the model's parameters; what else a folder holds is left out."""
+        """`names`: the model's parameters; other tensors in the folder are ignored."""
         self._folder = folder
         self._names = names
         self._checksum: int | None = None
 
     def check(self, lora: rollout_pb2.LoraConfig) -> None:
-        """Raise EngineError unless the trainer's base model is this one. Reads all of it, the first time."""
+        """Raise EngineError unless the trainer has the same base model. The first call reads the whole folder."""
         if not lora.base_checksum:
             return
         if self._checksum is None:
@@ -45,10 +45,10 @@ class Base:
     def merged(
         self, lora: rollout_pb2.LoraConfig, adapter: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor of the model by name, the adapter added where it has a part: float32 sums, rounded once
-        to the folder's own dtype. Raises EngineError when the folder cannot be read."""
+        """Yield (name, tensor) for the whole model, with the adapter added. Sums are in float32, rounded once to the
+        folder's dtype. Raises EngineError when the folder cannot be read, or lacks a matrix of the adapter."""
         scale = lora.alpha / lora.r
-        left = set(adapter)
+        unused = set(adapter)
         try:
             for path in sorted(self._folder.glob("*.safetensors")):
                 with safe_open(path, framework="pt") as file:
@@ -58,10 +58,10 @@ class Base:
                         a, b = adapter.get(f"{part}.lora_A.weight"), adapter.get(f"{part}.lora_B.weight")
                         if a is not None and b is not None:
                             delta = (b.float() @ a.float()) * scale
-                            left -= {f"{part}.lora_A.weight", f"{part}.lora_B.weight"}
+                            unused -= {f"{part}.lora_A.weight", f"{part}.lora_B.weight"}
                             weight = (weight.float() + delta.to(weight.device)).to(weight.dtype)
                         yield name, weight
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the base model of the adapter cannot be read: {error}") from error
-        if left:
-            raise EngineError(f"the base model in '{self._folder}' has no matrix for '{min(left)}'")
+        if unused:
+            raise EngineError(f"the base model in '{self._folder}' has no matrix for '{min(unused)}'")

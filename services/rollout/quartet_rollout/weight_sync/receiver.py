@@ -1,6 +1,6 @@
-"""A member of the weight group: receives updates into buffers of its own.
+"""A member of the weight group: receives updates into its own buffers.
 
-It runs where weights are installed: in each worker process of an engine, or beside an engine in the same process.
+It runs in the process that installs the weights: each worker process of an engine, or the engine's own.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from quartet_weights.buckets import views
 
 
 class WeightReceiver:
-    """At most one group and one received update.
+    """Holds at most one group and one received update.
 
-    `join` and `receive` block, and a collective cannot be interrupted: `begin` calls them on a thread, and `poll` has
-    their end. A call that was given up (deadline, `leave`) may still be blocked there. It then owns its group and its
-    buffers alone, and its late result is thrown away.
+    `join` and `receive` block, and a collective cannot be interrupted: `begin` calls them on a thread, and `poll`
+    returns their result. An abandoned call (deadline, `leave`) may stay blocked there; nothing else then uses its group
+    and buffers, and its late result is discarded.
     """
 
     def __init__(self, folder: str = "", member: int = 0) -> None:
-        """Be in no group.
-
+        """
         Args:
-            folder: of the model that adapters are added to; "": they are refused.
-            member: this member's number among the engine's.
+            folder: the base model's, for adapters; "": adapters are rejected.
+            member: this member's index among the engine's members.
         """
         self.member = member
         self._folder = folder
@@ -47,16 +46,16 @@ class WeightReceiver:
         self._lock = threading.Lock()
         self._group: Transport | None = None
         self._transport = ""
-        self._membership = 0  # Counts joins and leaves: a call that outlived its membership must not have an effect.
-        self._spare: list[torch.Tensor] = []  # Touching fresh memory costs more than receiving into it.
+        self._membership = 0  # Counts joins and leaves: a call begun in an earlier membership must have no effect.
+        self._spare: list[torch.Tensor] = []  # Reused, because page faults of new memory cost more than receiving.
         self._received: tuple[rollout_pb2.WeightManifest, list[torch.Tensor]] | None = None
 
     def begin(self, method: str, *args: Any) -> None:
-        """Call `join` or `receive` on a thread of its own, with arguments as they travel between processes.
+        """Call `join` or `receive` on a new thread.
 
         Args:
-            args: of join, the fields of the engine's `WeightGroupInfo`, and the names of the model's parameters; of
-                receive, its own, the manifest serialized.
+            args: serializable. For `join`: the fields of the engine's `WeightGroupInfo`, and the names of the model's
+                parameters. For `receive`: its own arguments, with the manifest serialized.
         """
         call: Future[list[int] | None] = Future()
         self._call = call
@@ -77,7 +76,7 @@ class WeightReceiver:
         threading.Thread(target=run, name="weights", daemon=True).start()
 
     def poll(self) -> list[Any] | None:
-        """Return None while the call begun last goes on, then ["", result] or [name of an error, its text]."""
+        """Return None while the last call of `begin` runs, then ["", result] or [error name, error text]."""
         if not self._call.done():
             return None
         error = self._call.exception()
@@ -95,7 +94,7 @@ class WeightReceiver:
         raise WeightTransferError(f"gave up joining the weight group of epoch {info.epoch}")
 
     def leave(self) -> int:
-        """Leave the group, if any, and forget what was received. Returns the count of the new membership."""
+        """Leave the group, if any, and discard what was received. Returns the new membership count."""
         self.discard()
         with self._lock:
             group, self._group = self._group, None
@@ -106,12 +105,12 @@ class WeightReceiver:
         return membership
 
     def receive(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = "") -> list[int]:
-        """Receive the manifest's buckets; return the checksum up to the end of each.
+        """Receive the manifest's buckets; return the running checksum at the end of each.
 
-        `path`: where they are, with the file transport.
+        `path`: with the file transport, the folder of the files.
 
         Raises EngineError when in no group, and for an adapter of another base model; WeightTransferError when the
-        sender is gone or the time is over, and then the group has been left: buckets that come late would be taken for
+        sender is gone or the deadline has passed, after leaving the group: late buckets would otherwise be taken for
         those of the next update.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -149,8 +148,8 @@ class WeightReceiver:
         return values
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, tensor) of all parameters: what was received, or the base model with the adapter
-        that was. Valid until `discard`, `leave` or `receive`."""
+        """Yield (Hugging Face name, tensor) for all parameters: those received, or the base model with the received
+        adapter. Valid until `discard`, `leave` or `receive`."""
         with self._lock:
             received = self._received
         if received is None:
@@ -161,12 +160,12 @@ class WeightReceiver:
         return views(manifest, buckets)
 
     def has_received(self) -> bool:
-        """Whether `tensors` has something to yield."""
+        """Whether there are weights to install."""
         with self._lock:
             return self._received is not None
 
     def discard(self) -> None:
-        """Forget what was received; its buffers serve the next update."""
+        """Discard what was received, and keep its buffers for the next update."""
         with self._lock:
             if self._received is not None:
                 self._spare, self._received = self._received[1], None

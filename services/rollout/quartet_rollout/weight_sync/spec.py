@@ -1,4 +1,4 @@
-"""What an update announces: the group to join, and tensors that must fit the model. Imports no torch."""
+"""The weight group to join, and the check of an update's manifest against the model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from quartet_common.weights import check_manifest as check_consistency
 from quartet_rollout.errors import ManifestError
 
 DTYPES = (tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16, tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT64)
-"""Element types in which weights may travel. They are converted to the model's own when installed."""
+"""Element types of weights in transfer; the installation converts them to the model's."""
 LORA_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
 class WeightGroupInfo:
-    """Where and as whom to join the process group of a group epoch."""
+    """An invitation to the process group of a group epoch."""
 
     transport: str
-    """How the tensors travel: "gloo", "nccl", "file", or the name of another package's."""
+    """"gloo", "nccl", "file", or the name of another package's transport."""
     store_host: str
     """Host of the group's store, at the trainer."""
     store_port: int
-    """Its port."""
     rank: int
     """First rank of this engine, >= 1; the trainer is rank 0 and sends."""
     world_size: int
-    """Ranks in the group."""
     timeout_seconds: float
     """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
     secret: bytes = field(repr=False)
@@ -40,24 +38,24 @@ class WeightGroupInfo:
     epoch: int
     """The group epoch, >= 0."""
     invitation: Mapping[str, str] = field(default_factory=dict)
-    """What a transport of another package says at the trainer to its end here."""
+    """What the trainer's end of another package's transport tells the end here."""
     interface: str = ""
-    """Network interface to listen at; "": the one on the way to the store."""
+    """Network interface to listen on; "": that of the route to the store."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Names and shapes of a model's tensors, as its family's files have them: transformers 5 makes others of some when
-    it loads them, e.g. one of all experts of a layer."""
+    """Names and shapes of a model's tensors, as in its checkpoint files: transformers 5 converts some when it loads
+    them, e.g. merges the experts of a layer into one tensor."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Every parameter, tied ones under each of their names, and every buffer that is saved."""
+    """Every parameter, tied ones under each of their names, and every persistent buffer."""
     tied: frozenset[str]
-    """Names that may be left out because they are another parameter."""
+    """Names that may be left out because they are tied to another parameter."""
 
     @classmethod
     def of_folder(cls, model_path: str) -> ModelSpec:
-        """Read it off the folder's model, built without storage."""
+        """Return that of a folder, from its model built on the meta device."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -67,7 +65,7 @@ class ModelSpec:
 
     @classmethod
     def of_model(cls, model: Any) -> ModelSpec:
-        """Read it off a model of transformers."""
+        """Return that of a transformers model."""
         from transformers.core_model_loading import revert_weight_conversion
 
         whole = model.state_dict(keep_vars=True)
@@ -78,8 +76,8 @@ class ModelSpec:
         return cls(shapes=shapes, tied=frozenset(shapes.keys() - revert_weight_conversion(model, canonical).keys()))
 
     def check(self, manifest: rollout_pb2.WeightManifest) -> None:
-        """Raise ManifestError, naming the tensor, unless the manifest carries exactly this model, or an adapter of it:
-        tensors of some of the model's matrices."""
+        """Raise ManifestError, naming the tensor, unless the manifest has exactly this model's tensors, or those of a
+        LoRA adapter for it."""
         if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
             _check_tensors(manifest, self._adapter_shapes(manifest.lora), frozenset())
         elif manifest.kind == rollout_pb2.WEIGHT_KIND_FULL:
@@ -89,9 +87,9 @@ class ModelSpec:
             raise ManifestError(f"manifest.kind: got {kind}; allowed: WEIGHT_KIND_FULL, WEIGHT_KIND_LORA")
 
     def _adapter_shapes(self, lora: rollout_pb2.LoraConfig) -> dict[str, tuple[int, ...]]:
-        """The tensors of an adapter of this model: A [r, in] and B [out, r] of every matrix [out, in] that it targets.
+        """Return the tensors of an adapter: A [r, in] and B [out, r] for every matrix [out, in] that it targets.
 
-        Raises ManifestError when the configuration of the adapter is none.
+        Raises ManifestError for an invalid configuration of the adapter.
         """
         if lora.r < 1:
             raise ManifestError(f"manifest.lora.r: got {lora.r}; allowed: at least 1")
@@ -105,7 +103,7 @@ class ModelSpec:
         shapes: dict[str, tuple[int, ...]] = {}
         for target in lora.target_modules:
             found = [name for name in matrices if name.rpartition(".")[2] == target]
-            # A tied lm_head is the embedding, and has no matrix of its own that could be added to.
+            # lm_head may be tied to the embedding, and then has no matrix of its own.
             if not found or target in ("embed_tokens", "lm_head"):
                 raise ManifestError(f"manifest.lora.target_modules: '{target}' is no inner linear layer of this model")
             for name in found:
@@ -143,7 +141,7 @@ def _check_tensors(
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise ManifestError(f"manifest: parameter '{missing[0]}'{more} missing")
-    # What is announced is allocated: buckets may not be larger than what the model needs.
+    # Buffers of the announced sizes are allocated: these may not exceed what the model needs.
     if sum(manifest.bucket_bytes) > padded_bytes:
         raise ManifestError(
             f"manifest: buckets hold {sum(manifest.bucket_bytes)} bytes; allowed: the tensors' {padded_bytes}"

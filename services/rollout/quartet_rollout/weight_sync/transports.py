@@ -1,4 +1,4 @@
-"""The transports of weights, on the rollout's side: a process group, files, or another package's."""
+"""The rollout's end of weight transports: a process group, files, or another package's."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from quartet_weights.process_group import ProcessGroup, address_towards, epoch_s
 
 Buckets = Sequence[torch.Tensor]
 Arrived = Callable[[torch.Tensor], object]
-# Broadcasts under way at a time: one is checksummed, a thread of the backend fills the next, a third is announced.
+# Concurrent broadcasts: one bucket is checksummed, the backend's thread receives the next, a third is queued.
 _AHEAD = 3
 
 
 class Transport(Protocol):
-    """This rollout's end of one group epoch, made when all ranks have met. Its calls block: run them on a thread that
-    may be lost."""
+    """This rollout's end of one group epoch, created when all ranks have met. Its calls block, possibly forever: run
+    them on a daemon thread."""
 
     device: torch.device
-    """Where the buckets are."""
+    """Device of the buckets."""
 
     def fill(
         self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
@@ -46,11 +46,11 @@ class Transport(Protocol):
             path: with the file transport, the folder of the version.
 
         Raises:
-            WeightTransferError: the sender is gone, the time is over, or what came is not what was announced.
+            WeightTransferError: the sender is gone, the deadline has passed, or the data does not fit the manifest.
         """
 
     def close(self) -> None:
-        """Leave the group, giving up what is under way if that can be done."""
+        """Leave the group; abort a transfer in progress if possible."""
 
 
 def join(info: WeightGroupInfo) -> Transport:
@@ -65,7 +65,7 @@ def join(info: WeightGroupInfo) -> Transport:
 
 
 def _of_package(info: WeightGroupInfo) -> Transport:
-    """Join by a transport of another package. Raises EngineError when what it gives is no transport."""
+    """Join by a transport of another package. Raises EngineError when that returns no `Transport`."""
     try:
         plugin = load_transports()[info.transport]
     except ConfigError as error:
@@ -80,17 +80,17 @@ def _of_package(info: WeightGroupInfo) -> Transport:
 
 @contextmanager
 def failing(transport: str) -> Iterator[None]:
-    """Whatever a transport's code raises within is a transfer that failed, and no more: the old weights stand then."""
+    """Raise any error of a transport's code as WeightTransferError, after which the old weights stay in use."""
     try:
         yield
     except WeightTransferError:
         raise
-    except Exception as error:  # a package's code: anything may come
+    except Exception as error:  # a package's code may raise anything
         raise WeightTransferError(f"transport '{transport}' failed: {type(error).__name__}: {error}") from error
 
 
 def transports() -> list[str]:
-    """The transports that this process can receive by."""
+    """Return the names of the transports that this process can receive by."""
     return ["gloo", "file", *(["nccl"] if not nccl_missing() else []), *plugin_names()]
 
 
@@ -100,7 +100,8 @@ class GroupTransport:
     device = torch.device("cpu")
 
     def __init__(self, info: WeightGroupInfo) -> None:
-        """Meet all ranks. Raises WeightTransferError at `info.timeout_seconds`, or sooner without a store."""
+        """Rendezvous with all ranks. Raises WeightTransferError after `info.timeout_seconds`, or at once if the store
+        refuses connections."""
         timeout = timedelta(seconds=info.timeout_seconds)
         try:
             store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
@@ -142,7 +143,7 @@ class GroupTransport:
             raise WeightTransferError(f"the broadcast of weights failed: {first_line(error)}") from error
 
     def _landing(self, index: int, bucket: torch.Tensor, largest: int) -> torch.Tensor:
-        """Where a bucket arrives: itself, or one of a few buffers on the GPU, which is copied to it."""
+        """Return the tensor to receive into: the bucket itself, or with NCCL a staging buffer on the GPU."""
         if self.group.device == bucket.device:
             return bucket
         if not self._staging or self._staging[0].numel() < largest:
@@ -155,9 +156,9 @@ class GroupTransport:
 
 
 class FileTransport:
-    """Safetensors files in a folder that the trainer and this rollout both see; docs/weights.md has the layout.
+    """Safetensors files in a folder that the trainer and this rollout share; docs/weights.md has the layout.
 
-    There is nobody to meet: a file is there, whole, before it is announced.
+    There is no rendezvous: the trainer finishes the files before it announces the update.
     """
 
     device = torch.device("cpu")
@@ -176,12 +177,12 @@ class FileTransport:
             arrived(buckets[index])
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Does nothing."""
 
 
 def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[WeightTensor]) -> None:
     """Fill a bucket from its file. Raises WeightTransferError."""
-    bucket.zero_()  # Padding is part of the checksum.
+    bucket.zero_()  # The checksum includes the padding.
     try:
         with safe_open(path, framework="pt") as file:
             for tensor in tensors:
