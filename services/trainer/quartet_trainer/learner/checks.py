@@ -166,8 +166,9 @@ def check_model(config: Any, settings: LearnerSettings) -> None:
             raise LearnerError(
                 f"trainer.tp_size {tp} * trainer.sp_size {sp} does not divide the model's {name}, {value}"
             )
-    if config.num_hidden_layers < pp:
-        raise LearnerError(f"trainer.pp_size {pp} is more than the model's {config.num_hidden_layers} layers")
+    layers = getattr(config, "num_hidden_layers", None)
+    if layers is not None and layers < pp:
+        raise LearnerError(f"trainer.pp_size {pp} is more than the model's {layers} layers")
     own = [name for name in _OWN_ATTENTION if getattr(config, name, None)]
     if not getattr(config, "use_sliding_window", True):
         own = [name for name in own if name != "sliding_window"]

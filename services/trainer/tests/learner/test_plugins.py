@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -321,3 +322,7 @@ def test_models_that_cannot_be_spread_are_refused(
     with pytest.raises(LearnerError, match=re.escape(message)):
         check_model(model.config, LearnerSettings(**values))
         check_modules(model, LearnerSettings(**values))
+
+
+def test_a_config_json_that_leaves_its_sizes_to_transformers_passes_preflight() -> None:
+    check_model(SimpleNamespace(model_type="gpt2", n_layer=2), LearnerSettings(**TP2))
