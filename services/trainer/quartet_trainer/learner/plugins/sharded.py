@@ -41,13 +41,17 @@ class Shards:
             (embedding if tied and name not in specs else name, parameter) for name, parameter in parameters
         ]
         self._held = dict(reversed(self._parameters))
-        names_by_stage: list[list[str]] = [[] for _ in range(dist.get_world_size(pp_group))]
-        dist.all_gather_object(names_by_stage, list(self._held), group=pp_group)
-        self._owner = {name: stage for stage, names in reversed(list(enumerate(names_by_stage))) for name in names}
-        self._stage = dist.get_rank(pp_group)
-        if self._owner.keys() != specs.keys():
-            raise ValueError(f"the sharded model has other tensors: {sorted(self._owner.keys() ^ specs.keys())}")
         self._device = self._parameters[0][1].device
+        self._stage = dist.get_rank(pp_group)
+        # Not all_gather_object, which unpickles what it receives.
+        held = torch.tensor([name in self._held for name in specs], dtype=torch.uint8, device=self._device)
+        of_stages = [torch.empty_like(held) for _ in range(dist.get_world_size(pp_group))]
+        dist.all_gather(of_stages, held, group=pp_group)
+        stages = torch.stack(of_stages).cpu()
+        lacking = {name for name, count in zip(specs, stages.sum(0).tolist(), strict=True) if not count}
+        if other := lacking | self._held.keys() - specs.keys():
+            raise ValueError(f"the sharded model has other tensors: {sorted(other)}")
+        self._owner = dict(zip(specs, stages.argmax(0).tolist(), strict=True))
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters by the whole tensor's name."""
