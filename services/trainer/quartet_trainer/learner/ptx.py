@@ -5,6 +5,7 @@ Which texts a step takes follows from its number alone, so a restart takes the s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -44,9 +45,11 @@ class PretrainingTexts:
 
     def _of_step(self, step: int) -> Iterator[np.ndarray]:
         count = len(self._texts)
-        for number in range(step * self._per_step, (step + 1) * self._per_step):
-            order = np.random.default_rng([self._seed, number // count]).permutation(count)
-            yield self._texts[order[number % count]]
+        numbers = range(step * self._per_step, (step + 1) * self._per_step)
+        for passed, of_pass in itertools.groupby(numbers, lambda number: number // count):
+            order = np.random.default_rng([self._seed, passed]).permutation(count)
+            for number in of_pass:
+                yield self._texts[order[number % count]]
 
 
 def _cut(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:
