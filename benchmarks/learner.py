@@ -153,7 +153,7 @@ def compare(size: Size) -> list[Figure]:
         save(build_model(0), build_tokenizer(), path)
         apart = create_learner(settings.model_copy(update={"share_prompts": False}), path, Run())
         learner = create_learner(settings, path, Run())
-        micro_batches = apart._planner.plan(decode_groups(groups, 128))[0].micro_batches
+        micro_batches = apart._planner.updates(decode_groups(groups, 128), 0)[0].micro_batches
         plain = PlainTraining(path, plain_batches(groups, micro_batches))
         with torch.no_grad():
             model = reference.load(path, torch.float32)

@@ -139,8 +139,8 @@ def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:
 
 def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, torch.Tensor]:
     """The gradient of one batch by parameter name, without taking the step."""
-    plan, targets, _ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
-    learner._accumulator.run(batch, plan, 0, targets)
+    plan, updates, _ = learner._planner.updates(batch := decode_groups(groups, VOCABULARY), 0)
+    learner._accumulator.run(batch, plan, 0, updates[0].targets)
     found = {name: parameter.grad.clone() for name, parameter in all_parameters(learner._plugin)}
     learner._optimizer.zero_grad()
     return found

@@ -223,10 +223,6 @@ class HeadCritic:
         self.learning_rate = LearningRate(settings.model_copy(update={"learning_rate": rate}), max_steps)
         """Of the head's own weights; the trunk's is the policy's."""
 
-    def values(self, micro_batch: MicroBatch) -> Tensor:
-        """The values [t] of a micro-batch's tokens, without gradient. Local."""
-        return self._plugin.values(micro_batch)
-
     def loss(self, micro_batch: MicroBatch, values: Tensor, targets: CriticTargets) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of value_coefficient * mean loss over the batch's trained tokens. Local.
 

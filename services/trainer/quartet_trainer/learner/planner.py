@@ -77,12 +77,6 @@ class Planner:
         each_counts = kl_in_loss or self._joint or settings.entropy_coefficient > 0
         self._skip = settings.skip_zero_advantage and not each_counts
 
-    def plan(self, batch: ExperienceBatch) -> tuple[StepPlan, CriticTargets | None, dict[str, float]]:
-        """This rank's part of the whole batch, the critic's where there is one, and metrics that are known by now."""
-        estimated = self._estimate(batch)
-        whole = self._update(batch, estimated)
-        return whole.plan, whole.targets, estimated.metrics
-
     def updates(self, batch: ExperienceBatch, step: int) -> tuple[StepPlan, list[Update], dict[str, float]]:
         """The optimizer steps of a batch: `epochs` times `mini_batches`, or fewer where it has fewer groups than those.
 
@@ -120,7 +114,9 @@ class Planner:
         elif wants_old:
             old = self._of_all(batch, everything, self._plugin.log_probs)
         kl = self._kl_to_reference(batch, everything, old)
-        if self._critic is not None and values is None:
+        if self._joint and values is None:
+            values = self._of_all(batch, everything, self._plugin.values)
+        elif isinstance(self._critic, Critic):
             everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
             values = self._of_all(batch, everyone, self._critic.values, by_policy=False)
 

@@ -33,7 +33,7 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     folder.mkdir(exist_ok=True)
     learner = make_learner(Path(job["model"]), **job["settings"])
     if job["resume"]:
-        plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
+        plan, *_ = learner._planner.updates(batch := decode_groups(batches[0], VOCABULARY), 0)
         # A pass without gradient before: nothing of the weights that it saw may stay.
         learner._planner._of_all(batch, plan, learner._plugin.log_probs)
         learner.load(out / job["resume"] / "checkpoint")

@@ -118,7 +118,7 @@ def test_loss_and_gradient(
     assert_gradients(gradients(learner, batch), loss + coefficient * value_loss, expected)
     if critic is not None and head is None:
         decoded = decode_groups(batch, VOCABULARY)
-        learner._critic.accumulate(decoded, learner._planner.plan(decoded)[1])
+        learner._critic.accumulate(decoded, learner._planner.updates(decoded, 0)[1][0].targets)
         found = {name: parameter.grad for name, parameter in critic.named_parameters()}
         assert_gradients(found, value_loss, dict(critic.named_parameters()))
     metrics = learner.train_step(batch)

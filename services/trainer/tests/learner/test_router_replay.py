@@ -78,7 +78,7 @@ def test_the_policy_computes_with_the_rollouts_experts(path: Path, options) -> N
     group, experts = routed_group()
     learner = make_learner(path, Run(router_replay=True), skip_zero_advantage=False, **options)
     batch = decode_groups([group], VOCABULARY, routing=ROUTING)
-    plan = learner._planner.plan(batch)[0]
+    plan = learner._planner.updates(batch, 0)[0]
     (completions,) = plan.micro_batches
     micro = collate(batch, plan, np.sort(completions)).to(torch.device("cpu"), torch.float64)
     log_probs = learner._plugin.model(*micro.inputs)[0]

@@ -56,8 +56,9 @@ def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypa
     group, every = masked_group()
     learner = make_learner(model_path, Run(sampling_masks=True), entropy_coefficient=0.1)
     batch = decode_groups([group], VOCABULARY, sampling_masks=True)
-    (completions,) = learner._planner.plan(batch)[0].micro_batches
-    micro = collate(batch, learner._planner.plan(batch)[0], np.sort(completions)).to(torch.device("cpu"), torch.float64)
+    plan = learner._planner.updates(batch, 0)[0]
+    (completions,) = plan.micro_batches
+    micro = collate(batch, plan, np.sort(completions)).to(torch.device("cpu"), torch.float64)
     log_probs, entropy = learner._plugin.model(*micro.inputs)
     expected = plain(model_path, group, every)
     torch.testing.assert_close(log_probs, torch.stack([one for one, _ in expected]), rtol=0, atol=1e-9)

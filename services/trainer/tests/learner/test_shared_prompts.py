@@ -67,6 +67,14 @@ def test_loss_gradient_and_metrics_are_the_same(model_path: Path, values: dict[s
     assert compare(model_path, prompt=60, **values)["shared_prompt_tokens"] > 0
 
 
+def test_a_value_heads_first_values_share_prompts_too(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(model_path, algorithm="ppo", critic={"form": "head"})
+    compute, seen = learner._plugin.values, []
+    monkeypatch.setattr(learner._plugin, "values", lambda one: seen.append(one.packing is not None) or compute(one))
+    learner.train_step(make_batch(seed=8))
+    assert seen == [True]
+
+
 def varlen_reference(
     query: torch.Tensor,
     key: torch.Tensor,
