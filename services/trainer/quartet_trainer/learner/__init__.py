@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def create_learner(settings: LearnerSettings, model_path: Path, run: RunSection) -> Learner:
     """Load the model and wrap it with the plugin of `settings`. All ranks call.
 
-    `quartet_trainer.learner.distributed.initialize` is called if the process has not done so.
+    Calls `quartet_trainer.learner.distributed.initialize`.
 
     Args:
         settings: the trainer's section.
         model_path: a Hugging Face folder.
-        run: how long a schedule and a completion are, and what is recorded of each token.
+        run: the length of the schedule and of a completion, and what is recorded for each token.
 
     Raises:
         quartet_trainer.learner.checks.ModelFolderError: the folder cannot be used; the text says why.
-        LearnerError: settings that this machine or this model cannot serve.
+        LearnerError: this machine or this model does not support the settings.
     """
     from quartet_trainer.learner import colossalai_patches
 

@@ -18,8 +18,9 @@ from quartet_trainer.learner_settings import LearnerSettings
 class Accumulator:
     """Adds the gradient of a step's loss to the parameters, micro-batch by micro-batch.
 
-    It is weight * (correction * policy_loss + kl_coefficient * kl - entropy_coefficient * entropy), summed over tokens.
-    Every token comes with its final weight, so the parts of micro-batches and ranks add up.
+    The loss is the sum over tokens of
+    weight * (correction * policy_loss + kl_coefficient * kl - entropy_coefficient * entropy).
+    A token's weight is normalized over the global batch, so the sums of micro-batches and ranks add up to it.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Accumulator:
         texts: PretrainingTexts | None = None,
         head: HeadCritic | None = None,
     ) -> None:
-        """Take the plugin with its model spread, the reference model too where there is a KL, PTX's texts, the head."""
+        """`plugin` is boosted and has the reference model, if any; `texts` are PTX's; `head` is a value head."""
         self._settings = settings
         self._algorithm = algorithm
         self._kl = KL_ESTIMATORS[algorithm.kl_estimator]
@@ -43,9 +44,9 @@ class Accumulator:
     def run(
         self, batch: ExperienceBatch, plan: StepPlan, step: int = 0, targets: CriticTargets | None = None
     ) -> tuple[Tensor, dict[str, float]]:
-        """Forward and backward of this rank's micro-batches: first those of PTX's texts of this step, then the plan's.
+        """Run forward and backward of this rank's micro-batches: those of PTX's texts, then the plan's.
 
-        `targets` are what a value head learns, if there is one.
+        `targets` are the value head's, if there is one.
 
         Returns:
             This rank's sums, float64 in the order of `metrics.SUMS`, and its peaks by name.
@@ -75,7 +76,7 @@ class Accumulator:
                 text_loss = -(micro_batch.weights * log_probs).sum()
                 if self._plugin.counts:
                     sums[SUMS.index("ptx_loss")] += text_loss.detach()
-                # DDP and ZeRO want a gradient of every parameter, also where it is 0.
+                # DDP and ZeRO need a gradient for every parameter, even if it is 0.
                 return self._ptx * text_loss + (0.0 if values is None else 0.0 * values.sum())
             loss, micro_sums, micro_peak = self._loss(micro_batch, log_probs, entropy, reference)
             if self._head is not None and values is not None and targets is not None:

@@ -1,7 +1,7 @@
-"""Attention over a packed row, registered with transformers; see `batches.shared_prompts`.
+"""Attention over a packed row, registered with transformers; see `batch.shared_prompts`.
 
-On CUDA it is torch's variable-length attention, without padding, where its kernel takes the head. Everywhere else it is
-SDPA over padded blocks with a mask, or, for caps and sinks, which SDPA has not, the same written out.
+On CUDA it is torch's variable-length attention, without padding, if its kernel supports the head size. Otherwise it is
+SDPA over padded blocks with a mask, or an explicit softmax for caps and sinks, which SDPA does not support.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from quartet_trainer.batch.shared_prompts import Packing
 
 _NAME = "quartet_packed"
 _FUSED = (torch.bfloat16, torch.float16)
-_TELLING = {"sliding_window": 3, "attention_chunk_size": 3, "attn_logit_softcapping": 0.5}
-"""Values at which a few tokens show whether a model's attention function is told of them."""
-_TELLING_SCALE = 1000.0
-"""Of scores, for a cap: those of small weights would not reach it."""
+_PROBED = {"sliding_window": 3, "attention_chunk_size": 3, "attn_logit_softcapping": 0.5}
+"""Values so small that a few tokens show whether a model passes them to its attention function."""
+_PROBED_SCALE = 1000.0
+"""Scale of scores while a cap is probed: with small weights, scores would not reach it."""
 
 
 def attends_packed(causal_lm: PreTrainedModel) -> bool:
-    """Whether `use_packed_attention` had it do so."""
+    """Whether `use_packed_attention` has taken effect on a model."""
     return causal_lm.config._attn_implementation == _NAME
 
 
 def use_packed_attention(causal_lm: PreTrainedModel) -> bool:
-    """Have a model attend by `packed_attention`. False, and nothing is changed, where that gives other numbers."""
+    """Make a model use `packed_attention`. If its outputs would differ, leave the model as it is and return False."""
     config = causal_lm.config
     before = config._attn_implementation
     if before not in ("sdpa", "eager"):
@@ -60,13 +60,13 @@ def use_packed_attention(causal_lm: PreTrainedModel) -> bool:
                 last_hidden_state(trunk(causal_lm), sequences.flatten()[places][None], packing)[0],
                 last_hidden_state(trunk(causal_lm), sequences, None).flatten(0, 1)[places],
             ]
-        except Exception:  # a model that takes no such argument, or no such mask: each says so by another error
+        except Exception:  # models that do not accept the arguments or the mask raise all kinds of errors
             return False
         return all(bool((one - expected).abs().max() < 1e-3 * expected.abs().max()) for one in found)
 
     with torch.no_grad():
         shares = same()
-        with _telling(causal_lm) as changed:
+        with _probed_values(causal_lm) as changed:
             shares = shares and (not changed or same())
     if not shares:
         config._attn_implementation = before
@@ -74,18 +74,18 @@ def use_packed_attention(causal_lm: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _telling(causal_lm: PreTrainedModel) -> Iterator[bool]:
-    """Windows, chunks and caps of a model as in `_TELLING`; whether it has any."""
+def _probed_values(causal_lm: PreTrainedModel) -> Iterator[bool]:
+    """A context in which a model's windows, chunks and caps have the values of `_PROBED`; yields whether it has any."""
     before = [
         (one, name, value)
         for one in (causal_lm.config, *causal_lm.modules())
-        for name in _TELLING
+        for name in _PROBED
         if isinstance(value := vars(one).get(name), int | float) and value
     ]
     capped = [one for one, name, _ in before if name == "attn_logit_softcapping" and hasattr(one, "scaling")]
     before += [(one, "scaling", one.scaling) for one in capped]
     for one, name, _ in before:
-        setattr(one, name, _TELLING.get(name, _TELLING_SCALE))
+        setattr(one, name, _PROBED.get(name, _PROBED_SCALE))
     try:
         yield bool(before)
     finally:
@@ -94,7 +94,7 @@ def _telling(causal_lm: PreTrainedModel) -> Iterator[bool]:
 
 
 def trunk(causal_lm: PreTrainedModel) -> nn.Module:
-    """The model below the output layer. Gemma 3 and Llama 4 name it otherwise than their `base_model` says."""
+    """The model below the output layer, which `base_model` does not find for Gemma 3 and Llama 4."""
     named = (causal_lm.base_model, causal_lm.get_decoder())
     return next((module for module in named if module is not causal_lm), None) or causal_lm.model
 
@@ -105,8 +105,8 @@ def last_hidden_state(base_model: nn.Module, input_ids: Tensor, packing: Packing
 
 
 def base_output(base_model: nn.Module, input_ids: Tensor, packing: Packing | None, **wanted: bool) -> Any:
-    """What a base model gives for `MicroBatch.input_ids` [M, L] and `MicroBatch.packing`, and whatever else is `wanted`
-    of it, e.g. `output_router_logits`."""
+    """The output of a base model for `MicroBatch.input_ids` [M, L] and `MicroBatch.packing`. `wanted` are options of
+    its forward pass, e.g. `output_router_logits`."""
     if base_model.config._attn_implementation != _NAME:
         return base_model(input_ids=input_ids, use_cache=False, **wanted)
     rows, length = input_ids.shape
@@ -124,7 +124,7 @@ def base_output(base_model: nn.Module, input_ids: Tensor, packing: Packing | Non
 
 
 def no_mask(input_ids: Tensor) -> Tensor:
-    """What keeps transformers from making a mask: it leaves one of four dimensions as it is."""
+    """A mask of four dimensions, which transformers passes on instead of making one."""
     return torch.zeros(1, 1, 1, 1, device=input_ids.device)
 
 
@@ -149,13 +149,13 @@ def packed_attention(
         module: the layer's attention.
         query: [1, heads, S, size].
         key, value: the same of perhaps fewer heads.
-        attention_mask: left out; `packing` says what is seen.
-        packing: how the S tokens make segments.
-        dropout: 0, as the model was loaded.
+        attention_mask: ignored; `packing` determines it.
+        packing: the segments of the S tokens.
+        dropout: must be 0.
         scaling: of the scores; None: 1 / sqrt(size).
-        sliding_window: the keys that a query sees at most, its own among them.
-        softcap: scores go through softcap * tanh(scores / softcap).
-        s_aux: [heads], sinks: scores of a key more, whose value is 0.
+        sliding_window: how many keys a query sees at most, its own included.
+        softcap: scores become softcap * tanh(scores / softcap).
+        s_aux: [heads], sinks: scores of an additional key, whose value is 0.
 
     Returns:
         The outputs, [1, S, heads, size].
@@ -193,9 +193,9 @@ def _attend_blocks(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """`packed_attention` by SDPA over padded blocks, or written out; [S, heads, size]."""
+    """`packed_attention` by SDPA over padded blocks, or by `_explicit_attention`; [S, heads, size]."""
     grouped = query.shape[1] // key.shape[1]
-    # Beside the CPU, SDPA's kernels that do not hold all scores at once want as many heads of keys as of queries.
+    # Except on a CPU, SDPA's memory-efficient kernels need as many key heads as query heads.
     if grouped > 1 and (query.device.type != "cpu" or softcap or sinks is not None):
         key, value = key.repeat_interleave(grouped, dim=1), value.repeat_interleave(grouped, dim=1)
         grouped = 1
@@ -205,7 +205,7 @@ def _attend_blocks(
         states = _block(query, block.queries), _block(key, block.keys), _block(value, block.keys)
         mask = block.mask(sliding_window)
         if softcap or sinks is not None:
-            attended = _written_out(*states, mask, scaling, softcap, sinks)
+            attended = _explicit_attention(*states, mask, scaling, softcap, sinks)
         else:
             attended = scaled_dot_product_attention(
                 *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped > 1
@@ -215,7 +215,7 @@ def _attend_blocks(
 
 
 def _takes_varlen(query: Tensor, value: Tensor) -> bool:
-    """Whether torch's variable-length kernel, flash attention, takes heads of this kind."""
+    """Whether torch's variable-length kernel, flash attention, supports these heads."""
     size = query.shape[-1]
     return (
         query.device.type == "cuda"
@@ -227,7 +227,7 @@ def _takes_varlen(query: Tensor, value: Tensor) -> bool:
     )
 
 
-def _written_out(
+def _explicit_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -236,7 +236,7 @@ def _written_out(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """SDPA with a cap of the scores and sinks [heads]; the same number of heads in each of [m, heads, l, size]."""
+    """SDPA with a cap of the scores and sinks [heads]; query, key and value [m, heads, l, size], equal in heads."""
     scores = (query @ key.transpose(-1, -2) * scaling).to(torch.promote_types(query.dtype, torch.float32))
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
@@ -257,7 +257,7 @@ def _block(states: Tensor, places: Tensor) -> Tensor:
 def _tokens(states: Tensor, places: Tensor) -> Tensor:
     """From [1, heads, S, size] and int64 [n] to [n, heads, size].
 
-    In float32 at least: a prompt's gradient is the sum over its completions.
+    Gathered in float32 if there is a gradient: a prompt's is the sum over its completions.
     """
     tokens = states[0].transpose(0, 1)
     if tokens.dtype in _FUSED and tokens.requires_grad:

@@ -1,4 +1,4 @@
-"""What can be checked of a model folder and of texts before torch is imported, as preflight does."""
+"""Checks of model folders, settings and texts that need no torch: preflight makes them too."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Copied, never loaded: the trainer sees token ids only."""
+"""Files copied beside the weights. The trainer never loads them: it handles token ids only."""
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
 _GPT_NEOX = ("rotary_emb_base", "rotary_pct")
-"""What transformers 4 called `rope_theta` and `partial_rotary_factor` there."""
+"""The keys of GPT-NeoX for `rope_theta` and `partial_rotary_factor` in transformers 4."""
 
 
 class ModelFolderError(ValueError):
-    """The folder cannot be trained from; the text is one sentence that says why and what to do."""
+    """The folder cannot be trained from; the message is one sentence that says why and what to do."""
 
 
 def check_model_folder(path: Path, key: str = "model.path", weights: bool = True) -> dict:
@@ -49,7 +49,7 @@ def check_model_folder(path: Path, key: str = "model.path", weights: bool = True
         weights: check them too.
 
     Raises:
-        ModelFolderError: what `read_model_folder` refuses, a model of several parts, or of another dtype.
+        ModelFolderError: `read_model_folder` refuses it, it is a multimodal model, or has an unsupported dtype.
     """
     try:
         config = read_model_folder(path, key, weights=weights)
@@ -57,7 +57,7 @@ def check_model_folder(path: Path, key: str = "model.path", weights: bool = True
         raise ModelFolderError(str(error)) from error
     if "text_config" in config:
         raise ModelFolderError(
-            f"{key}: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
+            f"{key}: {path / 'config.json'} is of a multimodal model ({config.get('model_type')}); the "
             "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
         )
     if (dtype := model_dtype(config)) not in MODEL_DTYPES:
@@ -66,15 +66,15 @@ def check_model_folder(path: Path, key: str = "model.path", weights: bool = True
 
 
 def model_dtype(config: dict) -> str:
-    """The dtype of the folder's weights, which is `torch_dtype` in folders that transformers before 4.56 wrote."""
+    """The dtype of the folder's weights. Before 4.56, transformers wrote it as `torch_dtype`."""
     return config.get("dtype") or config.get("torch_dtype") or "float32"
 
 
 def for_any_transformers(config: dict, dtype: str) -> dict:
     """A config.json that transformers 4 and 5 read alike, with weights of `dtype`.
 
-    transformers 5 has the rotary embedding in `rope_parameters`, of which 4 takes nothing: it would fall back to a
-    `rope_theta` of 10000 without an error. What 4 reads is added; 5 finds the same in both.
+    transformers 5 writes the rotary embedding into `rope_parameters`, which 4 ignores: it would silently use a
+    `rope_theta` of 10000. So the keys that 4 reads are added, with the same values.
     """
     config = {**config, "dtype": dtype, "torch_dtype": dtype}
     rope = config.get("rope_parameters") or {}
@@ -110,11 +110,11 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 _OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")
-"""Keys of config.json by which attention is another than causal attention over the whole sequence."""
+"""Keys of config.json of models whose attention is not plain causal attention over the whole sequence."""
 
 
 def check_ranks(settings: LearnerSettings, ranks: int) -> None:
-    """Raise LearnerError if so many ranks cannot be divided as the settings say."""
+    """Raise LearnerError if tp_size * pp_size * sp_size does not divide the number of ranks."""
     tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
     if ranks % (tp * pp * sp):
         third = f" * trainer.sp_size {sp}" if sp > 1 else ""
@@ -124,7 +124,7 @@ def check_ranks(settings: LearnerSettings, ranks: int) -> None:
 
 
 def check_recorded(settings: LearnerSettings, *, sampling_masks: bool, router_replay: bool) -> None:
-    """Raise LearnerError for what is recorded of each token and cannot be used where ranks share a token's pass."""
+    """Raise LearnerError if the run records sampling masks or experts that the plugin cannot use."""
     if settings.plugin != "hybrid_parallel":
         return
     for key, asked, shared in (
@@ -139,7 +139,7 @@ def check_recorded(settings: LearnerSettings, *, sampling_masks: bool, router_re
 
 
 def no_experts(model_type: str) -> LearnerError:
-    """What a run with router replay is told of a model that has nothing to replay."""
+    """The error of a run with router replay whose model has no routed experts."""
     return LearnerError(
         f"run.router_replay is true; a '{model_type}' model has no experts that its routers choose by top-k scores; "
         "allowed: false"
@@ -147,18 +147,14 @@ def no_experts(model_type: str) -> LearnerError:
 
 
 def check_model(config: Any, settings: LearnerSettings) -> None:
-    """Check that a model can be spread as the settings say.
+    """Raise LearnerError if a model cannot be spread as the settings say.
 
-    Args:
-        config: transformers' PretrainedConfig, or the attributes that config.json has.
-
-    Raises:
-        LearnerError: it cannot.
+    `config` is transformers' PretrainedConfig, or has the keys of config.json as attributes.
     """
     tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
     for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
         value = getattr(config, name, None)
-        if value is None:  # a default of transformers
+        if value is None:  # left to transformers' default
             continue
         if value % tp:
             raise LearnerError(f"trainer.tp_size {tp} does not divide the model's {name}, {value}")
@@ -187,7 +183,7 @@ def read_texts(file: Path, vocabulary_size: int, longest: int | None) -> list[np
         longest: tokens that the model can read; None: any number.
 
     Raises:
-        LearnerError: a line that is no text of this model; the sentence names it.
+        LearnerError: the file cannot be read, or the line that the message names is not a text for this model.
     """
     texts = []
     try:

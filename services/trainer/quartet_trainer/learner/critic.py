@@ -1,4 +1,4 @@
-"""PPO's critic as a model of its own: with a number for a head, its own optimizer, and its part of a step."""
+"""PPO's critic: a value model with its own optimizer, or a value head that is trained with the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quartet_trainer.learner import distributed
 from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk
 from quartet_trainer.learner.checks import check_model_folder
 from quartet_trainer.learner.metrics import target_metrics
-from quartet_trainer.learner.model import autocast_to, load_causal_lm
+from quartet_trainer.learner.model import ValueHead, autocast_to, load_causal_lm
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.plugins.base import Phases
@@ -36,7 +36,7 @@ class CriticTargets:
     """What the critic learns from a batch."""
 
     plan: StepPlan
-    """Its micro-batches: all completions with a trained token, shared out among all ranks; or the policy's."""
+    """A separate critic's: completions with a trained token, distributed over all ranks. A head's: the policy's."""
     old_values: Tensor
     """float64 [T]."""
     returns: Tensor
@@ -44,15 +44,12 @@ class CriticTargets:
 
 
 class ValueModel(nn.Module):
-    """A causal language model without its head, and a linear layer to one number, which starts at 0."""
+    """A transformers base model with a value head. `autocast`: dtype of matrix products; None: the weights' own."""
 
     def __init__(self, trunk: nn.Module, autocast: torch.dtype | None = None) -> None:
-        """Take a transformers base model, and the dtype of its matrix products where it is not the weights' own."""
         super().__init__()
         self.trunk = trunk
-        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = ValueHead(trunk.config.hidden_size, next(trunk.parameters()).dtype)
         self._autocast_dtype = autocast
 
     def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
@@ -63,14 +60,20 @@ class ValueModel(nn.Module):
         """
         with autocast_to(self._autocast_dtype, input_ids.device):
             hidden = last_hidden_state(self.trunk, input_ids, packing)[rows, columns]
-        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        return self.head(hidden)
+
+
+def _learning_rate(settings: LearnerSettings, max_steps: int) -> LearningRate:
+    if settings.critic.learning_rate is not None:
+        settings = settings.model_copy(update={"learning_rate": settings.critic.learning_rate})
+    return LearningRate(settings, max_steps)
 
 
 class Critic:
-    """The value model of one learner. Methods are collective.
+    """A separate value model. Methods are collective.
 
-    However the policy is spread, every rank holds the whole critic and takes its share of the batch among all ranks:
-    its plugin is TorchDDPPlugin, with a plan of its own.
+    Under every plugin of the policy, it has TorchDDPPlugin: each rank holds the whole critic and computes its share of
+    the batch among all ranks.
     """
 
     file = "critic.safetensors"
@@ -80,7 +83,7 @@ class Critic:
 
         Args:
             settings: `critic` and the optimizer's keys.
-            model_path: the policy's folder, used where `critic.model` names none.
+            model_path: the policy's folder, used if `critic.model` is unset.
             plugin: the policy's, already boosted.
             max_steps: steps of the run.
 
@@ -92,9 +95,7 @@ class Critic:
         self._plugin = plugin
         self._clip = settings.critic.value_clip
         self._max_grad_norm = settings.max_grad_norm or math.inf
-        rate = settings.learning_rate if settings.critic.learning_rate is None else settings.critic.learning_rate
-        own = settings.model_copy(update={"learning_rate": rate})
-        self._learning_rate = LearningRate(own, max_steps)
+        self._learning_rate = _learning_rate(settings, max_steps)
         with distributed.in_turn(plugin.ranks):
             causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
             causal_lm.to(plugin.ranks.device)
@@ -110,7 +111,7 @@ class Critic:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model = ValueModel(trunk(causal_lm), torch.bfloat16 if settings.precision == "bf16" else None)
         self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
-        self._model, self._optimizer, *_ = self._booster.boost(model, create_optimizer(model, own))
+        self._model, self._optimizer, *_ = self._booster.boost(model, create_optimizer(model, settings))
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The values [t] of a micro-batch's tokens, without gradient. Local."""
@@ -118,7 +119,7 @@ class Critic:
             return self._model.unwrap()(*micro_batch.states)
 
     def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
-        """One optimizer step towards the returns; metrics, the same on every rank."""
+        """Take one optimizer step towards the returns. Returns metrics, the same on every rank."""
         phases = Phases(self._plugin.ranks.device)
         phases.begin("all")
         sums = self.accumulate(batch, targets)
@@ -128,7 +129,7 @@ class Critic:
         if math.isfinite(grad_norm):
             self._optimizer.step()
         else:
-            log.warning("the critic's gradient is not finite; its weights stay", extra={"step": step})
+            log.warning("the critic's optimizer step skipped: its gradient is not finite", extra={"step": step})
         self._optimizer.zero_grad()
         seconds = torch.tensor([phases.end()["all"]], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, seconds)
@@ -166,7 +167,7 @@ class Critic:
         return sums
 
     def copies(self) -> dict[str, Tensor]:
-        """All that a checkpoint keeps, copied to the CPU: "model/NAME" and AdamW's "MOMENT/NAME". Local."""
+        """Weights "model/NAME" and AdamW's state "MOMENT/NAME" for a checkpoint, copied to the CPU. Local."""
         tensors = {}
         states = self._optimizer.unwrap().state
         for name, parameter in self._model.unwrap().named_parameters():
@@ -175,10 +176,10 @@ class Critic:
         return tensors
 
     def load(self, file: Path) -> None:
-        """Go back to what `copies` gave, read from `file`. Local.
+        """Restore what `copies` returned from `file`. Local.
 
         Raises:
-            LearnerError: there is none, or it is of another model.
+            LearnerError: there is no file, or it is of another model.
         """
         if not file.is_file():
             raise LearnerError(f"{file.parent} has no critic; it was not written by a training with one")
@@ -199,32 +200,26 @@ class Critic:
 
 
 class HeadCritic:
-    """The value head of one learner.
+    """A value head on the policy, which shares its forward, backward, optimizer and gradient norm.
 
-    Forward, backward, optimizer and gradient norm are the policy's. A checkpoint has the head in a file of its own;
-    rollouts and exported folders, which hold the language model alone, never see it.
+    A checkpoint has the head in a separate file; it is neither published nor exported.
     """
 
     file = "value_head.safetensors"
 
     def __init__(self, settings: LearnerSettings, plugin: Plugin, max_steps: int) -> None:
-        """Take the plugin, whose model is spread with `plugin.value_head` in it; `max_steps` are the run's.
-
-        Raises:
-            RuntimeError: it has none.
-        """
+        """`plugin` is boosted with `plugin.value_head`; without one, raises RuntimeError. `max_steps`: of the run."""
         if plugin.value_head is None:
             raise RuntimeError("the plugin was given no value head before it was boosted")
         self._plugin = plugin
         self._head = plugin.value_head
         self._coefficient = settings.critic.value_coefficient
         self._clip = settings.critic.value_clip
-        rate = settings.learning_rate if settings.critic.learning_rate is None else settings.critic.learning_rate
-        self.learning_rate = LearningRate(settings.model_copy(update={"learning_rate": rate}), max_steps)
-        """Of the head's own weights; the trunk's is the policy's."""
+        self.learning_rate = _learning_rate(settings, max_steps)
+        """Of the head's weights; the trunk has the policy's."""
 
     def loss(self, micro_batch: MicroBatch, values: Tensor, targets: CriticTargets) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of value_coefficient * mean loss over the batch's trained tokens. Local.
+        """This micro-batch's part of value_coefficient * the mean loss over the batch's trained tokens. Local.
 
         Args:
             micro_batch: on the training device.
@@ -232,7 +227,7 @@ class HeadCritic:
             targets: of the whole batch.
 
         Returns:
-            The part, and sums by their names in `metrics.SUMS`: of the loss without its coefficient, of clipped tokens.
+            The part, and by names of `metrics.SUMS` the sums of the loss, without coefficient, and of clipped tokens.
         """
         chosen = micro_batch.tokens.cpu()
         old, returns = targets.old_values[chosen].to(values), targets.returns[chosen].to(values)
@@ -241,11 +236,11 @@ class HeadCritic:
         return self._coefficient * part, {"value_loss": part.detach(), "value_clip_ratio": clipped.sum()}
 
     def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
-        """Nothing is left to do after the policy's passes; metrics of the targets."""
+        """Return metrics of the targets. The policy's optimizer step trains the head."""
         return target_metrics(targets.plan.mask, targets.old_values, targets.returns)
 
     def copies(self) -> dict[str, Tensor]:
-        """All that a checkpoint keeps, whole, copied to the CPU: "model/NAME" and AdamW's "MOMENT/NAME". Collective."""
+        """Weights "model/NAME" and AdamW's state "MOMENT/NAME", whole, for a checkpoint, on the CPU. Collective."""
         tensors = {}
         states = self._plugin.optimizer.unwrap().state
         for name, parameter in self._head.named_parameters():
@@ -257,10 +252,10 @@ class HeadCritic:
 
     @torch.no_grad()
     def load(self, file: Path) -> None:
-        """Go back to what `copies` gave, under whatever plugin, read from `file`. Local.
+        """Restore what `copies` returned, under any plugin, from `file`. Local.
 
         Raises:
-            LearnerError: there is none, or it is of another model.
+            LearnerError: there is no file, or it is of another model.
         """
         if not file.is_file():
             raise LearnerError(f"{file.parent} has no value head; it was not written with critic.form = 'head'")

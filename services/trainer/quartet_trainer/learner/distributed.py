@@ -1,4 +1,4 @@
-"""The ranks of one training job: started by torchrun, or a single process by itself."""
+"""The ranks of one training job: those that torchrun started, or a single process."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0, which writes files and talks gRPC."""
+        """Whether this is rank 0, which writes files and makes gRPC calls."""
         return self.rank == 0
 
 
 def initialize(seed: int) -> Ranks:
-    """Launch ColossalAI, which owns the default process group (NCCL with CUDA, else Gloo). Again only answers.
+    """Launch ColossalAI, which creates the default process group (NCCL with CUDA, else Gloo), unless there is one.
 
-    torchrun's environment variables say how many ranks there are; without them this process is the only one.
+    The ranks are those of torchrun's environment variables; without these, this process alone.
     """
     colossalai_patches.apply()
     import colossalai
@@ -67,12 +67,12 @@ _left_groups: list[dist.ProcessGroup] = []
 
 
 def shutdown() -> None:
-    """Leave the default process group, if this process is in it. Leave it here, not by torch's function alone.
+    """Destroy the default process group, if there is one. Use this instead of torch's own function.
 
-    DDP's reducer refers to the group too. Were its reference the last, its destructor (torch 2.13) would wait for
-    Gloo's threads while holding the interpreter's lock, which such a thread may be waiting for to free the tensor of
-    the last collective: the process would never end. So a reference of our own is kept, and with it Gloo's threads:
-    a process that was in a group ends by `launch.leave_process`, for torch aborts one that is taken down around them.
+    DDP's reducer holds a reference to the group. If that were the last one, the group's destructor (torch 2.13) would
+    join Gloo's threads while holding the GIL, which such a thread may need to free the last collective's tensor: a
+    deadlock. So a reference is kept here, and Gloo's threads keep running. Such a process must exit by
+    `launch.leave_process`: torch aborts if the interpreter shuts down beside these threads.
     """
     if dist.is_initialized():
         _left_groups.append(dist.group.WORLD)
@@ -81,7 +81,7 @@ def shutdown() -> None:
 
 @contextmanager
 def in_turn(ranks: Ranks) -> Iterator[None]:
-    """The ranks of a host go through the block one after another, those of several hosts side by side. All call."""
+    """Run the block on the ranks of a host one after another; hosts run in parallel. All ranks call."""
     if ranks.world_size == 1:
         yield
         return
@@ -94,7 +94,7 @@ def in_turn(ranks: Ranks) -> Iterator[None]:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """A new tensor: the sum of `values` over all ranks."""
+    """Return the sum of `values` over all ranks, a new tensor."""
     total = values.clone()
     if dist.get_world_size() > 1:
         dist.all_reduce(total)
@@ -102,28 +102,28 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def sum_and_max(sums: Tensor, peaks: Tensor) -> None:
-    """Replace both by their sum, and maximum, over all ranks."""
+    """In place: reduce `sums` to their sum, and `peaks` to their maximum, over all ranks."""
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
 
 
 WORKER_SECONDS = 1800.0
-"""Within which the other ranks hear of a leader that lives, at least that it is idle."""
+"""Timeout of the other ranks' wait for an announcement; `Learner.idle` keeps within it."""
 
 
 class Announcements:
     """Messages from rank 0 to all other ranks: one JSON line, then raw bytes.
 
-    They go in a Gloo group of their own, so that a long wait for a batch does not run into the deadline of the
-    training's collectives, nor occupy a GPU.
+    They have a Gloo group of their own, so that a long wait for a batch neither runs into the timeout of the
+    training's collectives nor occupies a GPU.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WORKER_SECONDS))
 
     def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
-        """Rank 0: tell all others. Raises TrainingError if one of them is gone."""
+        """On rank 0: send to all other ranks. Raises TrainingError if one of them is lost."""
         head = json.dumps({"command": command, "arguments": arguments, "sizes": [len(p) for p in payloads]}).encode()
         message = b"\n".join([head, b"".join(payloads)])
         try:
@@ -133,7 +133,7 @@ class Announcements:
             raise TrainingError(f"a rank of the training job is lost: {str(error).splitlines()[0]}") from error
 
     def receive(self) -> tuple[str, list[bytes], dict[str, Any]]:
-        """Other ranks: wait for the next; returns command, payloads, arguments. RuntimeError if rank 0 is gone."""
+        """On other ranks: wait for the next command, payloads and arguments. Raises RuntimeError if rank 0 is lost."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, 0, group=self._group)
         buffer = torch.empty(int(size), dtype=torch.uint8)
@@ -148,7 +148,7 @@ class Announcements:
 
 
 class WritingRanks:
-    """Ranks that write one folder together, each in a thread of its own if it likes: they talk in a group apart."""
+    """Ranks that write one folder together. They have their own process group, so a rank may write in any thread."""
 
     def __init__(self, ranks: Ranks) -> None:
         """All ranks call."""
@@ -162,12 +162,12 @@ class WritingRanks:
         share: Callable[[Path], None],
         rest: Callable[[Path], None] = lambda writing: None,
     ) -> None:
-        """Have every rank write its `share` of `folder`, and rank 0 the `rest`; it is there whole, or not at all.
+        """Write `folder` atomically: every rank writes its `share`, then rank 0 the `rest`.
 
-        `manifest`: of a checkpoint, see `atomic_folder`; None: it is an exported model.
+        `manifest`: see `atomic_folder`; None for an exported model.
 
         Raises:
-            LearnerError: a rank could not; on every rank.
+            LearnerError: a rank failed; raised on every rank.
         """
         what = f"write the model {folder}" if manifest is None else f"write the checkpoint {folder}"
         if not self._ranks.is_first:
@@ -195,7 +195,7 @@ class WritingRanks:
         self._exchange("")
 
     def _exchange(self, text: str) -> list[str]:
-        """Every rank's text, by rank."""
+        """Gather every rank's text, in the order of ranks."""
         if self._group is None:
             return [text]
         mine = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)

@@ -53,26 +53,26 @@ _WIRE_DTYPE = {
 
 @dataclass(frozen=True)
 class _Done:
-    """What one optimizer step leaves for the metrics."""
+    """The metrics of one optimizer step, not yet summed over ranks and steps."""
 
     sums: torch.Tensor
     """This rank's, float64 in the order of `metrics.SUMS`."""
     peaks: dict[str, float]
     """This rank's, by `metrics.PEAKS`."""
     metrics: dict[str, float]
-    """Alike on every rank."""
+    """The same on every rank."""
 
 
 class Learner:
     """The model being trained, on ColossalAI's Booster under any plugin.
 
-    Methods are collective but where they say local: all ranks call them, in the same order, with the same arguments.
+    Methods are collective unless marked local: all ranks call them, in the same order, with the same arguments.
     """
 
     step: int = 0
-    """Optimizer steps done, which is the policy version of the weights."""
+    """Batches trained on, which is the policy version of the weights."""
     announcements: Announcements | None = None
-    """Of rank 0 beside others: it announces each collective call, and `follow` makes it on the others."""
+    """Set on rank 0 of several ranks: it announces each collective call, which the others repeat in `follow`."""
 
     def __init__(self, settings: LearnerSettings, model_path: Path, run: RunSection) -> None:
         """Load the model and boost it. See `quartet_trainer.learner.create_learner`."""
@@ -89,7 +89,7 @@ class Learner:
         self._ranks = distributed.initialize(settings.seed)
         self._writing_ranks = distributed.WritingRanks(self._ranks)
         self._settings = settings = settings.on(self._ranks.device.type)
-        # The folder's own dtype is what the rollouts run in; training may need more digits.
+        # Rollouts run in the folder's own dtype; training may use a higher precision.
         self._published_dtype = getattr(torch, model_dtype(config))
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
@@ -99,7 +99,7 @@ class Learner:
             self._plugin.look_at(causal_lm)
             if run.router_replay:
                 self._plugin.routing = routing_of(causal_lm)
-            if not settings.lora.r:  # an adapter's model stays as it is
+            if not settings.lora.r:  # with an adapter, the base model's weights are not read again below
                 without_weights(causal_lm)
         if self._algorithm.has_critic and settings.critic.form == "head":
             self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
@@ -139,7 +139,7 @@ class Learner:
 
     @property
     def _contract(self) -> dict[str, Any]:
-        """What `decode_groups` is told of this model and run."""
+        """The arguments of `decode_groups` for this model and run."""
         return {
             "vocabulary_size": self._causal_lm.config.vocab_size,
             "sampling_masks": self._sampling_masks,
@@ -148,18 +148,18 @@ class Learner:
         }
 
     def idle(self) -> None:
-        """Have the other ranks know, at least every few minutes, that rank 0 is alive and waits."""
+        """While rank 0 waits: call every few minutes, so that the other ranks do not time out."""
         self._announce("idle")
 
     def stop(self) -> None:
-        """Let the other ranks end."""
+        """End `follow` on the other ranks."""
         self._announce("stop")
 
     def follow(self, announcements: Announcements) -> None:
-        """Be a rank above 0: make the calls that rank 0 announces, until it says stop.
+        """On a rank above 0: repeat the calls that rank 0 announces, until it announces "stop".
 
         Raises:
-            RuntimeError: rank 0 is gone.
+            RuntimeError: the connection to rank 0 is lost.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
             while (received := announcements.receive())[0] != "stop":
@@ -169,11 +169,12 @@ class Learner:
                 elif command == "weights":
                     deque(self.weights(), maxlen=0)
                 elif command == "snapshot":
-                    executor.submit(self.snapshot(Path(arguments["folder"]), arguments["facts"]))  # rank 0 hears of it
+                    # If it fails, rank 0's call raises the error.
+                    executor.submit(self.snapshot(Path(arguments["folder"]), arguments["facts"]))
                 elif command in ("load", "export"):
                     getattr(self, command)(Path(arguments["folder"]))
                 elif command != "idle":
-                    raise ValueError(f"rank 0 announced '{command}', which this rank does not know")
+                    raise ValueError(f"rank 0 announced an unknown command: '{command}'")
         log.info("rank 0 has ended the training")
 
     def _announce(self, command: str, groups: Sequence[experience_pb2.GroupTensors] = (), **arguments: Any) -> None:
@@ -181,21 +182,21 @@ class Learner:
             self.announcements.send(command, [group.SerializeToString() for group in groups], **arguments)
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        """Local, and for any thread. Raises ExperienceError for a group that `train_step` would refuse."""
+        """Raise ExperienceError if `train_step` would refuse this group. Local; thread-safe."""
         decode_group(group, **self._contract)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """Train on one global batch.
 
         Args:
-            groups: the whole batch, the same in the same order on every rank; each rank takes its share of it. With
-                several mini-batches their order decides which groups are updated on together.
+            groups: the whole batch, in the same order on every rank; each rank computes its share. The order decides
+                which groups make a mini-batch together.
 
         Returns:
             Metrics of the global batch, the same on every rank; `quartet_trainer.learner.metrics` names them.
 
         Raises:
-            quartet_trainer.batch.ExperienceError: a group is not what the contract says; nothing was trained.
+            quartet_trainer.batch.ExperienceError: a group violates the contract; no weight has changed.
         """
         self._announce("train_step", groups)
         started = time.perf_counter()
@@ -230,9 +231,9 @@ class Learner:
         }
 
     def _update(self, batch: ExperienceBatch, update: Update, number: int, learning_rate: float) -> _Done:
-        """One optimizer step, the batch's `number`-th; of the critic too, if there is one.
+        """Take the batch's `number`-th optimizer step, and the critic's if there is one.
 
-        A gradient that is not finite, or a mean ratio above the algorithm's bound, leaves the policy as it was.
+        The policy's step is skipped if its gradient is not finite or the mean ratio is above the algorithm's bound.
         """
         texts = self.step * self._settings.epochs * self._settings.mini_batches + number
         sums, peaks = self._accumulator.run(batch, update.plan, texts, update.targets)
@@ -249,9 +250,9 @@ class Learner:
         if updated:
             self._optimizer.step()
         elif mean_ratio > highest:
-            log.warning(f"the mean ratio is {mean_ratio:.3g}; the weights stay", extra={"step": self.step})
+            log.warning(f"optimizer step skipped: the mean ratio is {mean_ratio:.3g}", extra={"step": self.step})
         else:
-            log.warning("the gradient is not finite; the weights stay", extra={"step": self.step})
+            log.warning("optimizer step skipped: the gradient is not finite", extra={"step": self.step})
         self._optimizer.zero_grad()
         peaks |= {"optimizer_seconds": time.perf_counter() - started, "train_step_seconds": 0.0}
         return _Done(sums, peaks, {**critic, "grad_norm": grad_norm, "update_skipped": float(not updated)})
@@ -272,10 +273,10 @@ class Learner:
         return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
 
     def weights(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The weights as they stand: detached, contiguous, on the training device. A tied `lm_head` is left out.
+        """Yield the current weights: detached, contiguous, on the training device, without a tied `lm_head`.
 
-        A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`. Closing it
-        early goes through the rest, as the other ranks do.
+        A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`. With several
+        ranks, closing the generator early still gathers the rest, which is collective.
         """
         self._announce("weights")
         weights = self._plugin.weights()
@@ -292,12 +293,12 @@ class Learner:
 
     @property
     def _wire_dtype(self) -> torch.dtype:
-        """An adapter is small, and its product is added to weights of fewer digits: it keeps its own."""
+        """The dtype of `weights`. An adapter stays in float32: it is small, and B·A is added to rounded weights."""
         return torch.float32 if self._plugin.adapter else self._published_dtype
 
     @property
     def lora(self) -> rollout_pb2.LoraConfig | None:
-        """The adapter whose tensors `weights` yields, by PEFT's names; None: they are the whole model's. Local."""
+        """The adapter that `weights` yields, under PEFT's names; None if it yields the whole model. Local."""
         lora = self._settings.lora
         if not lora.r:
             return None
@@ -306,32 +307,32 @@ class Learner:
         )
 
     def snapshot(self, folder: Path, facts: dict[str, Any]) -> Callable[[], None]:
-        """Copy into memory what this rank writes of a checkpoint, and return what writes it: durable and complete at
-        `folder` when that returns, and not there at all before.
+        """Copy this rank's share of a checkpoint into memory, and return a function that writes it.
 
-        Every rank calls the function returned, once, in any thread, while training goes on, and before the next
-        snapshot. It raises LearnerError, on every rank, where the folder could not be written.
+        Every rank calls that function once, before the next snapshot; any thread will do, while training continues.
+        When it returns, the checkpoint is complete and durable; until then nothing is at `folder`. If it cannot be
+        written, the function raises LearnerError on every rank.
 
         Args:
-            folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
-            facts: the caller's, for its manifest: what JSON can hold.
+            folder: e.g. `checkpoints.checkpoint_folder(root, step)`. An existing one is replaced.
+            facts: the caller's entries of the manifest, serializable as JSON.
         """
         self._announce("snapshot", folder=str(folder), facts=facts)
         plugin, ranks, shapes = self._plugin, self._ranks, self._shapes_in_files()
         files = storage.model_files(shapes, plugin.dtype, ranks.world_size)
-        own_files = self._dealt(files)
-        if plugin.adapter:  # which is small: rank 0 writes it
+        own_files = self._files_of_this_rank(files)
+        if plugin.adapter:  # it is small: rank 0 writes all of it
             named, names = plugin.weights(), set(plugin.specs if ranks.is_first else ())
         else:
             named = as_in_files(self._causal_lm, plugin.weights())
             names = {name for in_file in own_files.values() for name in in_file}
         weights = _copies(named, lambda name: name in names)
-        of_moments = self._dealt(storage.model_files(plugin.specs, plugin.dtype, ranks.world_size))
+        of_moments = self._files_of_this_rank(storage.model_files(plugin.specs, plugin.dtype, ranks.world_size))
         parameters = {name for in_file in of_moments.values() for name in in_file}
         moments = _copies(plugin.moments(), lambda key: key.partition("/")[2] in parameters)
         critic_file, critic = self._critic.file if self._critic else "", {}
         if self._critic and (plugin.value_head is not None or ranks.is_first):
-            critic = self._critic.copies()  # a head's may be in pieces; a model of its own is whole on every rank
+            critic = self._critic.copies()  # collective for a head; a separate critic is whole on every rank
 
         def share(writing: Path) -> None:
             if not plugin.adapter:
@@ -344,7 +345,7 @@ class Learner:
             if plugin.adapter:
                 write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
             else:
-                storage.write_model_frame(files, shapes, writing / "model", self._model_path, plugin.dtype)
+                storage.write_model_metadata(files, shapes, writing / "model", self._model_path, plugin.dtype)
             if critic:
                 save_file(critic, writing / critic_file)
 
@@ -356,13 +357,13 @@ class Learner:
         }
         return lambda: self._writing_ranks.write(folder, manifest, share, rest)
 
-    def _dealt(self, files: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Those of the files that this rank writes."""
+    def _files_of_this_rank(self, files: dict[str, list[str]]) -> dict[str, list[str]]:
+        """The files that this rank writes."""
         ranks = self._ranks
         return {file: files[file] for number, file in enumerate(files) if number % ranks.world_size == ranks.rank}
 
     def export(self, folder: Path) -> None:
-        """Write the model alone as a Hugging Face folder, tokenizer files included, atomically as a checkpoint is."""
+        """Write the model as a Hugging Face folder, tokenizer files included, atomically like a checkpoint."""
         self._announce("export", folder=str(folder))
         weights = self._plugin.model_weights()
 
@@ -372,13 +373,13 @@ class Learner:
                     named, shapes = as_in_files(self._causal_lm, weights), self._shapes_in_files()
                     storage.write_model(named, shapes, writing, self._model_path, self._published_dtype)
             finally:
-                for _ in weights:  # the others go through them too, and so does rank 0 if it fails
+                for _ in weights:  # collective: ranks that write nothing, or fail to, gather the rest too
                     pass
 
         self._writing_ranks.write(folder, None, write)
 
     def load(self, folder: Path) -> None:
-        """Go back to a checkpoint: weights, optimizer and `step`.
+        """Restore weights, optimizer state, critic and `step` from a checkpoint.
 
         Raises:
             LearnerError: the checkpoint is incomplete or of another model.
@@ -401,5 +402,5 @@ class Learner:
 
 
 def _copies(tensors: Tensors, wanted: Callable[[str], bool]) -> list[tuple[str, torch.Tensor]]:
-    """Those wanted, copied to the CPU; every rank goes through all of them."""
+    """Copy the wanted tensors to the CPU. Iterates over all of them on every rank, because gathering is collective."""
     return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in tensors if wanted(name)]

@@ -1,6 +1,6 @@
 """A LoRA adapter of a model: W = W0 + B A alpha / r, of which only A and B are trained (arXiv:2106.09685).
 
-The tensors have PEFT's names, as files and rollouts know them; inside the model each has the adapter's name in it too.
+Tensors are named as in PEFT's files. Inside the model, their names also contain the adapter's name.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _PREFIX = "base_model.model."
 
 
 class Adapter:
-    """Adapters in a model: after `Adapter(...)` the model has them, they alone have gradients, and B is 0."""
+    """The adapters of a model. Creating it adds them to the model, with B = 0, and freezes all other parameters."""
 
     def __init__(self, booster: Booster, causal_lm: PreTrainedModel, settings: LoraSection, seed: int) -> None:
-        """Put them in.
+        """Add the adapters.
 
         Args:
             booster: of a plugin that can train adapters.
             causal_lm: changed in place.
-            settings: rank, scale, and where.
-            seed: of A's first values, which depend on nothing else.
+            settings: rank, scale, and target modules.
+            seed: of A's initial values.
 
         Raises:
             LearnerError: the model has no linear layer of a name in `settings.target_modules`.
@@ -64,18 +64,17 @@ class Adapter:
             self._peft = booster.enable_lora(causal_lm, lora_config=config)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """A and B of every matrix, by PEFT's names."""
+        """A and B of every target module, under PEFT's names."""
         for name, parameter in self._causal_lm.named_parameters():
             if parameter.requires_grad:
                 yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
 
     def disabled(self) -> AbstractContextManager:
-        """The model as it was, inside the block."""
+        """A context in which the model computes without its adapters."""
         return self._peft.disable_adapter()
 
     def model_parameters(self) -> Iterator[tuple[str, nn.Parameter, LoraLayer | None]]:
-        """The model's own parameters, as far as this rank has them, by their own names, and the layer whose adapter
-        belongs to each."""
+        """This rank's parameters of the model itself, under its own names, each with its adapter's layer or None."""
         layers = {name: m for name, m in self._causal_lm.named_modules() if isinstance(m, LoraLayer)}
         for name, parameter in self._causal_lm.named_parameters():
             if ".lora_" in name:
@@ -84,7 +83,7 @@ class Adapter:
             yield f"{layer}.{kind}" if kind else name, parameter, layers[layer] if kind == "weight" else None
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole model's tensors under their own names, each adapter added to its matrix."""
+        """The whole model's tensors under their own names, with each adapter added to its matrix."""
         for name, parameter, layer in self.model_parameters():
             yield name, merge(parameter, layer)
 
@@ -96,7 +95,7 @@ def merge(parameter: nn.Parameter, layer: LoraLayer | None) -> Tensor:
 
 
 def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksum: int) -> None:
-    """Write what stands beside an adapter's tensors: PEFT's configuration, and which model it belongs to."""
+    """Write an adapter folder's files beside the tensors: PEFT's configuration, and which base model it belongs to."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -112,9 +111,9 @@ def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksu
 
 
 def check_base(folder: Path, model_path: Path) -> None:
-    """Raise LearnerError if the adapter in `folder` says that it is of other weights than those of `model_path`."""
+    """Raise LearnerError if the adapter in `folder` was trained on other weights than those of `model_path`."""
     if not (folder / BASE_FILE).exists():
-        return  # not of this trainer
+        return  # another program wrote it
     base = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
     if (found := f"{folder_checksum(model_path):016x}") != base["checksum"]:
         raise LearnerError(

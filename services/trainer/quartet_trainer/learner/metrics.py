@@ -1,4 +1,4 @@
-"""The metrics of a step: their names and how they are made; docs/metrics.md says what they mean."""
+"""The metrics of a step: their names and how they are computed; docs/metrics.md says what they mean."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quartet_trainer.batch.decode import ExperienceBatch
 from quartet_trainer.batch.planner import StepPlan
 
 TOKENS, UPDATES, SUM, PEAK = "mean over tokens", "mean over updates", "sum", "peak"
-"""How micro-batches' and ranks' numbers make the batch's: added up, and then divided by the computed tokens, or by the
-batch's updates, of which each is a mean already, or by nothing; or the greatest over the ranks."""
+"""How values of micro-batches and ranks are combined: their sum over the computed tokens; their sum over the batch's
+updates, if it is a mean within each update; their sum; their maximum over the ranks."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Metric:
     public: str
     """Its name in metrics.jsonl."""
     aggregation: str = ""
-    """Empty: it is alike on every rank."""
+    """Empty: it is the same on every rank already."""
     only_with: str = ""
-    """What a learner must have for it."""
+    """What the learner must have to report it."""
 
 
 METRICS: dict[str, Metric] = {
@@ -89,13 +89,13 @@ METRICS: dict[str, Metric] = {
 
 SUMS = (
     *(name for name, metric in METRICS.items() if metric.aggregation in (TOKENS, UPDATES, SUM)),
-    *("importance", "importance_squared", "real_tokens"),  # of which metrics are made
+    *("importance", "importance_squared", "real_tokens"),  # other metrics are computed from these
 )
 PEAKS = tuple(name for name, metric in METRICS.items() if metric.aggregation == PEAK)
 MEANS_OF_UPDATES = [
     place for place, name in enumerate(SUMS) if name in METRICS and METRICS[name].aggregation == UPDATES
 ]
-"""Places in `SUMS`."""
+"""Indices into `SUMS`."""
 
 
 def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -104,7 +104,7 @@ def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
-    """What the batch itself says, alike on every rank."""
+    """The metrics of the batch itself, the same on every rank."""
     groups = int(batch.groups.max()) + 1
     stds = group_std(batch.rewards, batch.groups)
     trained = plan.mask.sum().clamp(min=1)
@@ -127,7 +127,7 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
 
 
 def _accuracy(batch: ExperienceBatch) -> dict[str, float]:
-    """What the judged answers of the batch say; nothing if none was judged."""
+    """The metrics of the batch's judged answers; empty if none was judged."""
     right = batch.ans_acc[batch.ans_judged]
     groups, group_of = batch.groups[batch.ans_judged].unique(return_inverse=True)
     if not right.numel():
@@ -142,7 +142,7 @@ def _accuracy(batch: ExperienceBatch) -> dict[str, float]:
 
 
 def target_metrics(mask: Tensor, old_values: Tensor, returns: Tensor) -> dict[str, float]:
-    """What the critic's targets say, alike on every rank; all [T], of which `mask` tells the trained tokens."""
+    """The metrics of the critic's targets, the same on every rank; all [T], `mask` is true for trained tokens."""
     returns, old = returns[mask], old_values[mask]
     spread = returns.var(correction=0).item() if returns.numel() else 0.0
     unexplained = (returns - old).var(correction=0).item() if returns.numel() else 0.0
@@ -155,14 +155,14 @@ def target_metrics(mask: Tensor, old_values: Tensor, returns: Tensor) -> dict[st
 
 
 def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool, value_head: bool) -> dict[str, float]:
-    """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
+    """Metrics from the sums and peaks over all ranks, float64 in the order of `SUMS` and `PEAKS`."""
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["computed_tokens"], 1.0)
-    there = {"kl": kl_in_loss, "ptx_loss": ptx, "value_loss": value_head, "value_clip_ratio": value_head}
+    reported = {"kl": kl_in_loss, "ptx_loss": ptx, "value_loss": value_head, "value_clip_ratio": value_head}
     found = {
         name: total[name] / (tokens if metric.aggregation == TOKENS else 1.0)
         for name, metric in METRICS.items()
-        if name in total and there.get(name, True)
+        if name in total and reported.get(name, True)
     }
     importance, squared = total["importance"], total["importance_squared"]
     return {

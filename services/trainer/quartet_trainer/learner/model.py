@@ -1,6 +1,6 @@
-"""The policy: a causal language model that gives the log-probs of chosen tokens, and how it is loaded.
+"""The policy: a causal language model that returns the log-probs of chosen tokens.
 
-It is loaded such that training computes the log-probs that the rollout's engine computes.
+`load_causal_lm` loads it so that training computes the same log-probs as the rollout's engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 
 def untied_names(model: nn.Module) -> list[str]:
-    """Names of the state dict in order, each storage once: a tied `lm_head` is left out."""
+    """Names of the state dict in order, without those that share an earlier tensor's storage, as a tied `lm_head`."""
     seen: set[int] = set()
     names = []
     for name, tensor in model.state_dict().items():
@@ -41,19 +41,19 @@ def untied_names(model: nn.Module) -> list[str]:
 
 
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Free the memory of a model's parameters. What they are then takes none until it is written to."""
+    """Replace a model's parameters by empty ones, whose memory the system allocates when they are written to."""
     for parameter in model.parameters():
         parameter.data = torch.empty_like(parameter)
     return model
 
 
 def is_converted(model: PreTrainedModel) -> bool:
-    """Whether transformers made other tensors of a folder's: one of a layer's experts, `lm_head` of `embed_out`."""
+    """Whether transformers converts a folder's tensors: stacks a layer's experts, or renames some of them."""
     return bool(getattr(model, "_weight_conversions", None))
 
 
 def as_in_files(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors of a model under the names, and in the parts, that its family's files and vLLM have."""
+    """Convert whole tensors of a model to the names and shapes of its family's files, which vLLM uses too."""
     if not is_converted(model):
         yield from tensors
         return
@@ -62,31 +62,30 @@ def as_in_files(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -
 
 
 def shapes_in_files(model: PreTrainedModel, specs: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
-    """Names and shapes of what `as_in_files` gives, from those of the model's own tensors."""
+    """Names and shapes of what `as_in_files` yields, from those of the model's own tensors."""
     empty = ((name, torch.empty(shape, device="meta")) for name, shape in specs.items())
     return {name: tensor.shape for name, tensor in as_in_files(model, empty)}
 
 
 class ValueHead(nn.Linear):
-    """A linear layer from the policy's hidden states to one number, which starts at 0."""
+    """A linear layer from hidden states to one number, initialized to 0."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
-        """Make it for states of that size, with weights of that dtype."""
         super().__init__(hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """From states [t, H] to values [t]; in float32, or float64 for those of a float64 model.
+        """From states [t, H] to values [t], in float32 under any `precision`: bf16 would round their differences away.
 
-        Values differ by less than bf16 can tell apart, so it is no matrix product that `precision` has a say in.
+        States in float64 give values in float64.
         """
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         return nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).squeeze(-1)
 
 
 LOGITS_AT_ONCE = 2**26
-"""Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
+"""Logits (tokens * vocabulary) held in memory at once: 256 MiB of float32."""
 
 
 Head = Callable[..., tuple[Tensor, Tensor]]
@@ -102,13 +101,13 @@ def in_chunks(
     mask_counts: Tensor | None = None,
     mask_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`head` of t tokens, so that at most `LOGITS_AT_ONCE` logits stand in memory: each chunk's are computed again in
-    the backward pass.
+    """Compute `head` of t tokens with at most `LOGITS_AT_ONCE` logits in memory. Several chunks are recomputed in the
+    backward pass.
 
     Args:
         head, hidden, targets, temperatures: see `Head`.
         columns: logits of one token on this rank.
-        mask_counts, mask_ids: handed to `head` too, where they are given; see `MicroBatch`.
+        mask_counts, mask_ids: passed to `head` too, if given; see `MicroBatch`.
     """
     tokens_at_once = max(1, LOGITS_AT_ONCE // columns)
     values = [hidden, targets, temperatures]
@@ -124,11 +123,11 @@ def in_chunks(
 
 
 def left_out(counts: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
-    """bool [t, vocabulary]: what is not among a token's candidates.
+    """bool [t, vocabulary]: true for ids that are not among a token's candidates.
 
     Args:
-        counts: int64 [t]; 0: nothing is left out.
-        ids: int64 [sum of counts], one token's after another's.
+        counts: int64 [t]: candidates of each token; 0: all of the vocabulary.
+        ids: int64 [sum of counts]: the candidates of one token after another.
     """
     out = (counts > 0)[:, None].repeat(1, vocabulary)
     out[torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts), ids] = False
@@ -136,7 +135,7 @@ def left_out(counts: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
 
 
 def after_output_layer(logits: Tensor, config: PretrainedConfig) -> Tensor:
-    """What a family makes of its output layer's logits: Cohere and Granite scale them, Gemma 2 caps them."""
+    """Transform logits as the family does after its output layer: Cohere and Granite scale, Gemma 2 caps them."""
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     if scale != 1.0:
         logits = logits * scale
@@ -145,12 +144,12 @@ def after_output_layer(logits: Tensor, config: PretrainedConfig) -> Tensor:
 
 
 def autocast_to(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager:
-    """Matrix products as `dtype`; None: as they are."""
+    """Autocast matrix products to `dtype`; None: no autocast."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 class Policy(nn.Module):
-    """Logits exist only for the tokens asked for, and for long batches only a chunk at a time."""
+    """A causal language model that computes logits only for chosen tokens, and in chunks (see `in_chunks`)."""
 
     def __init__(
         self,
@@ -166,11 +165,11 @@ class Policy(nn.Module):
 
         Args:
             causal_lm: transformers' model with its head.
-            autocast: dtype of matrix products, where it is not the weights' own.
+            autocast: dtype of matrix products; None: the weights' own.
             entropy_gradient: whether the entropy has a gradient too, which costs memory.
-            value_head: of the model's hidden states, if values are wanted too.
-            router: what counts where the tokens of passes with gradient go, in a mixture of experts.
-            routing: how it routes, if it is to take the experts it is given; otherwise it takes its own.
+            value_head: computes values from the model's hidden states; None: no values.
+            router: for a mixture of experts, counts the experts of tokens in passes with gradient.
+            routing: the model's, if `forward` gets `routed_experts`; None: the routers choose.
         """
         super().__init__()
         self.causal_lm = causal_lm
@@ -192,22 +191,22 @@ class Policy(nn.Module):
         mask_ids: Tensor | None = None,
         routed_experts: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Log-probs of t tokens, the entropy of the distributions they were drawn from, and with a head the values.
+        """Compute log-probs of t tokens, the entropies of their distributions, and with a value head the values.
 
         Args:
             input_ids: int64 [M, L], padded on the right, or with `packing` [1, L].
             rows: int64 [t], in [0, M).
             columns: int64 [t], in [0, L): the position whose output predicts the token.
-            packing: how a row's tokens make sequences, where prompts are shared.
+            packing: with shared prompts, the sequences that the row's tokens belong to.
             targets: int64 [t]: the token.
             temperatures: float [t]: the logits are divided by it.
-            mask_counts: int64 [t]: the candidates to which the distribution is confined; 0: all of the vocabulary.
+            mask_counts: int64 [t]: how many candidates the distribution is confined to; 0: all of the vocabulary.
             mask_ids: int64 [sum of the counts]: their ids, the target among them.
-            routed_experts: integers [M * L, hidden layers, experts of a token]: where each position's token goes.
+            routed_experts: integers [M * L, hidden layers, experts of a token]: the experts of each position.
 
         Returns:
-            log_probs [t] with gradient and entropy [t], in nats, and where there is a value head the value [t], with
-            gradient, of each state in which a token was chosen; float32, or float64 for a float64 model.
+            log_probs [t] with gradient and entropy [t], in nats, and with a value head the value [t], with gradient, of
+            the state in which each token was chosen; float32, or float64 for a float64 model.
         """
         hidden = self._hidden(input_ids, rows, columns, packing, routed_experts)
         columns_of_head = self.causal_lm.config.vocab_size
@@ -215,7 +214,7 @@ class Policy(nn.Module):
         return chosen if self.value_head is None else (*chosen, self.value_head(hidden))
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
-        """The values [t] alone, as `forward` gives them; there must be a head."""
+        """The values [t] alone, as `forward` computes them. There must be a value head."""
         if self.value_head is None:
             raise RuntimeError("this policy has no value head")
         return self.value_head(self._hidden(*micro_batch.states, micro_batch.routed_experts))
@@ -254,7 +253,7 @@ class Policy(nn.Module):
             logits = logits.float()
         logits = after_output_layer(logits, self.causal_lm.config).div_(temperatures[:, None])
         if mask_counts is not None and mask_ids is not None:
-            # Finite: an entropy of minus infinity times 0 would be no number.
+            # Not minus infinity: the entropy would be -inf * 0 = NaN.
             nothing = torch.finfo(logits.dtype).min / 2
             logits = logits.masked_fill(left_out(mask_counts, mask_ids, logits.shape[-1]), nothing)
         distribution = torch.log_softmax(logits, dim=-1)
@@ -266,30 +265,30 @@ class Policy(nn.Module):
 
 
 _CHECKED_LOGIT = 100.0
-"""Largest logit of the check at load. A cap changes nothing while logits are small, as those of fresh weights are."""
+"""Largest logit in the check at load: small logits, as of fresh weights, would not reach a cap."""
 _TOLERANCE = 1e-4 * _CHECKED_LOGIT
 
 
 def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = False) -> PreTrainedModel:
-    """Load a model for training: from safetensors, without dropout (a policy's log-probs must be repeatable).
+    """Load a model for training, from safetensors and without dropout: a policy's log-probs must be repeatable.
 
     Args:
         path: its folder.
         dtype: of its weights.
-        share_prompts: have it take micro-batches with shared prompts, if it can.
+        share_prompts: prepare it for micro-batches with shared prompts, if its attention allows that.
 
     Raises:
-        LearnerError: `Policy` computes other log-probs than the model itself, or random ones.
+        LearnerError: `Policy` computes other log-probs than the model's own forward pass, or random ones.
     """
-    disable_progress_bar()  # a service's log has no use for it
+    disable_progress_bar()
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _remove_randomness(config)
     model = AutoModelForCausalLM.from_pretrained(
         path,
         config=config,
         dtype=dtype,
-        experts_implementation="eager" if dtype == torch.float64 else None,  # torch's grouped products have no float64
-        # torch's fused attention has no cap. None: fused where the family has it.
+        experts_implementation="eager" if dtype == torch.float64 else None,  # torch's grouped matmul has no float64
+        # torch's fused attention has no softcap. None: fused attention if the family has it.
         attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
         use_safetensors=True,
         local_files_only=True,
@@ -298,33 +297,33 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
         fresh = AutoModelForCausalLM.from_config(
             copy.deepcopy(model.config), dtype=dtype, attn_implementation="eager"
         ).eval()
-    for name, parameter in fresh.named_parameters():  # `from_pretrained` trains those that the family does not
+    for name, parameter in fresh.named_parameters():  # `from_pretrained` unfreezes those that the family freezes
         model.get_parameter(name).requires_grad_(parameter.requires_grad)
     _check_log_probs(model, fresh)
     if share_prompts and not use_packed_attention(model):
-        log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
+        log.info(f"{type(model).__name__} has an attention of its own: prompts are computed for each completion")
     return model
 
 
 def _remove_randomness(config: PretrainedConfig) -> None:
-    """Set every rate of dropout, layer drop and router jitter to 0: some families read it in each forward pass."""
+    """Set every rate of dropout, layer drop and router jitter to 0. Some families read them in each forward pass."""
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
             _remove_randomness(value)
         elif type(value) in (int, float) and ("drop" in name or "jitter" in name):
-            setattr(config, name, type(value)(0))  # a configuration checks the types of its values
+            setattr(config, name, type(value)(0))  # configurations validate types
 
 
 def _check_log_probs(model: PreTrainedModel, reference: PreTrainedModel) -> None:
     """Compare `Policy` in training mode with the family's own forward pass in evaluation mode, with eager attention.
 
-    The output layer's logits are scaled up for it, in both alike. `reference` is a model on the meta device, whose
-    tensors are the model's for it.
+    Both have their logits scaled up to `_CHECKED_LOGIT`. `reference`, a model on the meta device, is called with the
+    model's tensors.
     """
     tokens = torch.arange(8)[None] % model.config.vocab_size
     targets, positions = tokens[0, 1:], torch.arange(7)
     policy, scale = Policy(model), 1.0
-    for name, module in reference.named_modules():  # those that are no buffers, as rotary frequencies may be
+    for name, module in reference.named_modules():  # tensors that are not buffers, as some rotary frequencies
         held = vars(model.get_submodule(name))
         vars(module).update({key: value for key, value in held.items() if isinstance(value, Tensor)})
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -13,9 +13,10 @@ from quartet_trainer.learner_settings import LearnerSettings, check_schedule
 def create_optimizer(
     model: nn.Module, settings: LearnerSettings, value_head: nn.Module | None = None
 ) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, fused; weight decay on matrices only.
+    """Fused AdamW over the trainable parameters; weight decay on matrices only.
 
-    The groups of `value_head`, a part of `model`, are apart and have "value_head": they have a rate of their own.
+    Parameters of `value_head`, a part of `model`, are in groups of their own, marked "value_head": they have another
+    learning rate.
     """
     own = [] if value_head is None else list(value_head.parameters())
     apart = {id(parameter) for parameter in own}
@@ -37,7 +38,7 @@ def create_optimizer(
 
 
 class LearningRate:
-    """The learning rate as a function of the step alone: nothing to save, nothing that could climb again."""
+    """The learning rate as a function of the step alone, so that a checkpoint has no state of it."""
 
     def __init__(self, settings: LearnerSettings, max_steps: int) -> None:
         """Take the schedule from the settings.
@@ -47,7 +48,7 @@ class LearningRate:
             max_steps: steps of the run, the schedule's length where the settings give none; 0: unknown.
 
         Raises:
-            LearnerError: a schedule that falls and has no end, or one that ends within its warm-up.
+            LearnerError: a decaying schedule has no length, or is no longer than its warm-up.
         """
         check_schedule(settings, max_steps)
         self._peak = settings.learning_rate

@@ -1,7 +1,7 @@
-"""From a global batch to what each rank computes: mask, rewards of tokens, advantages, mini-batches, weights, shares.
+"""Plans what each rank computes of a global batch: mask, advantages, mini-batches, token weights, shares.
 
-What the estimator needs of the whole batch beforehand, values or log-probs, is computed without gradient by all ranks,
-each its share, and put together: so every rank makes the same advantages, however the batch is cut.
+Values and log-probs that the advantages need are computed first, without gradient: each rank computes its share, and
+the shares are summed. So advantages are the same on every rank, however the batch is divided.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
 
 Forward = Callable[[MicroBatch], Tensor]
-"""Without gradient, from a micro-batch to one number, or some, for each of its t tokens: [t], or [numbers, t]."""
+"""A forward pass without gradient, from a micro-batch of t tokens to one number per token, [t], or [numbers, t]."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Update:
 
 @dataclass(frozen=True)
 class _Estimated:
-    """What all updates of a batch have in common, made with the weights before the first."""
+    """What all updates of a batch share, computed with the weights before the first one."""
 
     mask: Tensor
     """bool [T]: the trained tokens."""
@@ -47,7 +47,7 @@ class _Estimated:
     returns: Tensor | None = None
     """float64 [T]."""
     old_log_probs: Tensor | None = None
-    """float64 [T]; None where there is one update, or the ratio is taken to the rollout's."""
+    """float64 [T]; None with a single update, or if the ratio is to the rollout's."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -62,29 +62,29 @@ class Planner:
         max_new_tokens: int,
         critic: Critic | HeadCritic | None = None,
     ) -> None:
-        """Take the parts; `max_new_tokens` is the "constant" aggregation's length."""
+        """`max_new_tokens` is the length by which the "constant" aggregation divides."""
         self._settings = settings
         self._algorithm = algorithm
         self._plugin = plugin
         self._max_new_tokens = max_new_tokens
         self._critic = critic
         self._joint = isinstance(critic, HeadCritic)
-        """Whether it learns from the policy's own passes."""
-        # Where every token has a loss of its own, no completion can be spared.
+        """Whether the critic is a value head, trained in the policy's own passes."""
         kl_in_loss = settings.kl_coefficient > 0 and algorithm.kl_in == "loss"
         self._kl_in_reward = settings.kl_coefficient > 0 and algorithm.kl_in == "reward"
         self._several = settings.epochs * settings.mini_batches > 1
-        each_counts = kl_in_loss or self._joint or settings.entropy_coefficient > 0
-        self._skip = settings.skip_zero_advantage and not each_counts
+        # With any of these losses, tokens of advantage 0 have a gradient too.
+        all_needed = kl_in_loss or self._joint or settings.entropy_coefficient > 0
+        self._skip = settings.skip_zero_advantage and not all_needed
 
     def updates(self, batch: ExperienceBatch, step: int) -> tuple[StepPlan, list[Update], dict[str, float]]:
-        """The optimizer steps of a batch: `epochs` times `mini_batches`, or fewer where it has fewer groups than those.
+        """Plan a batch's optimizer steps: `epochs` times `mini_batches`, or times its groups if they are fewer.
 
-        Advantages, returns, values and old log-probs are those before the first of them. Every mini-batch has weights
-        of its own, as if it were the batch.
+        Advantages, returns, values and old log-probs are computed once, before the first step. Token weights are
+        normalized over each mini-batch.
 
         Returns:
-            The plan of the whole batch, the updates in order, and metrics that are known by now.
+            The plan of the whole batch, the updates in order, and the metrics known so far.
         """
         estimated = self._estimate(batch)
         whole = self._update(batch, estimated)
@@ -94,7 +94,7 @@ class Planner:
         return whole.plan, [self._update(batch, estimated, groups) for groups in chosen], estimated.metrics
 
     def _mini_batches(self, groups: int, step: int) -> Iterator[Tensor]:
-        """Numbers of groups, int64: shuffled anew for each pass, by the seed, the step and the pass alone."""
+        """Group indices of each mini-batch, int64. Each pass is shuffled by the seed, the step and its own number."""
         for epoch in range(self._settings.epochs):
             order = np.random.default_rng([self._settings.seed, step, epoch]).permutation(groups)
             for part in np.array_split(order, min(self._settings.mini_batches, groups)):
@@ -135,7 +135,7 @@ class Planner:
         )
 
     def _update(self, batch: ExperienceBatch, estimated: _Estimated, groups: Tensor | None = None) -> Update:
-        """The optimizer step on these groups, int64; None: on all."""
+        """Plan the optimizer step on these groups, int64; None: on all."""
         mask, completions = estimated.mask, batch.completions
         if groups is not None:
             chosen = torch.isin(batch.groups, groups)
@@ -163,7 +163,7 @@ class Planner:
         skip: bool,
         all_ranks: bool = False,
     ) -> StepPlan:
-        """This rank's share among those of the policy's plugin that see different data, or among all (the critic's)."""
+        """This rank's share of the batch among the data-parallel ranks, or for a separate critic among all ranks."""
         plugin = self._plugin
         critic_shares = isinstance(self._critic, Critic) and self._critic.shares_prompts
         return plan_step(
@@ -180,7 +180,7 @@ class Planner:
         )
 
     def _kl_to_reference(self, batch: ExperienceBatch, plan: StepPlan, old: Tensor | None) -> Tensor | None:
-        """float64 [T], of the old policy, 0 outside the mask; None where no KL is taken from the reward."""
+        """The old policy's KL, float64 [T], 0 outside the mask; None if no KL is taken from the reward."""
         if not self._kl_in_reward:
             return None
         old = batch.rollout_log_probs.double() if old is None else old
@@ -190,12 +190,14 @@ class Planner:
     def _of_all(
         self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True, numbers: int = 1
     ) -> Tensor:
-        """`forward` of every trained token of the global batch, float64 [T] on the CPU; 0 elsewhere.
+        """Compute `forward` for every trained token of the global batch: float64 [T] on the CPU, 0 for other tokens.
 
-        `numbers`: of each token; more than one: [numbers, T].
-
-        `by_policy`: whether it is a forward of the plugin's. Then, of ranks that have the same tokens, one's are added
-        to it; and where each pass takes all ranks, a rank without a micro-batch goes through its last once more.
+        Args:
+            batch, plan: the batch, and this rank's share of it.
+            forward: see `Forward`.
+            by_policy: whether it is the plugin's. Then one of the ranks with the same tokens contributes its result,
+                and if every pass is collective, a rank that has run out of micro-batches repeats its last.
+            numbers: per token; more than one: the result is [numbers, T].
         """
         device, count = self._plugin.ranks.device, len(plan.micro_batches)
         counts = self._plugin.counts or not by_policy

@@ -1,6 +1,6 @@
 """PTX: a language-model loss on given texts beside the policy's (Ouyang et al. 2022, arXiv:2203.02155, eq. 2).
 
-Which texts a step takes follows from its number alone, so a restart takes the same.
+The texts of a step depend on its number alone, so they are the same after a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PretrainingTexts:
             longest: tokens that the model can read; None: any number.
 
         Raises:
-            LearnerError: a line that is no text of this model; the sentence names it.
+            LearnerError: see `read_texts`.
         """
         assert settings.ptx.data is not None, "there are texts only where ptx.data names a file"
         self._file = settings.ptx.data
@@ -61,7 +61,7 @@ def _cut(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarr
 
 
 def _collate(texts: list[np.ndarray], weight: float) -> MicroBatch:
-    """Every token but a text's first is predicted, at temperature 1."""
+    """A micro-batch that predicts every token but a text's first, at temperature 1."""
     lengths = torch.tensor([len(text) for text in texts])
     input_ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
     for row, text in enumerate(texts):

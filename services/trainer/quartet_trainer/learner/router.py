@@ -1,4 +1,4 @@
-"""How a mixture of experts shares out its tokens, seen in the passes that are trained on."""
+"""How a mixture of experts distributes its tokens, counted in the passes that are trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quartet_weights.routed_experts import ReplayExperts, Routing
 
 
 def routing_of(causal_lm: PreTrainedModel) -> Routing:
-    """How a model routes. Raises LearnerError where nothing can be replayed."""
+    """Return the routing of a model. Raises LearnerError if it has no experts that can be replayed."""
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
     routing = Routing.of(causal_lm.config, trunk(causal_lm), lambda: base_output(trunk(causal_lm), tokens, None))
     if routing is None:
@@ -24,17 +24,17 @@ def routing_of(causal_lm: PreTrainedModel) -> Routing:
 
 
 class RouterStatistics:
-    """Counts, over a step's tokens, how often each layer's router ranks each expert among a token's chosen."""
+    """Counts, over a step's tokens, how often each layer's router chooses each expert."""
 
     def __init__(self, layers: int, experts: int, chosen: int, device: torch.device) -> None:
-        """`chosen`: experts that a token goes to in a layer."""
+        """`chosen`: experts per token in a layer."""
         self._chosen = chosen
         self._sums = torch.zeros(layers, experts + 2, dtype=torch.float64, device=device)
         self._replays = False
 
     @classmethod
     def of(cls, causal_lm: PreTrainedModel, device: torch.device) -> RouterStatistics | None:
-        """Those of a model, which collects them on `device`; None if transformers shows no router's logits for it."""
+        """Statistics of a model, kept on `device`; None if transformers returns no router logits for it."""
         chosen = set_number(causal_lm.config, EXPERTS_OF_TOKEN)
         if not chosen:
             return None
@@ -48,12 +48,12 @@ class RouterStatistics:
 
     @torch.no_grad()
     def add(self, router_logits: tuple[Tensor, ...], places: Tensor, replay: ReplayExperts | None = None) -> None:
-        """Count in the tokens of a pass.
+        """Count the tokens of a forward pass.
 
         Args:
-            router_logits: of each layer with experts, float of all positions, [M, L, experts] or [M * L, experts].
+            router_logits: of each layer with experts, float for all positions, [M, L, experts] or [M * L, experts].
             places: int64 [t]: which of the M * L positions count.
-            replay: in which the pass was.
+            replay: the replay that the pass ran under, if any.
         """
         for layer, (sums, logits) in enumerate(zip(self._sums, router_logits, strict=True)):
             chosen_from = logits.reshape(-1, logits.shape[-1])[places].float()
@@ -67,13 +67,13 @@ class RouterStatistics:
             sums[-2] -= (distribution.exp() * distribution).sum()
 
     def take(self) -> Tensor:
-        """float64 [layers, experts + 2]: each expert's tokens, the sum of the tokens' entropies, and replayed experts
-        that the router would not have chosen; then forgets."""
+        """Return and reset the sums, float64 [layers, experts + 2]: each expert's tokens, the sum of the tokens'
+        entropies, and the replayed experts that the router would not have chosen."""
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         return sums
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """The metrics of the sums over all ranks, means over layers; none where no token was counted."""
+        """The metrics, means over layers, from the sums over all ranks; empty if no token was counted."""
         loads, entropies, disagreeing = sums[:, :-2], sums[:, -2], sums[:, -1]
         total = loads.sum(-1)
         if not total.all():

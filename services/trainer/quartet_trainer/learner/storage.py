@@ -11,10 +11,9 @@ step-00000012/
                           facts: {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
-Of N ranks each writes a file of the weights and one of AdamW's state, NAME-IIIII-of-NNNNN.safetensors, into one folder
-that all of them reach. Both hold whole tensors under Hugging Face's names, whatever the plugin: any plugin reads them,
-on any number of ranks.
-There is no random state in it: training draws no random number (no dropout, batches come from the broker).
+Each of N ranks writes a file of the weights and one of AdamW's state, NAME-IIIII-of-NNNNN.safetensors, into a folder on
+a shared file system. Both hold whole tensors under Hugging Face's names, whatever the plugin: any plugin reads them, on
+any number of ranks. There is no random state: training draws no random numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from quartet_trainer.learner.plugins import Plugin
 
 FORMAT = 1
 FILE_BYTES = 4 << 30
-"""Size at which a model folder's weights go on in another file."""
+"""Maximum size of one file of a model folder's weights."""
 
 
 def write_model(
@@ -54,19 +53,19 @@ def write_model(
     """Write a Hugging Face folder.
 
     Args:
-        tensors: names and whole tensors, in the order of `specs`; a file is written as soon as it is full.
-        specs: names and shapes of all of them.
-        folder: where to; made here.
-        source: the folder of the model's origin: all but the weights is as there.
+        tensors: names and whole tensors, in the order of `specs`; a file is written once its tensors have arrived.
+        specs: names and shapes of all tensors.
+        folder: created if it does not exist.
+        source: the model folder from which everything but the weights is copied.
         dtype: of the weights written.
     """
     files = model_files(specs, dtype)
     write_weights(tensors, files, folder, dtype)
-    write_model_frame(files, specs, folder, source, dtype)
+    write_model_metadata(files, specs, folder, source, dtype)
 
 
 def model_files(specs: Mapping[str, torch.Size], dtype: torch.dtype, least: int = 1) -> dict[str, list[str]]:
-    """The names in each file of a model folder: `least` files, or more where one would be above `FILE_BYTES`."""
+    """The names in each file of a model folder: `least` files, or more if one would be above `FILE_BYTES`."""
     sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in specs.items()}
     limit = min(FILE_BYTES, -(-sum(sizes.values()) // least))
     parts: list[list[str]] = [[]]
@@ -85,7 +84,7 @@ def model_files(specs: Mapping[str, torch.Size], dtype: torch.dtype, least: int 
 def write_weights(
     tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, list[str]], folder: Path, dtype: torch.dtype
 ) -> None:
-    """Write the files whose tensors come, in their order, each as soon as it is full."""
+    """Write `files` from tensors that arrive in their order, each file once its tensors are complete."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = iter(tensors)
     for file, names in files.items():
@@ -93,15 +92,15 @@ def write_weights(
         for name in names:
             came, tensor = next(weights)
             if came != name:
-                raise ValueError(f"the tensor {came} came where {name} was announced")
+                raise ValueError(f"expected tensor {name}, got {came}")
             state[name] = tensor.detach().to("cpu", dtype).contiguous()
         save_file(state, folder / file, metadata={"format": "pt"})
 
 
-def write_model_frame(
+def write_model_metadata(
     files: Mapping[str, list[str]], specs: Mapping[str, torch.Size], folder: Path, source: Path, dtype: torch.dtype
 ) -> None:
-    """Write all of a model folder but its weights."""
+    """Write everything of a model folder but the weights: their index, config.json and the tokenizer's files."""
     if len(files) > 1:
         size = sum(math.prod(shape) for shape in specs.values()) * dtype.itemsize
         index = {
@@ -116,7 +115,7 @@ def write_model_frame(
 
 
 def write_adapter(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Write an adapter's tensors by PEFT's names; `adapter.write_adapter_files` writes the rest of its folder."""
+    """Write an adapter's tensors under PEFT's names; `lora.write_adapter_files` writes the rest of its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -125,11 +124,11 @@ def write_adapter(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
 def read_model(plugin: Plugin, folder: Path, *, foreign: bool = False) -> None:
     """Copy the weights of a Hugging Face or adapter folder into this rank's part of the model.
 
-    Files are mapped into memory, which the ranks of a host share, and read tensor by tensor. Where transformers has to
-    make the model's tensors of the files', it loads the whole model, on one rank of a host after another.
+    Files are memory-mapped, which the ranks of a host share, and read tensor by tensor. If transformers has to convert
+    the files' tensors, it loads the whole model, on the ranks of a host one after another.
 
     Args:
-        foreign: the folder may be of any origin: it may hold more, and have other names that transformers reads.
+        foreign: another program may have written the folder, with more tensors, or other names that transformers maps.
 
     Raises:
         LearnerError: names or shapes are another model's.
@@ -149,7 +148,7 @@ def read_model(plugin: Plugin, folder: Path, *, foreign: bool = False) -> None:
 
 
 def _saved(plugin: Plugin, folder: Path, foreign: bool) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
-    """Names and shapes of a folder's tensors, and what reads each."""
+    """The name, shape and reader of each tensor in a folder."""
     files = sorted(folder.glob("*.safetensors"))
     converted = plugin.adapter is None and is_converted(plugin.causal_lm)
     if converted or (foreign and not plugin.specs.keys() <= _names(files)):
@@ -182,7 +181,7 @@ def read_optimizer(plugin: Plugin, folder: Path) -> None:
     """Set this rank's part of AdamW's state to what `write_optimizer` wrote, under whatever plugin and by any ranks.
 
     Raises:
-        LearnerError: a file has a state of something that is no parameter of this model, or there is no file.
+        LearnerError: there is no file, or one has the state of a parameter that this model does not have.
     """
     state = plugin.optimizer.unwrap().state
     state.clear()
@@ -199,16 +198,16 @@ def read_optimizer(plugin: Plugin, folder: Path) -> None:
                 if name not in held:
                     continue
                 of, value = plugin.trained(held[name]), moments.get_tensor(key)
-                # AdamW keeps its step count beside the parameter when it is fused.
+                # Fused AdamW needs its step count on the parameter's device.
                 own = value if value.ndim == 0 else plugin.piece(name, value).to(of.dtype).contiguous()
                 state.setdefault(of, {})[moment] = own.to(of.device)
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest after checking that the checkpoint is complete.
+    """Return a checkpoint's manifest.
 
     Raises:
-        LearnerError: it is not, or of another format.
+        LearnerError: the checkpoint is incomplete or of another format.
     """
     manifest = read_manifest(folder)
     if manifest is None:

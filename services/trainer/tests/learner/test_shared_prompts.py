@@ -124,7 +124,7 @@ def test_what_the_variable_length_kernel_is_given(values: dict[str, Any], tmp_pa
     monkeypatch.setattr(attention, "varlen_attn", kernel)
     found = compare(make_model(tmp_path, **values), prompt=40)
     assert found["shared_prompt_tokens"] > 0
-    at_load = {(2, 0)}  # see _TELLING
+    at_load = {(2, 0)}  # see _PROBED
     expected = at_load | {(5, 0), (-1, 0)} if values is WINDOWED else {(-1, 0)}
     assert {call.arguments["window_size"] for call in calls} == expected
 

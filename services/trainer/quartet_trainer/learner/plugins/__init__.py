@@ -1,4 +1,4 @@
-"""ColossalAI's plugins behind one interface, `Plugin`: the learner knows no other."""
+"""ColossalAI's plugins behind one interface, `Plugin`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Plugin", "create_plugin"]
 def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
     """Make the plugin of `settings`. All ranks call."""
     if settings.plugin == "hybrid_parallel":
-        # Its shardformer imports every model family it knows: seconds, and only here.
+        # Its shardformer imports every model family that it supports, which takes seconds.
         from quartet_trainer.learner.plugins.hybrid import HybridParallel
 
         return HybridParallel(settings, ranks)

@@ -1,4 +1,4 @@
-"""What the learner asks of a ColossalAI plugin: how a model is spread over the ranks, and how it is trained there."""
+"""The learner's interface to a ColossalAI plugin: how a model is spread over the ranks and trained."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def clip_parts(
     device: torch.device,
     groups: Sequence[dist.ProcessGroup | None] = (None,),
 ) -> float:
-    """Scale all parts, in place, so that the whole gradient's norm is `max_norm` at most. All ranks call.
+    """Scale the gradient in place so that its norm over all ranks is at most `max_norm`. All ranks call.
 
     Args:
-        parts: what this rank steps with, of any shape, and the share of each in the sum over all ranks.
+        parts: this rank's parts of the gradient, of any shape, each with its share in the sum over all ranks: less than
+            1 if other ranks hold the same part.
         max_norm: above 0.
-        device: where the sum is made, in float64.
-        groups: one after the other, the sum over each is taken; None: all ranks.
+        device: where the squares are summed, in float64.
+        groups: the groups to sum over, one after another; None: all ranks.
 
     Returns:
-        The norm before, that of the whole gradient.
+        The norm of the whole gradient before scaling.
     """
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for part, share in parts:
@@ -58,10 +59,10 @@ def clip_parts(
 
 @contextmanager
 def exact_buffers(model: nn.Module) -> Iterator[None]:
-    """Within it, a model may be cast; its floating-point buffers are afterwards what they were before, on its device.
+    """Restore a model's floating-point buffers after a block that casts the model, on its new device.
 
-    They are rotary frequencies. Rounded to bf16 they are off by up to 0.4%: at the thousandth token an angle of some
-    radians, and another model than the one that generates.
+    They are rotary frequencies. Rounded to bf16 they are off by up to 0.4%: by some radians at the thousandth token,
+    and log-probs would differ from the rollout's.
     """
     kept = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     yield
@@ -73,24 +74,24 @@ def exact_buffers(model: nn.Module) -> Iterator[None]:
 
 
 Load = Callable[[int], MicroBatch]
-"""A micro-batch by its number, on the training device."""
+"""From a micro-batch's index to the micro-batch, on the training device."""
 
 Criterion = Callable[..., Tensor]
-"""From a micro-batch's number, the micro-batch, log-probs [t], entropy [t], the reference model's log-probs [t] (None
-without one) and, of a plugin with a value head only, the values [t], to its part of the batch's loss, a number."""
+"""From a micro-batch's index, the micro-batch, log-probs [t], entropy [t], the reference model's log-probs [t] or None,
+and with a value head the values [t], to the micro-batch's part of the batch's loss, a scalar."""
 
 CreateOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Phases:
-    """Times phases one after another: on CUDA by events in its stream, so that none waits for the one before."""
+    """Times consecutive phases: on CUDA by events in the stream, so that no phase waits for the previous one."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._begun: list[tuple[str, Any]] = []
 
     def begin(self, phase: str) -> None:
-        """The phase before has ended."""
+        """End the previous phase and begin this one."""
         mark: Any = time.perf_counter()
         if self._cuda:
             mark = torch.cuda.Event(enable_timing=True)
@@ -98,7 +99,7 @@ class Phases:
         self._begun.append((phase, mark))
 
     def end(self) -> dict[str, float]:
-        """The last phase has ended: seconds of all phases by name, once the device is done with them."""
+        """End the last phase, wait for the device, and return the seconds of all phases by name."""
         self.begin("")
         if self._cuda:
             self._begun[-1][1].synchronize()
@@ -110,9 +111,9 @@ class Phases:
 
 
 class Plugin(ABC):
-    """One way of spreading the model and the batch over the ranks. Every method is collective unless it says local.
+    """One way to spread the model and the batch over the ranks. Methods are collective unless marked local.
 
-    Names are always Hugging Face's, whatever the plugin does to the model; a tied `lm_head` has its embedding's.
+    Names of tensors are Hugging Face's under every plugin; a tied `lm_head` has its embedding's.
     """
 
     model: ModelWrapper
@@ -120,42 +121,42 @@ class Plugin(ABC):
     causal_lm: PreTrainedModel
     """This rank's part of the model."""
     specs: dict[str, torch.Size]
-    """Names and shapes of the trained tensors, whole, in order, each storage once: the model's, or the adapter's."""
+    """Names and whole shapes of the trained tensors, in order, each storage once: the model's, or the adapter's."""
     model_specs: dict[str, torch.Size]
-    """Names and shapes of the model's."""
+    """Names and whole shapes of the model's tensors."""
     adapter: Adapter | None = None
-    """What is trained in place of the model, with `lora.r`."""
+    """With `lora.r`: trained instead of the model."""
     value_head: ValueHead | None = None
-    """A head that the policy is to have too; set before `boost`, of plugins in `settings.HEAD_PLUGINS` only."""
+    """Set before `boost`, only for plugins in `learner_settings.HEAD_PLUGINS`, if the policy has a value head."""
     router: RouterStatistics | None = None
-    """Of a mixture of experts, under a plugin that runs `Policy`."""
+    """For a mixture of experts, if the plugin runs `Policy`."""
     routing: Routing | None = None
-    """How the model routes, if micro-batches have `routed_experts`; set before `boost`."""
+    """Set before `boost`, if micro-batches have `routed_experts`."""
     reference_in_loss = False
-    """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
+    """Whether `accumulate` passes the reference model's log-probs to its criterion; may be set."""
     _autocast: torch.dtype | None = None
-    """Of matrix products, where it is not the weights' own."""
+    """The dtype of matrix products; None: the weights' own."""
     _reference: nn.Module
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks, booster: Booster) -> None:
-        """Take the place among the ranks. Local."""
+        """Local."""
         self.settings = settings
         self.ranks = ranks
         self.booster = booster
         self.data_rank = ranks.rank
-        """This rank's share of a batch is that of `data_rank` among `data_size`."""
+        """This rank's index among the `data_size` shares of a batch."""
         self.data_size = ranks.world_size
         self.counts = True
-        """Whether this rank's sums count in the metrics: one rank of those that see the same tokens."""
+        """Whether this rank's sums count in the metrics: true for one of the ranks that compute the same tokens."""
         self.dtype = torch.float64 if settings.precision == "fp64" else torch.float32
-        """What the optimizer keeps the weights in."""
+        """The dtype of the optimizer's weights."""
 
     def look_at(self, causal_lm: PreTrainedModel) -> None:
-        """Take from a whole model what is needed of it when it is spread. Local."""
+        """Check a whole model, and compute what is needed of it after it is spread. Local."""
         self.router = RouterStatistics.of(causal_lm, self.ranks.device)
 
     def boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        """Spread a model, which this takes over, and make its optimizer. Its weights may be `assign`ed afterwards."""
+        """Spread a model in place and create its optimizer. Its weights may be `assign`ed afterwards."""
         state = causal_lm.state_dict()
         self.specs = self.model_specs = {name: state[name].shape for name in untied_names(causal_lm)}
         if self.settings.lora.r:
@@ -167,11 +168,11 @@ class Plugin(ABC):
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
 
-    def verify(self) -> None:  # noqa: B027 - nothing, for most
-        """Raise LearnerError if the model, spread and with its weights, computes something else than it did whole."""
+    def verify(self) -> None:  # noqa: B027 - only `HybridParallel` checks anything
+        """Raise LearnerError if the model computes other log-probs now that it is spread."""
 
     def _policy(self, causal_lm: PreTrainedModel) -> Policy:
-        """The policy to boost, where it is `Policy` that makes the log-probs."""
+        """The policy to boost, of plugins that compute log-probs by `Policy`."""
         return Policy(
             causal_lm,
             self._autocast,
@@ -182,9 +183,9 @@ class Plugin(ABC):
         )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Keep the model as it is now for `reference_log_probs`; `load` gives a second, whole one.
+        """Keep the current model for `reference_log_probs`; `load` returns a second, whole one.
 
-        It is in the policy's own precision, and not boosted: it has no optimizer. Under an adapter it is there already.
+        It has the policy's precision, and is not boosted. With an adapter nothing is loaded: the base model is it.
         """
         if self.adapter is None:
             dtype = next(self.causal_lm.parameters()).dtype
@@ -194,9 +195,9 @@ class Plugin(ABC):
                     self._reference.to(self.ranks.device, dtype)
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
-        """Add the gradient of the sum, over this rank's micro-batches and all ranks, of the criterion's losses.
+        """Run forward and backward of this rank's micro-batches: add the gradient of the sum of all ranks' losses.
 
-        Where a rank takes part in more passes than it has micro-batches, its last stands in, without weight.
+        If a rank takes part in more passes than it has micro-batches, it repeats the last with a loss of 0.
 
         Returns:
             Seconds of "forward" and "backward", this rank's.
@@ -217,47 +218,46 @@ class Plugin(ABC):
         return phases.end()
 
     def _rounds(self, count: int) -> int:
-        """Passes with gradient of a rank with `count` micro-batches: more, where every backward takes all ranks."""
+        """Passes with gradient of a rank with `count` micro-batches: more, if every backward pass is collective."""
         return count
 
     def _most(self, count: int, group: dist.ProcessGroup | None = None) -> int:
-        """The greatest `count` of a group's ranks, of all by default."""
+        """The largest `count` among the ranks of a group, by default all."""
         most = torch.tensor(count, device=self.ranks.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
         return int(most)
 
     def _exchange(self, last: bool) -> AbstractContextManager:
-        """Within it, forward and backward exchange gradients if they must: in the `last` of a step. Local."""
+        """A context in which forward and backward exchange gradients only if they are the `last` of a step. Local."""
         return nullcontext() if last else self.booster.no_sync(self.model, self.optimizer)
 
     def _outputs(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
-        """Log-probs, entropy, and with a value head values, of the boosted policy or reference model."""
+        """Log-probs, entropy, and with a value head the values, of the boosted policy or reference model."""
         return model(*micro_batch.inputs)
 
     @torch.no_grad()
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        """The policy's log-probs [t], without gradient; zeros on some of the ranks whose `counts` is false.
+        """The policy's log-probs [t], without gradient; may be zeros on ranks whose `counts` is false.
 
-        Collective among the ranks with the same share of the batch only, or where `passes` says more, among all.
+        Collective among the ranks with the same share of the batch, or among all if `passes` returns the same for all.
         """
         return self.model.unwrap()(*micro_batch.inputs)[0]
 
     @torch.no_grad()
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        """The reference model's; see `log_probs`."""
+        """The reference model's log-probs; see `log_probs`."""
         if self.adapter is not None:
             with self.adapter.disabled():
                 return self.log_probs(replace(micro_batch, routed_experts=None))
         return self._reference(*micro_batch.inputs)[0]
 
     def passes(self, count: int) -> int:
-        """Forward passes that this rank takes part in where it has `count` micro-batches of its own: more, where all
-        ranks are needed for each."""
+        """Forward passes without gradient of a rank with `count` micro-batches: more, if every pass is collective."""
         return count
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether it takes micro-batches with `packing`. Local."""
+        """Whether micro-batches may have `packing`. Local."""
         return attends_packed(self.causal_lm)
 
     @torch.no_grad()
@@ -267,49 +267,49 @@ class Plugin(ABC):
 
     @torch.no_grad()
     def log_probs_and_values(self, micro_batch: MicroBatch) -> Tensor:
-        """Both, [2, t], of one forward pass. Local."""
+        """Log-probs and values, [2, t], of one forward pass without gradient. Local."""
         log_probs, _, values = self.model.unwrap()(*micro_batch.inputs)
         return torch.stack([log_probs, values])
 
     def clip_gradient(self, max_norm: float) -> float:
-        """Scale the gradient down to `max_norm`; returns its norm before, over all parameters of the whole model."""
+        """Scale the gradient down to `max_norm`; returns the whole model's norm before."""
         return self.optimizer.clip_grad_by_norm(max_norm, foreach=True).item()
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters, or their pieces, by the whole tensor's name. Local."""
+        """This rank's parameters, or pieces of them, with the whole tensor's name. Local."""
         yield from self.adapter.parameters() if self.adapter else self.causal_lm.named_parameters()
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
-        """The key of a parameter's state in the optimizer: itself, or what is updated in its place. Local."""
+        """The key of a parameter's state in the optimizer: itself, or the tensor updated instead of it. Local."""
         return parameter
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        """What this rank's optimizer holds of a whole tensor of the shape `specs[name]`. Local."""
+        """The piece of a whole tensor, of shape `specs[name]`, that this rank's optimizer holds. Local."""
         return whole
 
     def whole(self, parameter: nn.Parameter, piece: Tensor) -> Tensor:
-        """A whole tensor, in the parameter's shape, from what each rank's optimizer holds of it."""
+        """Gather a whole tensor, in the parameter's shape, from the pieces that the ranks' optimizers hold."""
         return piece
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:
-        """Set the weights of that name to a whole tensor, as far as this rank holds them. Local."""
+        """Copy this rank's piece of a whole tensor into the weights of that name. Local."""
         for held, parameter in self.parameters():
             if held == name:
                 parameter.copy_(self.piece(name, whole))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The trained tensors, whole, in the order of `specs`, on the training device; maybe the parameters' memory."""
+        """Gather the trained tensors in the order of `specs`, on the training device; may be the parameters' memory."""
         state = dict(self.adapter.parameters()) if self.adapter else self.causal_lm.state_dict()
         for name in self.specs:
             yield name, state[name].detach()
 
     def model_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole model's tensors in the order of `model_specs`, adapters added where there are some."""
+        """Gather the model's tensors in the order of `model_specs`, adapters merged."""
         yield from self.adapter.merged() if self.adapter else self.weights()
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole optimizer's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"."""
+        """Gather the optimizer's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"."""
         states = self.optimizer.unwrap().state
         for name, parameter in self.parameters():
             for moment, value in states.get(self.trained(parameter), {}).items():

@@ -1,4 +1,4 @@
-"""TorchDDPPlugin: every rank holds the whole model and takes its share of the batch."""
+"""TorchDDPPlugin: every rank holds the whole model and computes its share of the batch."""
 
 from __future__ import annotations
 

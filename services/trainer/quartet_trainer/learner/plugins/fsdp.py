@@ -1,4 +1,4 @@
-"""TorchFSDPPlugin: every rank holds a part of each tensor, and gathers a layer for as long as it computes with it."""
+"""TorchFSDPPlugin: every rank holds a part of each tensor, and gathers a layer while it is in use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from quartet_trainer.learner_settings import LearnerSettings
 
 
 class _Shell(nn.Module):
-    """The outermost module, without parameters of its own.
+    """An outermost module without parameters.
 
-    FSDP leaves the outermost module's parameters gathered after a forward pass, for the backward pass that it expects.
-    After one without gradient it would keep them, in memory and as they are, over the next change of the weights.
+    FSDP keeps the outermost module's parameters gathered after a forward pass, for the backward pass. After a pass
+    without gradient they would stay in memory, and be out of date once the weights change.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -37,15 +37,15 @@ class _Shell(nn.Module):
 
 
 class TorchFsdp(Ranged):
-    """A unit is one decoder layer; embedding, last norm and head together are another.
+    """Each decoder layer is an FSDP unit; embedding, last norm and head together are another.
 
-    A unit's tensors are flattened, put one after another and cut evenly.
+    A unit's tensors are flattened, concatenated and divided evenly among the ranks.
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         precision = None
         if settings.precision == "bf16":
-            # The weights are float32, gathered as bf16; temperatures keep their digits.
+            # Weights are float32, gathered as bf16; inputs such as temperatures are not cast.
             precision = MixedPrecision(
                 param_dtype=torch.bfloat16,
                 reduce_dtype=torch.float32,
@@ -53,7 +53,7 @@ class TorchFsdp(Ranged):
                 cast_root_forward_inputs=False,
             )
         fsdp = TorchFSDPPlugin(mixed_precision=precision)
-        fsdp.fsdp_kwargs["use_orig_params"] = True  # not among the plugin's arguments: parameters keep their names
+        fsdp.fsdp_kwargs["use_orig_params"] = True  # keeps parameters' names; the plugin has no argument for it
         super().__init__(settings, ranks, Booster(plugin=fsdp))
         self._fsdp = fsdp
 
@@ -63,14 +63,14 @@ class TorchFsdp(Ranged):
         self._held = dict(causal_lm.named_parameters())
         self._fsdp.fsdp_kwargs["auto_wrap_policy"] = ModuleWrapPolicy({Policy, *decoder_layers(causal_lm)})
         optimizer = create_optimizer(policy)
-        # The plugin would start the optimizer anew, with one group and its own defaults, of which torch's AdamW refuses
-        # one. There is no need: the parameters stay the same objects.
+        # Given the optimizer, the plugin would recreate it with one group and a default that torch's AdamW refuses.
+        # There is no need: FSDP keeps the parameter objects.
         self.model, *_ = self.booster.boost(_Shell(policy))
         self.optimizer = FSDPOptimizerWrapper(optimizer, self.model)
         self._share_ranges({name: parameter.numel() for name, parameter in self._held.items()})
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Spread as the policy is."""
+        """See `Plugin`. The reference is spread like the policy."""
         with in_turn(self.ranks):
             self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))
 
@@ -81,14 +81,14 @@ class TorchFsdp(Ranged):
         return self._held[name].detach()
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        return whole if self.data_size == 1 else super().piece(name, whole)  # one rank's FSDP flattens nothing
+        return whole if self.data_size == 1 else super().piece(name, whole)  # FSDP flattens nothing on a single rank
 
 
 def decoder_layers(causal_lm: PreTrainedModel) -> set[type[nn.Module]]:
-    """The classes of the layers that a model's family says must stay together.
+    """The classes in a model's `_no_split_modules`.
 
     Raises:
-        LearnerError: it names none that this model has.
+        LearnerError: the model has no module of such a class.
     """
     named = set(causal_lm._no_split_modules or ())
     classes = {type(module) for module in causal_lm.modules() if type(module).__name__ in named}

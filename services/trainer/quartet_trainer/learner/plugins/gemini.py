@@ -1,4 +1,4 @@
-"""GeminiPlugin: every rank holds a part of each chunk of tensors, and gathers a chunk while it is computed with."""
+"""GeminiPlugin: every rank holds a part of each chunk of tensors, and gathers a chunk while it is in use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner_settings import LearnerSettings
 
 CHUNK_ELEMENTS = 32 << 20
-"""Least size of a chunk, of a model that has eight; a smaller model's chunks are smaller."""
+"""Minimum size of a chunk. A model with fewer than eight such chunks is divided into eight."""
 
 
 class ScaledAdamW(torch.optim.AdamW):
-    """torch's AdamW, called as Gemini calls its own: with a divisor of the gradient, and gradients in bf16."""
+    """torch's AdamW with the interface of Gemini's optimizers: gradients are in bf16, and divided by `div_scale`."""
 
     def step(self, closure: Callable[[], Any] | None = None, div_scale: float = -1.0) -> Any:
-        """`div_scale` below 0: none. Gradients become float32, as the weights are; then AdamW."""
+        """Convert gradients to float32 like the weights, divide them by `div_scale` if it is above 0, and step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -38,12 +38,12 @@ class ScaledAdamW(torch.optim.AdamW):
         return super().step(closure)
 
 
-# Gemini asks for the type. With its own optimizers, kernels would have to be compiled where the trainer is started.
+# Gemini checks the type. Its own optimizers would have to compile kernels on the trainer's machine.
 gemini_optimizer._AVAIL_OPTIM_LIST.add(ScaledAdamW)
 
 
 class _Shell(nn.Module):
-    """Gemini rounds what a module is called with to bf16; so the temperatures come by another way."""
+    """Passes inputs by an attribute: Gemini would round a forward's arguments, such as temperatures, to bf16."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class _Shell(nn.Module):
 
 
 class Gemini(Ranged):
-    """Tensors are put one after another into chunks of one size; ranks hold equal parts of each.
+    """Tensors are packed into chunks of equal size; each rank holds an equal part of every chunk.
 
-    The model is in bf16, and so are the gradients and their sum over micro-batches; the optimizer has the float32
-    weights. A parameter of the optimizer stands for a range and is empty between steps.
+    The model, the gradients and their sum over micro-batches are in bf16; the optimizer has float32 weights. Each
+    parameter of the optimizer is a placeholder for a range, empty between steps.
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
-        super().__init__(settings, ranks, Booster())  # the plugin is made with the model's sizes, see _boost
+        super().__init__(settings, ranks, Booster())  # _boost replaces it, for the plugin depends on the model's sizes
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         own = (m for m in causal_lm.modules() if not isinstance(m, nn.Conv1d))
@@ -82,7 +82,7 @@ class Gemini(Ranged):
             enable_async_reduce=cuda,
             pin_memory=cuda,
             hidden_dim=causal_lm.config.hidden_size,
-            min_chunk_size_m=chunk,  # a model smaller than that would be kept whole on every rank
+            min_chunk_size_m=chunk,  # a smaller model would be kept whole on every rank
             search_range_m=chunk,
             max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
@@ -105,7 +105,7 @@ class Gemini(Ranged):
 
     @torch.no_grad()
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Spread as the policy is, in chunks of its own."""
+        """See `Plugin`. The reference is spread like the policy, in its own chunks."""
         with in_turn(self.ranks):
             shell = _Shell(Policy(without_weights(load().eval())))
         with exact_buffers(shell):
@@ -114,7 +114,7 @@ class Gemini(Ranged):
             kept.payload.copy_(own.payload)
 
     def _chunks(self, model: nn.Module) -> list[Any]:
-        """A boosted model's chunks in order."""
+        """The chunks of a boosted model, in order."""
         return list(dict.fromkeys(map(model.chunk_manager.get_chunk, model.fp16_params)))
 
     def _outputs(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class Gemini(Ranged):
         return model()
 
     def accumulate(self, *arguments: Any) -> Any:
-        # A step that was not taken has left its gradient: begin anew.
+        # Discard the gradient that a skipped step has left.
         self.model.chunk_manager.accumulating_grads = False
         return super().accumulate(*arguments)
 
@@ -131,7 +131,7 @@ class Gemini(Ranged):
         return [chunk.grad_chunk.payload[: chunk.get_valid_length()] for chunk in chunks]
 
     def _range_in(self, name: str, *, trained: bool) -> Tensor:
-        """This rank's range of a tensor in float32, as it is trained, or as the model has it."""
+        """This rank's range of a tensor: `trained`, the optimizer's in float32; otherwise the model's in bf16."""
         held = self._held[name]
         begin, end = self.optimizer.param_to_range[held]
         chunk = self.optimizer.param_to_chunk16[held]

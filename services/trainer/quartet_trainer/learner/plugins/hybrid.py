@@ -1,4 +1,4 @@
-"""HybridParallelPlugin: each layer's matrices over tp ranks, the layers over pp stages, the batch over what is left."""
+"""HybridParallelPlugin: tensor, pipeline, sequence and data parallelism."""
 
 from __future__ import annotations
 
@@ -39,36 +39,35 @@ from quartet_trainer.learner_settings import LearnerSettings
 
 
 class HybridParallel(Plugin):
-    """Tensor, pipeline and data parallelism, each alone or together.
+    """Each layer's matrices over tp ranks, the layers over pp stages, sequences over sp ranks, the batch over the rest.
 
     Without stages, micro-batches run one by one as under DDP. With stages, all micro-batches of a step go through one
-    1F1B schedule; each pipeline may have another number of them, for only the exchange of gradients at the end joins
-    pipelines.
+    1F1B schedule; pipelines may have different numbers of them, because they meet only in the final gradient reduction.
 
-    With ZeRO, what a rank's optimizer holds of its part of a tensor is a row among the data-parallel ranks, see
-    `ZeroRows`. Stage 1 exchanges gradients in a step's last backward, stage 2, without stages only, in each.
+    With ZeRO, a rank's optimizer holds a row of its part of a tensor, see `ZeroRows`. Stage 1 reduces gradients in a
+    step's last backward pass, stage 2, which needs pp 1, in each.
     """
 
     _shards: Shards
-    """Of what is trained."""
+    """Of the trained tensors."""
     _model_shards: Shards
-    """With an adapter only: of the model that it is in."""
+    """With an adapter only: of the base model."""
     _layers: dict[int, LoraLayer | None]
-    """With an adapter only: the layer whose adapter belongs to a parameter of the model, by the parameter's id."""
+    """With an adapter only: by a base parameter's id, the layer that has its adapter."""
     _rows: ZeroRows | None = None
     """With ZeRO only."""
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
         check_ranks(settings, ranks.world_size)
-        self._half = settings.precision == "bf16"  # the model is in it, and the optimizer has copies in float32
+        self._half = settings.precision == "bf16"  # the model is in bf16, the optimizer has float32 copies
         data_size = ranks.world_size // (tp * pp * sp)
-        # Ranks that share sequences hold the same weights: ZeRO counts them in. One alone has nothing to share out.
+        # ZeRO also spans the ranks that share sequences, which hold the same weights. It needs at least two ranks.
         zero_stage = (settings.zero_stage or 0) if data_size * sp > 1 else 0
         parallel = HybridParallelPlugin(
             tp_size=tp,
             pp_size=pp,
-            # fp32 leaves the weights as they are loaded; with bf16 the optimizer has copies in float32.
+            # fp32 leaves the weights in the dtype they are loaded in.
             precision="bf16" if self._half else "fp32",
             zero_stage=zero_stage,
             enable_sequence_parallelism=sp > 1,
@@ -86,8 +85,8 @@ class HybridParallel(Plugin):
         self._parallel = parallel
         self._staged = pp > 1
         self._zero_stage = zero_stage
-        replicas = parallel.mixed_dp_group  # of the same weights: data-parallel ranks and those that share sequences
-        # Along each of these groups ranks step with different parts of the model: the sum over all is the whole.
+        replicas = parallel.mixed_dp_group  # data-parallel ranks and those that share sequences: the same weights
+        # Ranks of each of these groups hold different parts of the gradient: its norm is summed over them.
         self._holders = (parallel.tp_group, parallel.pp_group, *([replicas] if zero_stage else []))
         self._sequence: SequenceParallel | None = None
         if sp > 1:
@@ -99,7 +98,7 @@ class HybridParallel(Plugin):
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
 
     def look_at(self, causal_lm: PreTrainedModel) -> None:
-        """Check it, and note what `verify` compares with."""
+        """Check it, and compute the log-probs that `verify` compares with."""
         check_model(causal_lm.config, self.settings)
         check_modules(causal_lm, self.settings)
         self._probe = probe(causal_lm)
@@ -112,7 +111,7 @@ class HybridParallel(Plugin):
         else:
             self.model, self.optimizer, *_ = self.booster.boost(causal_lm, optimizer)
         if self.adapter:
-            self.model.shared_params = []  # a tied matrix has no gradient to exchange between its two stages
+            self.model.shared_params = []  # a tied matrix is frozen: its two stages exchange no gradient
         if self._zero_stage:
             self.optimizer = self._zero_optimizer(optimizer)
             self._rows = ZeroRows(
@@ -136,7 +135,7 @@ class HybridParallel(Plugin):
         check_log_probs(found, expected, self.settings.precision, self._last)
 
     def _zero_optimizer(self, optimizer: torch.optim.Optimizer) -> HybridParallelZeroOptimizer:
-        """As the plugin would make it, which refuses to without half precision; ZeRO itself takes any."""
+        """Create ZeRO's optimizer as the plugin would, which does it for half precision only."""
         parallel = self._parallel
         return HybridParallelZeroOptimizer(
             optimizer,
@@ -148,7 +147,7 @@ class HybridParallel(Plugin):
             pp_process_group=parallel.pp_group,
             partition_grad=self._zero_stage == 2,
             cpu_offload=self.settings.offload_optimizer,
-            # Stages exchange at the end, where nothing would wait for another stream.
+            # With stages, gradients are reduced at the end, where nothing computes beside it.
             overlap_communication=self.ranks.device.type == "cuda" and not self._staged,
             clip_grad_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
@@ -159,7 +158,7 @@ class HybridParallel(Plugin):
 
     @torch.no_grad()
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Sharded as the policy is, without DDP around it, which needs gradients. Under an adapter it is there."""
+        """See `Plugin`. The reference is sharded like the policy, without DDP, which needs gradients."""
         if self.adapter:
             return
         with in_turn(self.ranks):
@@ -181,7 +180,7 @@ class HybridParallel(Plugin):
         return self._most(count, self._parallel.dp_group) if self._zero_stage == 2 else count
 
     def _exchange(self, last: bool) -> AbstractContextManager:
-        """Among data-parallel ranks, and those that share sequences."""
+        """See `Plugin`. The exchange is among data-parallel ranks and those that share sequences."""
         exchange = last or self._zero_stage == 2
         if self._rows:
             self.optimizer.require_grad_sync = exchange
@@ -194,7 +193,7 @@ class HybridParallel(Plugin):
         references: list[Tensor | None] = [None] * count
         if self.reference_in_loss:
             references = [self.reference_log_probs(load(index)) for index in range(count)]
-        # The schedule wants at least as many micro-batches as stages: the last, the least, stands in, without weight.
+        # The schedule needs at least as many micro-batches as stages: the last, the smallest, is repeated, with loss 0.
         padded = max(count, self.settings.pp_size)
         phases = Phases(self.ranks.device)
         phases.begin("all")
@@ -205,7 +204,7 @@ class HybridParallel(Plugin):
             if index >= count:
                 return 0.0 * log_probs.sum()
             part = criterion(index, self._stage.micro_batch, log_probs, outputs["entropy"], references[index])
-            return part * (self.data_size * padded)  # the schedule divides by the micro-batches, the exchange by ranks
+            return part * (self.data_size * padded)  # the schedule divides by micro-batches, the reduction by ranks
 
         self.booster.execute_pipeline(
             self._schedule(padded), self.model, loss, self.optimizer, return_loss=False, return_outputs=False
@@ -214,7 +213,7 @@ class HybridParallel(Plugin):
         return {"forward": forward, "backward": phases.end()["all"] - forward}
 
     def _schedule(self, micro_batches: int) -> Iterator[dict[str, Tensor]]:
-        """Prepare the schedule for that many micro-batches; the "batch" it cuts up is only their numbers."""
+        """Prepare the schedule for that many micro-batches; the batch that it splits is their indices."""
         scheduler = self._parallel.scheduler
         scheduler.num_microbatches = None
         scheduler.microbatch_size = 1
@@ -298,9 +297,9 @@ class HybridParallel(Plugin):
             yield f"step/{name}", step.clone()
 
     def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
-        """A whole tensor from what the ranks' optimizers hold of it, each the `kept` of its parameter."""
+        """Gather a whole tensor from the pieces that `kept` returns for the ranks' parameters."""
         rows = self._rows
         if rows is None:
             return self._shards.whole(name, lambda p: kept(p).detach(), self.dtype)
-        # ZeRO keeps float32, whatever the model is in.
+        # ZeRO's rows are float32 under any precision.
         return self._shards.whole(name, lambda p: rows.join(kept(p), p.shape), torch.float32)

@@ -1,4 +1,4 @@
-"""What torch_fsdp and gemini share: a rank holds a range of each tensor's elements, and every pass takes all ranks."""
+"""What torch_fsdp and gemini share: a rank holds a range of each tensor's elements, and every pass is collective."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from quartet_trainer.learner.plugins.base import Plugin, clip_parts
 
 
 class Ranged(Plugin):
-    """Of each tensor, flattened, a rank holds a range: all, some or none. Ranks hold the ranges in order.
+    """Each rank holds a range of every flattened tensor: all, some or none of it. Ranges are in the order of ranks.
 
-    Gradients are exchanged with each micro-batch, as whole gradients on every rank are what is to be saved. Every
-    forward pass is collective, so all ranks take as many micro-batches as the one with most, and those added have no
-    weight.
+    Gradients are reduced with each micro-batch, so that no rank keeps whole gradients. Every forward pass is
+    collective, so all ranks take as many micro-batches as the one with most; the added ones have no weight.
     """
 
     _held: dict[str, nn.Parameter]
-    """What the optimizer has of each tensor that this rank holds some of, by name."""
+    """By name, the optimizer's parameter for each tensor of which this rank holds a part."""
     _ranges: dict[str, list[tuple[int, int]]]
-    """For each name, where every rank's range of the flattened tensor begins, and its length."""
+    """By name, start and length of every rank's range of the flattened tensor."""
 
     @abstractmethod
     def _gradients(self) -> list[Tensor]:
-        """All of the gradient that this rank holds, in any order, without padding. Local."""
+        """This rank's part of the gradient, in any order, without padding. Local."""
 
     @abstractmethod
     def _weight(self, name: str) -> Tensor:
-        """The range of a tensor that this rank holds some of, as the optimizer keeps it. Local."""
+        """This rank's range of a tensor in `_held`, in the optimizer's precision. Local."""
 
     def _share_ranges(self, lengths: Mapping[str, int]) -> None:
-        """Tell all ranks how many elements of each tensor this rank holds, by name in the order of `specs`."""
+        """Exchange how many elements of each tensor each rank holds, by name in the order of `specs`."""
         mine = torch.tensor(list(lengths.values()), device=self.ranks.device)
         of_all = [torch.empty_like(mine) for _ in range(self.data_size)]
         dist.all_gather(of_all, mine)
@@ -79,7 +78,7 @@ class Ranged(Plugin):
             yield name, self._whole(name, self._weight(name) if name in self._held else None)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """A rank without an element of a tensor has no state of it: the step count is another's."""
+        """See `Plugin`. A rank that holds nothing of a tensor has no state of it: the step count is another rank's."""
         states: dict[nn.Parameter, dict[str, Any]] = self.optimizer.unwrap().state
         counts = [state["step"] for state in states.values() if state]
         step = torch.stack(counts).max() if counts else torch.zeros((), device=self.ranks.device)
@@ -93,7 +92,7 @@ class Ranged(Plugin):
             yield f"step/{name}", step.clone()
 
     def _whole(self, name: str, mine: Tensor | None) -> Tensor:
-        """A whole tensor from all ranks' ranges; each sends its own."""
+        """Gather a whole tensor: each rank broadcasts its range, `mine`."""
         whole = torch.empty(self.specs[name].numel(), dtype=self.dtype, device=self.ranks.device)
         if mine is not None:
             whole.narrow(0, *self._ranges[name][self.data_rank]).copy_(mine.detach().reshape(-1))

@@ -1,7 +1,7 @@
-"""Sequence parallelism: each rank of a group has its part of every sequence, everywhere but in the attention.
+"""Sequence parallelism: each rank of a group computes a part of every sequence, except in the attention.
 
-There positions are exchanged for heads and back (arXiv:2309.14509), by a function of transformers'
-`AttentionInterface`: between the two exchanges attention is torch's, causal, of a rank's heads over whole sequences.
+There, positions are exchanged for heads and back (Ulysses, arXiv:2309.14509) by a function of transformers'
+`AttentionInterface`. Between the exchanges a rank computes torch's causal attention of its heads over whole sequences.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ _NAME = "quartet_sequence_parallel"
 
 
 class SequenceParallel:
-    """How one group of ranks shares sequences. Padding a sequence on the right changes nothing before it."""
+    """How one group of ranks shares sequences. They are padded on the right, which changes nothing before it.
+
+    Each rank has the gradient of its own part. The data-parallel reduction averages over these ranks too, so
+    `join`'s backward multiplies the gradient by their number.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Take the ranks that share each sequence.
-
-        Each has a gradient of its own part, and the exchange among data-parallel ranks averages over them too: the
-        gradient is multiplied by their number.
-        """
+        """`group`: the ranks that share each sequence."""
         self._group = group
         self._size = dist.get_world_size(group)
 
     def use(self, causal_lm: PreTrainedModel) -> None:
-        """Have a model attend so from now on."""
+        """Make a model use this attention."""
         AttentionInterface.register(_NAME, sequence_parallel_attention)
         causal_lm.config._attn_implementation = _NAME
 
     def part(self, input_ids: Tensor) -> dict[str, Any]:
-        """What a base model takes of [M, L] on this rank: the next L that the ranks divide, by their number."""
+        """The base model's arguments on this rank: its part of [M, L], padded to a multiple of the ranks."""
         padded = nn.functional.pad(input_ids, (0, -input_ids.shape[1] % self._size))
         mine = padded.chunk(self._size, dim=1)[dist.get_rank(self._group)]
         positions = torch.arange(padded.shape[1], device=padded.device).chunk(self._size)[dist.get_rank(self._group)]
         return {
             "input_ids": mine,
-            # Of padding none that is not a sequence's: frequencies may depend on the last.
+            # Padding repeats the last position: rotary frequencies may depend on the largest.
             "position_ids": positions.clamp(max=input_ids.shape[1] - 1)[None],
             "attention_mask": no_mask(mine),
             "sequence_parallel": self,
         }
 
     def join(self, hidden: Tensor) -> Tensor:
-        """[M, L, H] on all ranks, from their parts. What follows must be the same on all of them."""
+        """Gather [M, L, H] on all ranks from their parts. All must compute the same from it."""
         return gather_forward_split_backward(hidden, 1, self._group, self._size)
 
     def heads(self, states: Tensor) -> Tensor:
         """From [M, heads, L / ranks, size], of all heads, to [M, heads / ranks, L, size]."""
         rows, heads, _, size = states.shape
-        # One sequence of L * M, for over many sequences ColossalAI would use a call that Gloo has not.
+        # As one sequence of L * M: for several, ColossalAI would use a collective that Gloo does not have.
         mine = states.permute(2, 0, 1, 3).flatten(0, 1).flatten(1)[None]
         return all_to_all_comm(mine, self._group).view(-1, rows, heads // self._size, size).permute(1, 2, 0, 3)
 
@@ -85,10 +85,11 @@ def sequence_parallel_attention(
 
     Args:
         module: the layer's attention.
-        query, key, value: [M, heads, L / ranks, size], of perhaps fewer heads for keys and values.
-        attention_mask: left out; rows have no padding but on the right.
-        sequence_parallel: with whom sequences are shared.
-        dropout, scaling: of the attention's weights, of its scores.
+        query, key, value: [M, heads, L / ranks, size]; keys and values may have fewer heads.
+        attention_mask: ignored: rows are padded on the right only.
+        sequence_parallel: the ranks that share the sequences.
+        dropout: of the attention's weights.
+        scaling: of its scores.
 
     Returns:
         The outputs, [M, L / ranks, heads, size].

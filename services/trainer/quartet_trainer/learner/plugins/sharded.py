@@ -1,4 +1,4 @@
-"""Which pieces of a model a rank of `hybrid_parallel` has, and how whole tensors are made of them."""
+"""Which pieces of a model a rank of `hybrid_parallel` holds, and how whole tensors are gathered from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class Shards:
-    """One rank's pieces of a model that is cut into stages, and each stage's matrices along one dimension.
+    """One rank's pieces of a model that is divided into stages, and in each stage its matrices along one dimension.
 
-    A tensor whose shape here is the whole one's is alike on all tensor-parallel ranks. With tied embeddings, the first
-    and the last stage both hold the one matrix, under two names: both stand for the embedding's.
+    A tensor that has its whole shape on this rank is the same on all tensor-parallel ranks. With tied embeddings, the
+    first and the last stage both hold the matrix, under two names: both are mapped to the embedding's.
     """
 
     def __init__(
@@ -25,11 +25,11 @@ class Shards:
         tp_group: dist.ProcessGroup,
         pp_group: dist.ProcessGroup,
     ) -> None:
-        """Take what this rank has of a model that was sharded. All ranks call.
+        """All ranks call.
 
         Args:
-            parameters: this rank's, by the names that they have here.
-            specs: names and shapes of the whole model's, or of its adapter's.
+            parameters: this rank's parameters of the sharded model, with their names in it.
+            specs: names and shapes of the whole model's tensors, or of its adapter's.
             tied: whether the head's matrix is the embedding's.
             tp_group, pp_group: the tensor-parallel ranks of this stage, and the stages of this pipeline.
         """
@@ -54,12 +54,12 @@ class Shards:
         self._owner = dict(zip(specs, stages.argmax(0).tolist(), strict=True))
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters by the whole tensor's name."""
+        """This rank's parameters, each with the whole tensor's name."""
         yield from self._parameters
 
     def gradients(self) -> Iterator[tuple[str, nn.Parameter, float]]:
-        """This rank's parameters, and the share of each in the sum over all ranks of one pipeline: 1, or less where
-        others have the same."""
+        """This rank's parameters, each with its share in the sum over all ranks of one pipeline: below 1 if several
+        ranks hold the same."""
         for name, parameter in self._parameters:
             first = self._owner[name] == self._stage
             yield name, parameter, (1.0 / self._tp_size if self._cut(name) is None else 1.0) if first else 0.0
@@ -73,12 +73,12 @@ class Shards:
         return whole.narrow(dimension, self._tp_rank * length, length)
 
     def whole(self, name: str, of: Callable[[nn.Parameter], Tensor], dtype: torch.dtype) -> Tensor:
-        """A whole tensor from its pieces, on every rank. All ranks call, for the same name.
+        """Gather a whole tensor on every rank. All ranks call, for the same name.
 
         Args:
             name: its name.
-            of: from this rank's parameter to the piece: itself, or what is kept beside it in the same shape.
-            dtype: the pieces'.
+            of: returns the piece for this rank's parameter: itself, or a tensor of the same shape.
+            dtype: of the pieces.
         """
         owner = self._owner[name]
         if owner == self._stage:
@@ -96,6 +96,6 @@ class Shards:
         return tensor
 
     def _cut(self, name: str) -> int | None:
-        """The dimension along which a tensor of this rank is cut."""
+        """The dimension along which a tensor of this rank is sharded; None if it is whole."""
         here, whole = self._held[name].shape, self._specs[name]
         return next((dimension for dimension in range(len(whole)) if here[dimension] != whole[dimension]), None)

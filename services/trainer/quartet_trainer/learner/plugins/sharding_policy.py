@@ -1,8 +1,8 @@
-"""How ColossalAI's ShardFormer cuts a decoder of Llama's form: Llama, Qwen2, Qwen3, Mistral, Granite, OLMo and others.
+"""How ColossalAI's ShardFormer shards a decoder of Llama's form: Llama, Qwen2, Qwen3, Mistral, Granite, OLMo, others.
 
-ColossalAI 0.5.0's own policies replace the forwards of the transformers release that they were written for. This one
-replaces parameters alone: embedding, linear layers and head by ColossalAI's sharded ones, and under a pipeline all that
-another stage holds by nothing. The model's own forward runs everywhere; `Stage` says how.
+ColossalAI 0.5.0's own policies replace forward functions of the transformers release that they were written for. This
+one replaces parameters only: embedding, linear layers and head become ColossalAI's sharded ones, and under a pipeline
+the modules of other stages lose their parameters. The model's own forward runs on every rank; see `Stage`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from quartet_trainer.learner.model import Policy
 from quartet_trainer.learner_settings import LearnerSettings
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-"""Linear layers of which each rank has some of the outputs."""
+"""Linear layers sharded by output: each rank computes some columns."""
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
-"""Linear layers that take those outputs, and add up over the ranks."""
+"""Linear layers sharded by input: they take those columns, and their outputs are summed over the ranks."""
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-"""Norms of one head's queries or keys: whole on each rank, which sees its own heads only."""
+"""Norms of one head's queries or keys: not sharded; each rank applies them to its own heads."""
 
 
 class ShardingPolicy(ShardformerPolicy):
-    """For one model: `HybridParallelPlugin` and `ShardFormer` each take a new one."""
+    """For one model: `HybridParallelPlugin` and `ShardFormer` each need a new instance."""
 
     def config_sanity_check(self) -> None:
-        """Nothing: `checks.check_model` was asked before."""
+        """Do nothing: `checks.check_model` has checked the model."""
 
     def preprocess(self) -> nn.Module:
-        """The model as it came."""
+        """Return the model unchanged."""
         return self.model
 
     def module_policy(self) -> dict[type[nn.Module], ModulePolicyDescription]:
-        """What takes the place of what, by the class of the module that it is in."""
+        """The replacements of submodules, by the class of the parent module."""
         if not self.shard_config.enable_tensor_parallelism:
             return {}
         base = trunk(self.model)
@@ -59,7 +59,7 @@ class ShardingPolicy(ShardformerPolicy):
         }
 
     def postprocess(self) -> nn.Module:
-        """Have the gradients of `HEAD_NORMS` summed over the tensor-parallel ranks."""
+        """Sum the gradients of `HEAD_NORMS` over the tensor-parallel ranks."""
         if self.shard_config.enable_tensor_parallelism:
             add_up = partial(_sum, group=self.shard_config.tensor_parallel_process_group)
             for name, parameter in trunk(self.model).layers.named_parameters():
@@ -77,7 +77,7 @@ class ShardingPolicy(ShardformerPolicy):
         return [*everywhere, *first, *base.layers[start:end], *last]
 
     def get_shared_params(self) -> list[dict[int, Tensor]]:
-        """The matrix of a tied head, which the first and the last stage have."""
+        """The matrix of a tied head, which both the first and the last stage hold."""
         stages = self.pipeline_stage_manager
         if stages is None or stages.num_stages == 1 or not self.tie_weight_check():
             return []
@@ -94,7 +94,7 @@ _FAMILIES = "models of Llama's form, as Llama, Qwen2, Qwen3, Mistral, Granite an
 
 
 def check_modules(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None:
-    """Raise LearnerError if a model has not the modules that `ShardingPolicy` cuts."""
+    """Raise LearnerError if a model's modules are not those that `ShardingPolicy` shards."""
     base, kind = trunk(causal_lm), causal_lm.config.model_type
     parts = [(base, "embed_tokens"), (base, "layers"), (base, "norm"), (causal_lm, "lm_head")]
     if missing := [name for module, name in parts if not hasattr(module, name)]:
@@ -110,7 +110,7 @@ def check_modules(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None
 
 
 def _not_cut(base: nn.Module) -> str:
-    """A module of which `ShardingPolicy` would make something else, or nothing; empty if there is none."""
+    """A module that `ShardingPolicy` would shard wrongly or not at all; empty if there is none."""
     if type(base.embed_tokens) is not nn.Embedding:
         return "embed_tokens"
     size = getattr(base.config, "head_dim", None) or base.config.hidden_size // base.config.num_attention_heads
@@ -125,7 +125,7 @@ def _not_cut(base: nn.Module) -> str:
 
 
 def probe(causal_lm: PreTrainedModel) -> tuple[MicroBatch, Tensor]:
-    """A micro-batch of two short sequences, and the log-probs [14] that the whole model gives its tokens."""
+    """A micro-batch of two short sequences, and the whole model's log-probs [14] of its tokens."""
     tokens = torch.arange(16).view(2, 8) * 7 % causal_lm.config.vocab_size
     rows, columns = torch.arange(2).repeat_interleave(7), torch.arange(7).repeat(2)
     numbers = torch.arange(14)
@@ -146,15 +146,15 @@ def probe(causal_lm: PreTrainedModel) -> tuple[MicroBatch, Tensor]:
 
 
 def check_log_probs(found: Tensor, expected: Tensor, precision: str, last: bool) -> None:
-    """Compare the log-probs [t] of a sharded model with the whole one's. All ranks call.
+    """Compare the log-probs [t] of a sharded model with those of the whole model. All ranks call.
 
     Args:
         found, expected: of the same tokens.
-        precision: what the sharded model computes in.
-        last: whether `found` means anything on this rank: it is of a pipeline's last stage.
+        precision: of the sharded model.
+        last: whether this rank is of a pipeline's last stage; on others `found` is ignored.
 
     Raises:
-        LearnerError: they differ, on whichever rank.
+        LearnerError: they differ on some rank; raised on every rank.
     """
     allowed = (0.1 if precision == "bf16" else 1e-3) * float(expected.abs().max())
     differs = (found.cpu() - expected.to(found.dtype)).abs().max().nan_to_num(torch.inf) if last else torch.tensor(0.0)
@@ -162,6 +162,6 @@ def check_log_probs(found: Tensor, expected: Tensor, precision: str, last: bool)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if worst.item() > allowed:
         raise LearnerError(
-            f"plugin 'hybrid_parallel' gives this model other log-probs than the whole model has: they differ by "
-            f"{worst.item():.3g}; such models cannot be spread by it: use plugin 'torch_fsdp'"
+            f"plugin 'hybrid_parallel' computes other log-probs than this model has when it is whole: they differ "
+            f"by {worst.item():.3g}; use plugin 'torch_fsdp'"
         )

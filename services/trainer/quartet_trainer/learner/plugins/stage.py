@@ -1,4 +1,4 @@
-"""A sharded causal language model that gives log-probs of chosen tokens, whole or as one stage of a pipeline."""
+"""A sharded causal language model that computes log-probs of chosen tokens, whole or as one stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vocab_parallel_log_probs(
         group: the tensor-parallel ranks.
 
     Returns:
-        log_probs [t] and entropy [t], in nats, alike on every rank, both with gradient.
+        log_probs [t] and entropy [t], in nats, the same on every rank, both with gradient.
     """
     return _VocabParallel.apply(logits, targets - first, group)
 
@@ -73,16 +73,16 @@ def _reduce(values: Tensor, operation: dist.ReduceOp, group: dist.ProcessGroup) 
 
 
 class Stage:
-    """Replaces the forward of a causal language model that was cut by `ShardingPolicy`.
+    """Replaces the forward of a causal language model that `ShardingPolicy` has sharded.
 
-    The model's own forward would make the logits of all positions. Here the output layer is applied to the tokens asked
-    for, a chunk at a time; below it runs the base model's own forward. In a stage, layers that it does not hold pass
-    on what they get, but for the last one before its own, which gives what the stage before has sent: so masks, rotary
-    embeddings, windows and whatever a family does beside its layers are the family's own.
+    The model's own forward would compute the logits of all positions. This one runs the base model's own forward, and
+    applies the output layer to the chosen tokens only, a chunk at a time. In a stage, layers of other stages return
+    their input, except the layer before the stage's first, which returns the hidden states that the previous stage
+    sent. So masks, rotary embeddings, windows and everything else outside the layers is the family's own code.
 
-    As a whole model it is called with `MicroBatch.inputs` and gives log-probs and entropy. As a stage it is called by
-    ColossalAI's schedule with the number of a micro-batch, which it loads itself, and the hidden states of the stage
-    before; it gives hidden states, or from the last stage {"log_probs", "entropy"}.
+    A whole model is called with `MicroBatch.inputs` and returns log-probs and entropy. A stage is called by
+    ColossalAI's schedule with the index of a micro-batch, which it loads itself, and the previous stage's hidden
+    states; it returns hidden states, or in the last stage {"log_probs", "entropy"}.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class Stage:
         tp_group: dist.ProcessGroup,
         sequence: SequenceParallel | None,
     ) -> None:
-        """Take the sharded model; its `forward` is this stage's from now on.
+        """Replace the model's `forward`.
 
         Args:
-            causal_lm: the model.
-            stages: this stage's place among those of the pipeline; None without one.
+            causal_lm: the sharded model.
+            stages: this stage's place in the pipeline; None without one.
             tp_group: the ranks that share its matrices.
-            sequence: how it shares sequences.
+            sequence: its sequence parallelism, if any.
         """
         self.causal_lm = causal_lm
         self.micro_batch: MicroBatch
-        """The one last loaded."""
+        """The micro-batch last loaded."""
         self._trunk = trunk(causal_lm)
         self._is_last = stages is None or stages.is_last_stage()
         self._tp_group = tp_group
@@ -119,7 +119,7 @@ class Stage:
         self._columns = causal_lm.lm_head.weight.shape[0] if self._is_last else 0
 
     def _pass_on(self, start: int, end: int) -> None:
-        """Leave out all layers but those from `start` to before `end`."""
+        """Make all layers but [start, end) return their input, and layer `start` - 1 what was received."""
         layers = self._trunk.layers
         for layer in (*layers[:start], *layers[end:], *(() if self._is_last else (self._trunk.norm,))):
             layer.forward = lambda hidden_states, *_, **__: hidden_states
@@ -127,17 +127,17 @@ class Stage:
             layers[start - 1].forward = lambda *_, **__: self._received
 
     def begin(self, load: Callable[[int], MicroBatch]) -> None:
-        """Say where the schedule's next micro-batches come from."""
+        """Set the function that loads the schedule's next micro-batches."""
         self._load, self._seconds = load, 0.0
 
     def end(self) -> float:
-        """Let them go. Returns the seconds that forwards took."""
+        """Free them. Returns the seconds that forward passes took."""
         self._received = None
         del self._load, self.micro_batch
         return self._seconds
 
     def _hidden(self, input_ids: Tensor, received: Tensor | None = None) -> Tensor:
-        """The hidden states after this stage: of all positions, or this rank's part."""
+        """The hidden states after this stage, of all positions or of this rank's part."""
         given: dict[str, Any] = self._sequence.part(input_ids) if self._sequence else {"input_ids": input_ids}
         if received is not None:
             self._received = received

@@ -1,4 +1,4 @@
-"""LowLevelZeroPlugin: every rank holds the model, and a part of the optimizer's state (stage 1) and gradients (2)."""
+"""LowLevelZeroPlugin: every rank holds the model, and a part of the optimizer's state (and in stage 2, gradients)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from quartet_trainer.learner_settings import LearnerSettings
 
 
 class ZeroRows:
-    """A row is the tensor flattened, padded to a multiple of the group's ranks, and cut in the order of the ranks."""
+    """Rows of tensors: a tensor is flattened, padded to a multiple of the ranks, and divided into one row per rank."""
 
     def __init__(
         self, optimizer: LowLevelZeroOptimizer, group: dist.ProcessGroup, device: torch.device, *, partitions: bool
     ) -> None:
-        """Take ZeRO's optimizer over `group`, whose ranks exchange on `device`, wherever the optimizer's rows are.
+        """`device` is where the ranks of `group` exchange rows, which the optimizer may keep elsewhere.
 
-        `partitions`: it is stage 2, which keeps this rank's gradients only.
+        `partitions`: whether it is stage 2, in which a rank keeps its own rows of gradients only.
         """
         self._device = device
         self._optimizer = optimizer
@@ -40,7 +40,7 @@ class ZeroRows:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter, and the row of its exchanged gradient that this rank will step with. Local."""
+        """Each parameter with this rank's row of its reduced gradient. Local."""
         for group, parameters in self._optimizer._working_param_groups.items():
             for parameter in parameters:
                 rows = self._optimizer.get_partitioned_gradients_by_param_id(group, id(parameter))
@@ -48,7 +48,7 @@ class ZeroRows:
                     yield parameter, rows[0 if self._partitions else self._rank]
 
     def master(self, parameter: nn.Parameter) -> Tensor:
-        """The row of the parameter, in float32, that the optimizer updates. Local."""
+        """The parameter's row, in float32, that this rank's optimizer updates. Local."""
         return self._optimizer.working_to_master_param[id(parameter)]
 
     def row(self, tensor: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class ZeroRows:
         return flat.narrow(0, self._rank * length, length)
 
     def join(self, row: Tensor, shape: torch.Size) -> Tensor:
-        """The tensor of that shape, from the rows of all ranks of the group. All of them call."""
+        """Gather a tensor of that shape from the rows of all ranks of the group, which all call."""
         mine = row.detach().to(self._device).contiguous()
         rows = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(rows, mine, group=self._group)
@@ -67,18 +67,18 @@ class ZeroRows:
 
 
 class LowLevelZero(Plugin):
-    """What a rank updates of a tensor is a row of it, see `ZeroRows`.
+    """Each rank updates a row of every tensor, see `ZeroRows`.
 
-    Stage 1 exchanges gradients in the last micro-batch's backward, stage 2 in each: there all ranks take as many
-    micro-batches as the one with most, and those added have no weight.
+    Stage 1 reduces gradients in the last micro-batch's backward pass, stage 2 in each. With stage 2 all ranks take as
+    many micro-batches as the one with most, and the added ones have no weight.
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         bf16 = settings.precision == "bf16"
         zero = LowLevelZeroPlugin(
             stage=settings.zero_stage or 1,
-            precision="bf16" if bf16 else "fp32",  # fp32 leaves the weights as they are loaded
-            cast_inputs=False,  # temperatures keep their digits
+            precision="bf16" if bf16 else "fp32",  # fp32 leaves the weights in the dtype they are loaded in
+            cast_inputs=False,  # would round temperatures
             cpu_offload=settings.offload_optimizer,
             overlap_communication=ranks.device.type == "cuda",
             max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
@@ -87,7 +87,7 @@ class LowLevelZero(Plugin):
         self._partitions = settings.zero_stage == 2
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        # With adapters it would want PEFT's model itself, to add their parameters to the optimizer; this one has them.
+        # With it, the plugin would expect a PEFT model and add its parameters to the optimizer, which has them already.
         self.booster.plugin.lora_enabled = False
         policy = self._policy(causal_lm)
         self.causal_lm = causal_lm
