@@ -1,8 +1,8 @@
-"""Algorithms. A new one is a public function in `builtin`; or a function of another package, named by an entry point of
-the group `quartet.algorithms`.
+"""Algorithms: each a public function in `builtin`, or a function of another package, named by an entry point of the
+group `quartet.algorithms`.
 
-An algorithm only says which parts it is made of (`advantages` and `losses` have them) and what its own defaults are; a
-setting the user wrote always wins over a default.
+An algorithm only names its parts, from `advantages` and `losses`, and its defaults. Settings of the run file override
+the defaults.
 """
 
 from importlib.metadata import entry_points
@@ -14,9 +14,9 @@ from quartet_trainer.learner_settings import ALGORITHM_ENTRY_POINTS, LearnerSett
 
 
 def create_algorithm(settings: LearnerSettings) -> Algorithm:
-    """The algorithm that the settings name, with their values.
+    """Create the algorithm that the settings name.
 
-    Raises LearnerError for one of another package that cannot be made.
+    Raises LearnerError if that of another package cannot be created.
     """
     if settings.algorithm in ALGORITHMS:
         return ALGORITHMS[settings.algorithm](settings)

@@ -1,12 +1,11 @@
-"""From rewards to advantages: pure functions, each a formula and its paper. N completions of B groups, T tokens in all.
+"""Advantages from rewards: pure functions, each a formula and its paper. N completions of B groups, T tokens in all.
 
-Of completions: `rewards` float [N] and `groups` int64 [N], the group of each completion, from 0; results are float64
-[N]. A group of one completion has advantage 0: there is nothing to compare it with. So has a group of equal rewards,
-exactly, whatever the rounding of its mean.
+Functions of completions take `rewards` float [N] and `groups` int64 [N], each completion's group, from 0. They return
+float64 [N]. A group with one completion, or with equal rewards, has advantage 0 exactly, without rounding errors.
 
-Of tokens, flat, one completion's after another's: `rows` int64 [T], the completion of each, never falling; `mask` bool
-[T], the trained ones. Tokens outside the mask are passed over: the token after a trained one is the next trained one of
-its completion. Results are float64 [T], 0 outside the mask.
+Functions of tokens take them flat, one completion after another: `rows` int64 [T], each token's completion, not
+decreasing; `mask` bool [T], true for trained tokens. Other tokens are skipped: a trained token's successor is the next
+trained token of its completion. They return float64 [T], 0 outside the mask.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def group_std(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def token_rewards(rewards: Tensor, penalties: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """-penalty at every trained token, and the completion's reward at its last one; `rewards` [N], `penalties` [T]."""
+    """-penalty at every trained token, plus the completion's reward at its last one; `rewards` [N], `penalties` [T]."""
     given = torch.where(mask, -penalties.double(), 0.0)
     places = torch.nonzero(mask).squeeze(-1)
     last = torch.full((rewards.numel(),), -1).scatter_reduce_(0, rows[places], places, "amax")
@@ -56,7 +55,7 @@ def token_rewards(rewards: Tensor, penalties: Tensor, mask: Tensor, rows: Tensor
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor, rows: Tensor, gamma: float) -> Tensor:
-    """The sum of this token's reward and all later ones, each discounted by gamma per token: REINFORCE."""
+    """The sum of this token's and all later rewards, discounted by gamma per token: REINFORCE."""
     return generalized_advantages(rewards, torch.zeros_like(rewards), mask, rows, gamma, 1.0)
 
 
@@ -69,7 +68,7 @@ def generalized_advantages(
 
     Args:
         rewards: [T], of tokens.
-        values: [T], the critic's, of the state in which the token was chosen.
+        values: [T], the critic's value of the state in which the token was chosen.
         mask, rows: as above.
         gamma, gae_lambda: in [0, 1].
     """
@@ -77,7 +76,7 @@ def generalized_advantages(
     advantages = torch.zeros(mask.shape, dtype=torch.float64)
     if not places.numel():
         return advantages
-    # One line per completion, its trained tokens at the left: the recursion then runs over columns, not tokens.
+    # One row per completion, with its trained tokens at the left: the recursion loops over columns, not tokens.
     _, line, lengths = torch.unique_consecutive(rows[places], return_inverse=True, return_counts=True)
     column = torch.arange(places.numel()) - (lengths.cumsum(0) - lengths)[line]
     reward, value = (torch.zeros(lengths.numel(), int(lengths.max()) + 1, dtype=torch.float64) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What an algorithm is: named parts, which the learner applies in a fixed order."""
+"""The interface of an algorithm: parts, which the learner applies in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from quartet_trainer.learner_settings import AggregationName, LearnerSettings
 
 @dataclass(frozen=True)
 class Scored:
-    """A global batch as an advantage estimator sees it: N completions, T completion tokens, alike on every rank."""
+    """The input of an advantage estimator: a global batch of N completions and T completion tokens."""
 
     rewards: Tensor
-    """float64 [N], clipped where the algorithm does so."""
+    """float64 [N], clipped if the algorithm clips them."""
     groups: Tensor
     """int64 [N]: the group of each completion."""
     rows: Tensor
-    """int64 [T]: the completion of each token, never falling."""
+    """int64 [T]: the completion of each token, not decreasing."""
     mask: Tensor
     """bool [T]: the trained tokens."""
     kl_penalty: Tensor
-    """float64 [T]: kl_coefficient * KL where the KL is taken from the reward; else 0. 0 outside the mask."""
+    """float64 [T]: kl_coefficient * KL if the KL is taken from the reward, otherwise 0; 0 outside the mask."""
     values: Tensor | None = None
-    """float64 [T]: the critic's, of the state in which the token was chosen."""
+    """float64 [T]: the critic's value of the state in which the token was chosen; None without a critic."""
 
     def net_rewards(self) -> Tensor:
-        """Rewards less the KL penalties of their completions' tokens, float64 [N]."""
+        """Rewards minus the sum of their completion's KL penalties, float64 [N]."""
         return self.rewards - torch.zeros_like(self.rewards).index_add_(0, self.rows, self.kl_penalty)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator makes of it."""
+    """The output of an advantage estimator."""
 
     advantages: Tensor
-    """float64 [T]; outside the mask, any."""
+    """float64 [T]; values outside the mask are ignored."""
     returns: Tensor | None = None
-    """float64 [T]: what the critic is to learn."""
+    """float64 [T]: the critic's targets."""
 
 
 AdvantageEstimator = Callable[[Scored], Estimate]
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], TokenLosses]
-"""From log_probs, old_log_probs, advantages, each float [t], and sequences int64 [t], the completion of each token, to
+"""From log_probs, old_log_probs and advantages, each float [t], and sequences int64 [t], each token's completion, to
 the losses of a micro-batch's t tokens."""
 
 Correction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,8 +59,8 @@ Correction = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Algorithm:
     """A policy-gradient algorithm.
 
-    loss = sum over tokens of weight * (correction * policy_loss + kl_coefficient * kl - entropy_coefficient * entropy),
-    where the weight is the aggregation's and the KL may be taken from the reward instead.
+    loss = sum over tokens of weight * (correction * policy_loss + kl_coefficient * kl - entropy_coefficient * entropy).
+    The aggregation determines the weight. With `kl_in` "reward", the KL is taken from the reward instead.
     """
 
     name: str
@@ -70,15 +70,15 @@ class Algorithm:
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in: Literal["loss", "reward"]
     correction: Correction | None
-    """None where old log-probs are the rollout's, or no correction is wanted."""
+    """None if old log-probs are the rollout's, or without a correction."""
     mask_truncated: bool
-    """Whether completions cut at the length limit are left out of the loss (they stay in their group's mean)."""
+    """Whether truncated completions are masked in the loss; they still count in their group's mean."""
     reward_clip: float
-    """Rewards are held within +- this; 0: as they are."""
+    """Rewards are clipped to +- this; 0: no clipping."""
     max_mean_ratio: float
-    """Mean ratio above which a batch changes no weight; 0: none."""
+    """Mean ratio above which the policy's optimizer step is skipped; 0: never."""
     has_critic: bool
-    """Whether the estimator wants values, and gives returns."""
+    """Whether the estimator needs values and returns returns."""
 
 
 AlgorithmFactory = Callable[[LearnerSettings], Algorithm]

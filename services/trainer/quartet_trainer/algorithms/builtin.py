@@ -1,4 +1,4 @@
-"""The algorithms, each of its parts."""
+"""The built-in algorithms, composed of their parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _normalized(settings: LearnerSettings) -> AdvantageEstimator:
 def grpo(settings: LearnerSettings) -> Algorithm:
     """GRPO: rewards normalised within the group, clipped ratio (Shao et al. 2024, arXiv:2402.03300).
 
-    Token-mean by default, as TRL and verl do it today; the paper's is "sequence-mean-token-mean".
+    The default aggregation is "token-mean", as in TRL and verl; the paper's is "sequence-mean-token-mean".
     """
     return compose(
         settings,
@@ -42,7 +42,7 @@ def grpo(settings: LearnerSettings) -> Algorithm:
 def dr_grpo(settings: LearnerSettings) -> Algorithm:
     """Dr. GRPO: GRPO without its two biases, the division by the std and that by the length (arXiv:2503.20783).
 
-    The loss's sum is divided by completions * max_new_tokens, a constant.
+    The sum of losses is divided by completions * max_new_tokens, a constant.
     """
     return compose(
         settings,
@@ -56,9 +56,9 @@ def dr_grpo(settings: LearnerSettings) -> Algorithm:
 def dapo(settings: LearnerSettings) -> Algorithm:
     """DAPO: clip-higher, token-mean, truncated completions masked (Yu et al. 2025, arXiv:2503.14476).
 
-    Its dynamic sampling, groups of zero variance replaced by others before they get here, is
-    `quartet_trainer.data`, on by default with this algorithm; those that are left count in the denominator.
-    Its soft length penalty is part of the reward: the reward service's verifier `length`.
+    Its dynamic sampling is in `quartet_trainer.data` and on by default with this algorithm: groups of zero variance are
+    replaced by others before they get here; those that remain count in the denominator. Its soft length penalty is part
+    of the reward: the reward service's verifier `length`.
     """
     return compose(
         settings,
@@ -73,7 +73,7 @@ def dapo(settings: LearnerSettings) -> Algorithm:
 def rloo(settings: LearnerSettings) -> Algorithm:
     """RLOO: each completion's baseline is the mean reward of the others (Ahmadian et al. 2024, arXiv:2402.14740).
 
-    With the clipped ratio, and the sum over a completion's tokens: the completion is the action.
+    The ratio is clipped per token; losses are summed over a completion, because the completion is the action.
     """
     return compose(
         settings,
@@ -85,9 +85,9 @@ def rloo(settings: LearnerSettings) -> Algorithm:
 
 
 def reinforce_pp(settings: LearnerSettings) -> Algorithm:
-    """REINFORCE++: no groups and no critic; returns of tokens, whitened over the batch (Hu 2025, arXiv:2501.03262).
+    """REINFORCE++: no groups and no critic; token returns, whitened over the batch (Hu 2025, arXiv:2501.03262).
 
-    The k1 KL is taken from each token's reward; the completion's reward comes at its last token.
+    The k1 KL is taken from each token's reward; the completion's reward is added at its last token.
     """
 
     def advantages(scored: Scored) -> Estimate:
@@ -129,10 +129,10 @@ def reinforce_pp_baseline(settings: LearnerSettings) -> Algorithm:
 
 
 def gspo(settings: LearnerSettings) -> Algorithm:
-    """GSPO: one ratio a completion, the geometric mean of its tokens' (Zheng et al. 2025, arXiv:2507.18071).
+    """GSPO: one ratio per completion, the geometric mean of its tokens' (Zheng et al. 2025, arXiv:2507.18071).
 
-    The paper's bounds, 3e-4 and 4e-4: a mean of log-ratios is far nearer to 0 than each of them. They hold for ratios
-    to the policy just before the step, so `old_log_probs` is "recompute" unless the user says not.
+    The bounds are the paper's, 3e-4 and 4e-4: a mean of log-ratios is far nearer to 0 than a single one. They fit
+    ratios to the policy just before the step, so `old_log_probs` is "recompute" by default.
     """
     return compose(
         settings,
@@ -144,9 +144,9 @@ def gspo(settings: LearnerSettings) -> Algorithm:
 
 
 def cispo(settings: LearnerSettings) -> Algorithm:
-    """CISPO: the ratio is a bounded weight without gradient, and no token is clipped away (arXiv:2506.13585).
+    """CISPO: the clipped ratio is a weight without gradient, so that every token has a gradient (arXiv:2506.13585).
 
-    Ratios are held below 1 + clip_high (5, as in TRL) and, if `clip_low` is set, above 1 - clip_low (as in verl).
+    Ratios are clipped to at most 1 + clip_high (5, as in TRL) and, if `clip_low` is set, at least 1 - clip_low (verl).
     """
 
     def loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, sequences: Tensor) -> TokenLosses:
@@ -166,9 +166,9 @@ def ppo(settings: LearnerSettings) -> Algorithm:
     """PPO with a critic (Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022,
     arXiv:2203.02155).
 
-    The reward of a token is -kl_coefficient * KL, and at the end of the completion its reward, held within +-5, is
-    added. Advantages by GAE, whitened; returns are advantages + values before the whitening. A batch whose mean ratio
-    is above 20 changes no weight of the policy. The critic is `quartet_trainer.learner.critic`.
+    A token's reward is -kl_coefficient * KL; the completion's reward, clipped to +-5, is added at its last token.
+    Advantages are GAE's, whitened; returns are advantages + values before whitening. If a batch's mean ratio is above
+    20, the policy's optimizer step is skipped. The critic is in `quartet_trainer.learner.critic`.
     """
 
     def advantages(scored: Scored) -> Estimate:

@@ -1,15 +1,15 @@
-"""The losses of tokens, and the weight of each in the batch's one number: pure functions, each a formula and its paper.
+"""Token losses, and the weight of each token in the batch's loss: pure functions, each a formula and its paper.
 
-Shapes: t trained tokens of a micro-batch, which holds whole completions only; T of the global batch. Policy losses take
-`log_probs` float [t] with gradient, `old_log_probs` and `advantages` float [t] without.
+Shapes: t trained tokens of a micro-batch, which has whole completions only; T tokens of the global batch. Policy losses
+take `log_probs` float [t] with gradient, `old_log_probs` and `advantages` float [t] without.
 
-Corrections, for tokens that were drawn from another policy than the trainer's old one, are factors of a token's loss,
-without gradient, made of w = exp(old_log_probs - rollout_log_probs). A dropped token has factor 0 and still counts in
-the denominators of the loss.
+Corrections are for tokens that were sampled from another policy than the trainer's old one. They are factors of a
+token's loss, without gradient, computed from w = exp(old_log_probs - rollout_log_probs). A dropped token has factor 0
+and still counts in the loss's denominator.
 
-KL estimators (Schulman 2020, "Approximating KL divergence") take `log_probs` and `other_log_probs`, float of any one
-shape, and return that shape: per token, an estimate of KL(policy || other) on tokens drawn from the policy. Differences
-are held to 20.
+KL estimators (Schulman 2020, "Approximating KL divergence") take `log_probs` and `other_log_probs`, float of the same
+shape, and return that shape: per token, an estimate of KL(policy || other) on tokens sampled from the policy.
+Differences are clamped to +-20.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from torch import Tensor
 
 from quartet_trainer.learner_settings import AggregationName
 
-# e^20 is still finite when it meets a large advantage in float32; beyond it, a ratio says nothing more.
+# e^20 times a large advantage is still finite in float32; larger ratios carry no more information.
 LOG_RATIO_BOUND = 20.0
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Losses of the t tokens of a micro-batch and what the clipping did to them."""
+    """Losses of the t tokens of a micro-batch, and which of them were clipped."""
 
     loss: Tensor
     """float [t], differentiable."""
     ratio: Tensor
-    """float [t], detached: probability under the trained over the old policy."""
+    """float [t], detached: probability under the trained policy over that under the old one."""
     clipped_low: Tensor
-    """bool [t]: the lower bound acted on the gradient (ratio below it; for most losses, negative advantage)."""
+    """bool [t]: the lower bound changed the gradient (ratio below it; for most losses, negative advantage)."""
     clipped_high: Tensor
-    """bool [t]: an upper bound acted on the gradient (ratio above it; for most losses, positive advantage)."""
+    """bool [t]: an upper bound changed the gradient (ratio above it; for most losses, positive advantage)."""
 
 
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """exp(log_probs - old_log_probs), the exponent held within +-20 so that it stays finite."""
+    """exp(log_probs - old_log_probs), with the exponent clamped to +-20 so that it stays finite."""
     return (log_probs - old_log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def sequence_mean(values: Tensor, sequences: Tensor) -> Tensor:
-    """The mean of `values` [t] over each completion, given to each of its tokens [t]; `sequences` int64 [t]."""
+    """For each token, the mean of `values` [t] over its completion, `sequences` int64 [t]. Returns [t]."""
     count = int(sequences.max()) + 1 if sequences.numel() else 0
     tokens = torch.bincount(sequences, minlength=count).to(values).clamp(min=1)
     return (values.new_zeros(count).index_add(0, sequences, values) / tokens)[sequences]
@@ -83,11 +83,11 @@ def sequence_ratio_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> TokenLosses:
-    """The clipped surrogate of one ratio a completion, exp(mean over its tokens of log_probs - old_log_probs).
+    """The clipped surrogate with one ratio per completion, exp(mean over its tokens of log_probs - old_log_probs).
 
-    GSPO (Zheng et al. 2025, arXiv:2507.18071), in its token form: each token has the completion's ratio as value and
-    the gradient of its own log-prob, so that the mean over a completion is the paper's loss, and tokens may differ in
-    their advantages.
+    GSPO (Zheng et al. 2025, arXiv:2507.18071), in its token form: a token's ratio has the completion's value and the
+    gradient of its own log-prob. The mean over a completion is then the paper's loss, and tokens may have different
+    advantages.
     """
     mean = sequence_mean((log_probs - old_log_probs).detach(), sequences)
     exponent = mean.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND) + (log_probs - log_probs.detach())
@@ -97,14 +97,14 @@ def sequence_ratio_loss(
 def clipped_weight_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_low: float | None, clip_high: float
 ) -> TokenLosses:
-    """-clip(ratio) * A * log_prob, the clipped ratio without gradient: no token loses its gradient, it is bounded.
+    """-clip(ratio) * A * log_prob, with no gradient through the ratio: every token has a gradient, a bounded one.
 
     CISPO (MiniMax 2025, arXiv:2506.13585).
 
     Args:
         log_probs, old_log_probs, advantages: float [t].
-        clip_low: the ratio is held above 1 - clip_low; None: it has no lower bound.
-        clip_high: the ratio is held below 1 + clip_high.
+        clip_low: the ratio is at least 1 - clip_low; None: no lower bound.
+        clip_high: the ratio is at most 1 + clip_high.
     """
     ratio = importance_ratio(log_probs, old_log_probs).detach()
     lowest = 0.0 if clip_low is None else 1 - clip_low
@@ -145,14 +145,14 @@ def masked_sequence_weight(
 ) -> Tensor:
     """The w of a whole completion where it is at most `cap`, else 0: masked importance sampling of sequences.
 
-    It is the product of its tokens' w, which is exact and shrinks or grows with the length, or with `geometric` their
+    It is the product of its tokens' w, which is exact but grows or shrinks with the length, or with `geometric` their
     geometric mean, which does not.
 
     Args:
-        old_log_probs, rollout_log_probs: float [t], whole completions.
+        old_log_probs, rollout_log_probs: float [t], of whole completions.
         sequences: int64 [t], the completion of each token.
         cap: > 0.
-        geometric: which of the two.
+        geometric: whether to take the geometric mean.
     """
     difference = (old_log_probs - rollout_log_probs).detach()
     count = int(sequences.max()) + 1 if sequences.numel() else 0
@@ -164,19 +164,19 @@ def masked_sequence_weight(
 
 
 def k1(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
-    """log_probs - other_log_probs: unbiased, of either sign. As a loss its expected gradient is 0."""
+    """log_probs - other_log_probs: unbiased, of either sign. As a loss, its expected gradient is 0."""
     return (log_probs - other_log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def k2(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
-    """k1^2 / 2: never negative, biased; as a loss its gradient is, in expectation, the KL's own."""
+    """k1^2 / 2: never negative, biased. As a loss, its expected gradient is that of the KL."""
     return k1(log_probs, other_log_probs) ** 2 / 2
 
 
 def k3(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
     """e^d - d - 1 with d = other_log_probs - log_probs: never negative, and unbiased."""
     difference = (other_log_probs - log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    # expm1 keeps the digits where the two policies nearly agree.
+    # expm1 keeps precision where the two policies nearly agree.
     return difference.expm1() - difference
 
 
@@ -184,7 +184,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """max((V - R)^2, (V_clip - R)^2) / 2, where V_clip is V held within +-clip of its value before the step: PPO's.
+    """PPO's max((V - R)^2, (V_clip - R)^2) / 2, where V_clip is V clamped to +-clip around its value before the step.
 
     Args:
         values: float [t], with gradient.
@@ -193,12 +193,12 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
         clip: > 0; 0: no clipping.
 
     Returns:
-        The losses, float [t], and where the bound took the gradient away, bool [t].
+        The losses, float [t], and where clipping removed the gradient, bool [t].
     """
     loss = (values - returns) ** 2
     if not clip:
         return loss / 2, torch.zeros_like(loss, dtype=torch.bool)
-    # The value itself is held: old + (value - old) may differ from it by rounding, and would count as bounded.
+    # The value is clamped, not its difference: old + (value - old) may round to another value, and count as clipped.
     bounded = (values.clamp(old_values - clip, old_values + clip) - returns) ** 2
     return torch.maximum(loss, bounded) / 2, (bounded > loss).detach()
 
@@ -213,14 +213,14 @@ def token_weights(name: AggregationName, mask: Tensor, rows: Tensor, completions
     | sequence-mean-token-sum | the mean over completions of their token sums |
     | constant | the sum over all tokens / (completions * length) (Dr. GRPO) |
 
-    Completions without any unmasked token are not counted, except by "constant", whose divisor never varies.
+    Completions without a trained token are not counted, except by "constant", whose divisor is fixed.
 
     Args:
         name: one of the above.
-        mask: bool [T], the tokens that are trained.
+        mask: bool [T], the trained tokens.
         rows: int64 [T], the completion of each token.
-        completions: how many the batch has, or the mini-batch whose tokens `mask` leaves; used by "constant" alone.
-        length: longest completion the run allows, in tokens; used by "constant" alone.
+        completions: of the batch, or of the mini-batch to which `mask` is limited; only for "constant".
+        length: maximum tokens of a completion in this run; only for "constant".
     """
     trained = mask.double()
     tokens = torch.zeros(int(rows.max()) + 1 if rows.numel() else 0, dtype=torch.float64).index_add_(0, rows, trained)

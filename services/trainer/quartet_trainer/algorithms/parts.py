@@ -1,4 +1,4 @@
-"""The parts most algorithms share, with the user's settings filled in."""
+"""Parts that algorithms share, parameterized by the settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compose(
     max_mean_ratio: float = 0.0,
     has_critic: bool = False,
 ) -> Algorithm:
-    """An algorithm of these parts. All but the first four are defaults, over which the settings win."""
+    """Create an algorithm. `aggregation` to `max_mean_ratio` are defaults, which the settings override."""
 
     def chosen(own: Any, default: Any) -> Any:
         return default if own is None else own
@@ -53,7 +53,7 @@ def compose(
 
 
 def of_completions(estimate: Callable[[Tensor, Tensor], Tensor]) -> AdvantageEstimator:
-    """All tokens of a completion have its advantage: `estimate` makes [N] of rewards [N] and groups [N]."""
+    """Give every token its completion's advantage, which `estimate` computes [N] from rewards [N] and groups [N]."""
 
     def advantages(scored: Scored) -> Estimate:
         return Estimate(estimate(scored.net_rewards(), scored.groups)[scored.rows])
@@ -62,7 +62,7 @@ def of_completions(estimate: Callable[[Tensor, Tensor], Tensor]) -> AdvantageEst
 
 
 def clipped(settings: LearnerSettings, clip_low: float = 0.2, clip_high: float = 0.2) -> PolicyLoss:
-    """PPO's clipped ratio, with these bounds unless the user gave others."""
+    """PPO's clipped ratio; the bounds are defaults."""
     bounds = ratio_bounds(settings, clip_low, clip_high)
 
     def loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, sequences: Tensor) -> Any:
@@ -72,7 +72,7 @@ def clipped(settings: LearnerSettings, clip_low: float = 0.2, clip_high: float =
 
 
 def ratio_bounds(settings: LearnerSettings, clip_low: float, clip_high: float) -> dict[str, float]:
-    """`clip_low`, `clip_high` and `dual_clip` for a clipped loss."""
+    """`clip_low`, `clip_high` and `dual_clip` of a clipped loss; the bounds are defaults."""
     return {
         "clip_low": clip_low if settings.clip_low is None else settings.clip_low,
         "clip_high": clip_high if settings.clip_high is None else settings.clip_high,
@@ -81,7 +81,7 @@ def ratio_bounds(settings: LearnerSettings, clip_low: float, clip_high: float) -
 
 
 def correction(settings: LearnerSettings) -> Correction | None:
-    """What weighs tokens by the trainer's old over the rollout's probabilities."""
+    """The correction for the difference between the trainer's old policy and the rollout's; None: none."""
     if settings.ratio_to == "rollout" or settings.correction == "none":
         return None
     if settings.correction == "sequence-mask":

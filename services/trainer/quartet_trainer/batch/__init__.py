@@ -1,4 +1,4 @@
-"""From the wire to what a forward pass takes, by index arithmetic on whole batches; no loop runs over tokens."""
+"""From groups as messages to micro-batches, by index arithmetic on whole batches: nothing loops over tokens."""
 
 from quartet_trainer.batch.collate import MicroBatch, collate
 from quartet_trainer.batch.decode import ExperienceBatch, ExperienceError, decode_group, decode_groups

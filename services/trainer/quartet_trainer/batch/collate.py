@@ -1,4 +1,4 @@
-"""A micro-batch: what one forward pass takes."""
+"""Micro-batches: the input of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quartet_trainer.batch.shared_prompts import Packing, share_prompts
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """M completions after their prompts, and their t trained tokens, flat.
+    """M completions with their prompts, and their t trained tokens, flat.
 
-    Either padded on the right to the longest (L): padding follows every real token, so a causal model needs no
-    attention mask. Or in one row, each prompt once, as `packing` says.
+    Rows are padded on the right to the longest (L): padding follows every real token, so a causal model needs no
+    attention mask. With `packing`, there is a single row that has each prompt once.
     """
 
     input_ids: Tensor
@@ -26,49 +26,49 @@ class MicroBatch:
     rows: Tensor
     """int64 [t]: the row of each trained token in `input_ids`."""
     columns: Tensor
-    """int64 [t]: the column whose output predicts it: that of the token before it."""
+    """int64 [t]: the column whose output predicts it, that of the previous token."""
     targets: Tensor
     """int64 [t]: its id."""
     sequences: Tensor
-    """int64 [t]: the completion of the micro-batch that it belongs to, in [0, M). Completions are never cut."""
+    """int64 [t]: its completion in the micro-batch, in [0, M). Completions are never split."""
     tokens: Tensor
-    """int64 [t]: its place among the T completion tokens of the global batch."""
+    """int64 [t]: its index among the T completion tokens of the global batch."""
     temperatures: Tensor
-    """float32 [t]: what it was sampled at."""
+    """float32 [t]: the temperature that it was sampled at."""
     rollout_log_probs: Tensor
     """float32 [t]."""
     advantages: Tensor
     """float64 [t]."""
     weights: Tensor
-    """float64 [t]: its share in the batch's loss."""
+    """float64 [t]: its weight in the batch's loss."""
     old_log_probs: Tensor | None = None
     """float64 [t]: see `StepPlan.old_log_probs`."""
 
     packing: Packing | None = None
-    """Where prompts are shared: how the row's tokens make sequences."""
+    """With shared prompts: the sequences that the row's tokens belong to."""
 
     mask_counts: Tensor | None = None
-    """int64 [t]: with sampling masks, the candidates each was drawn from; 0: all of the vocabulary."""
+    """int64 [t]: with sampling masks, how many candidates it was sampled from; 0: all of the vocabulary."""
     mask_ids: Tensor | None = None
-    """int64 [sum of the counts]: their ids."""
+    """int64 [sum of the counts]: the candidates' ids."""
 
     routed_experts: Tensor | None = None
     """With router replay: uint8 or int32 [elements of `input_ids`, hidden layers, experts of a token]."""
 
     @property
     def states(self) -> tuple[Tensor, Tensor, Tensor, Packing | None]:
-        """What tells the hidden states in which the trained tokens were chosen: the first of `inputs`."""
+        """The part of `inputs` that determines the hidden states in which the trained tokens were chosen."""
         return self.input_ids, self.rows, self.columns, self.packing
 
     @property
     def inputs(self) -> tuple[Tensor | Packing | None, ...]:
-        """What the policy takes."""
+        """The arguments of the policy's forward pass."""
         inputs = *self.states, self.targets, self.temperatures, self.mask_counts, self.mask_ids, self.routed_experts
         given = [place for place, value in enumerate(inputs) if value is not None]
         return inputs[: given[-1] + 1]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-        """The same on `device`, with all that is floating-point as `dtype`."""
+        """Copy it to `device`, with floating-point tensors as `dtype`."""
 
         def move(value: Tensor | Packing | None) -> Tensor | Packing | None:
             if value is None:
@@ -122,7 +122,7 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
 
 
 def _padded(batch: ExperienceBatch, chosen: Tensor) -> Tensor:
-    """int64 [M, L]: places in `batch.tokens`; -1, the last one's, where there is none."""
+    """int64 [M, L]: indices into `batch.tokens`; -1 for padding, which is also a valid index."""
     prompt_lengths = batch.prompt_lengths[chosen]
     completion_lengths = batch.completion_lengths[chosen]
     prompt_tokens = batch.tokens.numel() - batch.rows.numel()

@@ -1,4 +1,4 @@
-"""The groups of a step as flat tensors, read from the wire."""
+"""Decodes the groups of a step from messages into flat tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NUMPY: dict[int, np.dtype] = {
 
 
 class ExperienceError(ValueError):
-    """A group is not what the contract says; the text is one sentence that names the field and what was expected."""
+    """A group violates the contract; the message is one sentence that names the field and what was expected."""
 
 
 def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
-    """A tensor of one dimension. Raises ExperienceError."""
+    """Decode a one-dimensional tensor. Raises ExperienceError."""
     values = view(message.dtype, message.data, dtype, where)
     if list(message.shape) != [values.size]:
         raise ExperienceError(
@@ -39,7 +39,7 @@ def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndar
 
 
 def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
-    """All rows of a ragged tensor, one after another; they have these lengths. Raises ExperienceError."""
+    """Decode the concatenated rows of a ragged tensor, which must have these lengths. Raises ExperienceError."""
     values, own = rows(message, dtype, where)
     if not np.array_equal(own, lengths):
         raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
@@ -47,7 +47,7 @@ def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, 
 
 
 def rows(message: tensor_pb2.RaggedTensor, dtype: int, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """All rows of a ragged tensor, one after another, and their lengths, int64. Raises ExperienceError."""
+    """Decode a ragged tensor into its concatenated rows and their lengths, int64. Raises ExperienceError."""
     values = view(message.dtype, message.data, dtype, where)
     lengths = np.array(message.lengths, dtype=np.int64)
     if (lengths < 0).any():
@@ -57,10 +57,10 @@ def rows(message: tensor_pb2.RaggedTensor, dtype: int, where: str) -> tuple[np.n
     return values, lengths
 
 
-def view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
-    """Bytes as elements of `dtype`, if that is the one that `came`. Raises ExperienceError."""
-    if came != dtype:
-        raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
+def view(given: int, data: bytes, dtype: int, where: str) -> np.ndarray:
+    """View bytes of dtype `given` as elements of `dtype`. Raises ExperienceError if they differ."""
+    if given != dtype:
+        raise ExperienceError(f"{where} is {_name(given)}; the contract says {_name(dtype)}")
     if len(data) % _NUMPY[dtype].itemsize:
         raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
     return np.frombuffer(data, dtype=_NUMPY[dtype])
@@ -75,24 +75,24 @@ def _name(dtype: int) -> str:
 
 
 def must_be_finite(values: np.ndarray, where: str) -> None:
-    """Raises ExperienceError."""
+    """Raise ExperienceError if they are not."""
     if not np.isfinite(values).all():
         raise ExperienceError(f"{where} has values that are not finite")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What each of T completion tokens was drawn from, after top_p, top_k and min_p."""
+    """The candidates that each of T completion tokens was sampled from, after top_p, top_k and min_p."""
 
     counts: Tensor
     """int64 [T]; 0: all of the vocabulary."""
     starts: Tensor
-    """int64 [T]: where in `token_ids` a token's begin."""
+    """int64 [T]: index into `token_ids` of a token's first candidate."""
     token_ids: Tensor
     """int32 [sum of counts]."""
 
     def of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts [t] and ids [sum of them], both int64, of the tokens with these places [t]."""
+        """Counts [t] and ids [sum of counts], both int64, for the completion tokens at these indices [t]."""
         counts, starts = self.counts[tokens], self.starts[tokens]
         shift = starts - (counts.cumsum(0) - counts)
         places = torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))
@@ -106,7 +106,7 @@ def decode_candidates(
     loss_mask: np.ndarray,
     vocabulary_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A group's candidates: int32 counts of each completion token and all ids. Raises ExperienceError."""
+    """Decode a group's candidates: the count of each completion token and all ids, int32. Raises ExperienceError."""
     if not group.HasField("sampling_mask_counts"):
         raise ExperienceError("sampling_mask_counts is missing; with run.sampling_masks = true every group has it")
     counts = all_rows(group.sampling_mask_counts, tensor_pb2.DTYPE_INT32, lengths, "sampling_mask_counts")
@@ -141,8 +141,8 @@ def decode_candidates(
 def decode_routed_experts(
     group: experience_pb2.GroupTensors, prompt_tokens: int, lengths: np.ndarray, routing: Routing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The experts of the prompt's tokens and of all completions', each [tokens, layers, chosen]. A completion's last
-    token has those of the token before it. Raises ExperienceError."""
+    """Decode the experts of the prompt's and of all completions' tokens, each [tokens, layers, chosen]. A completion's
+    last token gets those of the previous token. Raises ExperienceError."""
     if not group.HasField("prompt_routed_experts"):
         raise ExperienceError("prompt_routed_experts is missing; with run.router_replay = true every group has it")
     message, shape = group.prompt_routed_experts, (routing.hidden_layers, routing.chosen)
@@ -157,8 +157,8 @@ def decode_routed_experts(
     computed = np.maximum(lengths - 1, 0)
     if not np.array_equal(sizes, computed * math.prod(shape)):
         raise ExperienceError(
-            f"completion_routed_experts has rows of {sizes.tolist()[:8]} elements; {math.prod(shape)} for each token "
-            "but the last of a completion are wanted"
+            f"completion_routed_experts has rows of {sizes.tolist()[:8]} elements; each has {math.prod(shape)} for "
+            "every token of the completion but the last"
         )
     for name, experts in (("prompt_routed_experts", prompt), ("completion_routed_experts", given)):
         if experts.size and not (experts.min() >= 0 and experts.max() < routing.experts):
@@ -177,16 +177,16 @@ def decode_routed_experts(
 
 @dataclass(frozen=True)
 class ExperienceBatch:
-    """N completions of B groups, T completion tokens in all, on the CPU. Nothing is padded or repeated."""
+    """N completions of B groups, T completion tokens in all, on the CPU, without padding."""
 
     tokens: Tensor
-    """int32: all prompts, one a group, then the T completion tokens."""
+    """int32: all prompts, one per group, then the T completion tokens."""
     prompt_starts: Tensor
-    """int64 [N]: where in `tokens` the completion's prompt begins."""
+    """int64 [N]: index into `tokens` of the completion's prompt."""
     prompt_lengths: Tensor
     """int64 [N], each >= 1."""
     completion_starts: Tensor
-    """int64 [N]: where among the T completion tokens the completion begins."""
+    """int64 [N]: index of the completion's first among the T completion tokens."""
     completion_lengths: Tensor
     """int64 [N], each >= 0."""
     rows: Tensor
@@ -194,7 +194,7 @@ class ExperienceBatch:
     groups: Tensor
     """int64 [N]: the group of each completion."""
     rollout_log_probs: Tensor
-    """float32 [T]: under the distribution the token was drawn from."""
+    """float32 [T]: under the distribution that the token was sampled from."""
     loss_mask: Tensor
     """bool [T]: true where the policy generated the token."""
     rewards: Tensor
@@ -213,7 +213,7 @@ class ExperienceBatch:
     """With sampling masks."""
     routed_experts: Tensor | None = None
     """With router replay: uint8 or int32 [tokens, hidden layers, experts of a token], in the order of `tokens`. A
-    completion's last token, which the engine did not compute, has those of the token before it."""
+    completion's last token, for which the engine ran no forward pass, has those of the previous token."""
 
     @property
     def completions(self) -> int:
@@ -226,7 +226,7 @@ class ExperienceBatch:
         return self.tokens[self.tokens.numel() - self.rows.numel() :]
 
     def per_token(self, values: Tensor) -> Tensor:
-        """From one value a completion [N] to one a token [T]."""
+        """From one value per completion [N] to one per token [T]."""
         return values[self.rows]
 
 
@@ -238,13 +238,13 @@ def decode_groups(
     routing: Routing | None = None,
     longest: int | None = None,
 ) -> ExperienceBatch:
-    """Read groups from the wire: views of their bytes, copied once, when they are joined.
+    """Decode groups into one batch. The messages' bytes are copied once, when they are concatenated.
 
     Args:
         groups: at least one.
         vocabulary_size: token ids must be below it.
-        sampling_masks: whether each group must have its sampling masks. They are left alone otherwise.
-        routing: the model's, if each group must have its routed experts. They are left alone otherwise.
+        sampling_masks: whether each group must have sampling masks; otherwise they are ignored.
+        routing: the model's, if each group must have routed experts; otherwise they are ignored.
         longest: the model's `quartet_common.model_folder.fixed_rope_length`.
 
     Raises:
@@ -301,7 +301,7 @@ def decode_group(
     routing: Routing | None = None,
     longest: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """One group's arrays by name, still views of the message's bytes; arguments and errors of `decode_groups`."""
+    """Decode one group into arrays by name, views of the message's bytes. Arguments and errors: see `decode_groups`."""
     prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
     if group.HasField("loss_mask") and group.loss_mask.lengths:
         loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")
@@ -309,7 +309,9 @@ def decode_group(
         loss_mask = np.ones(completions.size, dtype=np.uint8)
     _, spans = rows(group.version_spans, tensor_pb2.DTYPE_INT64, "version_spans")
     if spans.size != lengths.size or (spans % 3).any():
-        raise ExperienceError(f"version_spans has rows of {spans.tolist()[:8]}; a completion has one, of triples")
+        raise ExperienceError(
+            f"version_spans has rows of {spans.tolist()[:8]}; each completion has one row, of triples"
+        )
 
     def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
         array = one_dimension(getattr(group, field), dtype, field)
@@ -357,7 +359,7 @@ def decode_group(
 def _decode_tokens(
     group: experience_pb2.GroupTensors, vocabulary_size: int, longest: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The prompt's ids, all completions' and their lengths."""
+    """Decode the prompt's ids, all completions' ids and the completions' lengths."""
     prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, "prompt_token_ids")
     completions, lengths = rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, "completion_token_ids")
     if prompt.size == 0:

@@ -1,4 +1,4 @@
-"""What a step computes: decided once, from the global batch, alike on every rank."""
+"""Plans which completions a step computes, on which rank and in which micro-batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from quartet_trainer.batch.decode import ExperienceBatch
 
 ENOUGH_TOKENS = 512
-"""Tokens from which a forward pass is worth its overhead: smaller ones are not cut to spare padding."""
+"""Micro-batches up to this size are not divided to save padding: the overhead of another pass would be larger."""
 
 
 def shard_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
-    """The rank of each completion: dealt to and fro, so that the ranks' tokens are nearly even."""
+    """The rank of each completion: assigned in alternating order of ranks, so that their tokens are nearly equal."""
     rounds, seats = np.divmod(np.arange(longest_first.size), world_size)
     return np.where(rounds % 2 == 0, seats, world_size - 1 - seats)
 
@@ -24,10 +24,10 @@ def shard_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
 def shard_groups(
     chosen: np.ndarray, groups: np.ndarray, prompt_lengths: np.ndarray, completion_lengths: np.ndarray, world_size: int
 ) -> np.ndarray:
-    """The rank of each completion, where a rank computes a prompt once for all completions that it has of a group.
+    """The rank of each completion, if a rank computes a prompt once for all its completions of a group.
 
-    Whole groups, the largest first and each to the rank with least to do; or single completions, where that leaves the
-    busiest rank with fewer tokens: with few groups, or completions much longer than their prompts.
+    Whole groups are assigned, the largest first, each to the rank with the fewest tokens; or single completions, if
+    that leaves the busiest rank with fewer tokens, as with few groups, or completions much longer than their prompts.
 
     Args:
         chosen: int64 [n]: completions, longest first.
@@ -51,7 +51,7 @@ def shard_groups(
 
 
 def by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """The completions of a group one after another; groups, and completions within them, longest first."""
+    """Order completions by group; groups, and completions within them, longest first."""
     _, first, group = np.unique(groups[longest_first], return_index=True, return_inverse=True)
     return longest_first[np.argsort(first[group], kind="stable")]
 
@@ -59,13 +59,13 @@ def by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def cut_alike(
     longest_first: np.ndarray, lengths: np.ndarray, max_padding: float, tokens: int | None = None
 ) -> list[np.ndarray]:
-    """Consecutive sequences of falling length, to be padded to the first of each part.
+    """Divide sequences of decreasing length into parts, each to be padded to the length of its first sequence.
 
     Args:
-        longest_first: int64 [n]: which sequences.
-        lengths: int64, of all.
-        max_padding: share of padding above which a part of `ENOUGH_TOKENS` ends.
-        tokens: most of a part, padding included; a longer sequence is alone. None: any number.
+        longest_first: int64 [n]: the sequences.
+        lengths: int64: of all sequences.
+        max_padding: maximum share of padding in parts of more than `ENOUGH_TOKENS`.
+        tokens: maximum tokens of a part, padding included; a longer sequence is alone. None: no limit.
     """
     parts, begin = [], 0
     while begin < longest_first.size:
@@ -82,7 +82,7 @@ def cut_alike(
 
 
 def cut_full(chosen: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Consecutive sequences with at most so many tokens together; a longer one is alone."""
+    """Divide sequences into parts of at most so many tokens; a longer sequence is alone."""
     parts, begin = [], 0
     while begin < chosen.size:
         fits = np.cumsum(lengths[chosen[begin:]]) <= tokens
@@ -97,23 +97,23 @@ class StepPlan:
     """A rank's share of an optimizer step."""
 
     mask: Tensor
-    """bool [T]: the tokens that count in the loss."""
+    """bool [T]: the trained tokens."""
     weights: Tensor
     """float64 [T]: the weight of each token's loss; 0 outside `mask`."""
     advantages: Tensor
     """float64 [T]."""
     needed: Tensor
-    """bool [N]: completions that some rank passes through the model."""
+    """bool [N]: completions that some rank computes."""
     micro_batches: list[np.ndarray]
-    """This rank's completions (int64 indices), one array a forward pass; never empty, see `idle`."""
+    """This rank's completions (int64 indices), one array per forward pass; never empty, see `idle`."""
     idle: bool
-    """This rank has no work of its own: its one micro-batch is a stand-in, of weight 0, for the gradient exchange."""
+    """This rank has no completions: its only micro-batch has weight 0, so that it takes part in collectives."""
     share_prompts: bool
-    """A micro-batch has each prompt once; then the completions of a group follow one another in it."""
+    """A micro-batch has each prompt once. The completions of a group are then consecutive in it."""
     max_padding: float
     """As given to `plan_step`."""
     old_log_probs: Tensor | None = None
-    """float64 [T]: what the ratio is taken to, where that is neither the rollout's nor those of the same pass."""
+    """float64 [T]: the ratio's denominator; None if it is the rollout's log-probs, or those of the same pass."""
 
 
 def plan_step(
@@ -129,18 +129,18 @@ def plan_step(
     world_size: int,
     share_prompts: bool = False,
 ) -> StepPlan:
-    """Choose the completions to compute, deal them out to the ranks, and cut this rank's into micro-batches.
+    """Choose the completions to compute, distribute them over the ranks, and divide this rank's into micro-batches.
 
     Args:
         batch: the global batch.
         mask, weights, advantages: [T] as in `StepPlan`.
-        skip_zero_advantage: leave out completions of which every trained token has advantage 0. The weights stay as
-            they are, so the gradient does too.
-        micro_batch_tokens: most tokens of a micro-batch, padding included; a longer completion is alone in its own.
-            With shared prompts, a prompt counts for each of its completions, as attention sees it.
-        max_padding: share of padding above which a micro-batch of `ENOUGH_TOKENS` ends; with shared prompts, what
-            attention takes at once of a micro-batch.
-        rank, world_size: this rank's place among the data-parallel ranks.
+        skip_zero_advantage: skip completions whose every trained token has advantage 0. Weights, and so the gradient,
+            do not change.
+        micro_batch_tokens: maximum tokens of a micro-batch, padding included; a longer completion is alone. With shared
+            prompts, a prompt counts once for each completion.
+        max_padding: maximum share of padding in micro-batches of more than `ENOUGH_TOKENS`; with shared prompts, in the
+            blocks of the attention.
+        rank, world_size: this rank's index among the data-parallel ranks, and their number.
         share_prompts: see `StepPlan`.
     """
     counts = mask & (advantages != 0) if skip_zero_advantage else mask

@@ -1,9 +1,8 @@
-"""A micro-batch in one row without padding, in which completions share their group's prompt: it is computed once.
+"""A micro-batch as one row without padding, in which a group's prompt is computed once for all its completions.
 
-Only attention looks at other tokens; all else in a model runs over the row as it is. Attention takes the row in
-segments: a prompt attends to itself, a completion to its prompt and to itself. `Packing` says which, in the terms of
-variable-length attention (`torch.nn.attention.varlen`), and cuts the same segments into padded blocks where only
-attention by a mask is to be had.
+Only attention mixes tokens; the rest of a model runs over the row as it is. Attention treats the row as segments: a
+prompt attends to itself, a completion to its prompt and itself. `Packing` describes them in the terms of
+variable-length attention (`torch.nn.attention.varlen`), and as padded blocks for attention with a mask.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from quartet_trainer.batch.decode import ExperienceBatch
 from quartet_trainer.batch.planner import cut_alike
 
 MOST_MASKED = 2**24
-"""Elements of a mask: 64 MiB in float32."""
+"""Maximum elements of a mask: 64 MiB in float32."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Segments of like length, by their tokens' places in the row, padded on the right with the last of them."""
+    """Segments of similar length, as indices into the row, padded on the right with their last token."""
 
     queries: Tensor
     """int64 [m, q]."""
     keys: Tensor
-    """int64 [m, k]: `queries` itself where a segment attends to no other."""
+    """int64 [m, k]: the same object as `queries` if the segments attend to themselves only."""
     last: Tensor
-    """int64 [m, q]: the last key that each query sees."""
+    """int64 [m, q]: index of the last key that each query sees."""
     _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None = None) -> Tensor | None:
@@ -49,42 +48,41 @@ class Block:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a row of S tokens makes n segments. Their queries are the row, one segment after another."""
+    """The n segments of a row of S tokens. The segments' queries, one segment after another, are the row."""
 
     positions: Tensor
-    """int64 [1, S]: each token's place in its sequence."""
+    """int64 [1, S]: each token's position in its sequence."""
     query_starts: Tensor
-    """int32 [n + 1]: where a segment's queries begin in the row, and S."""
+    """int32 [n + 1]: the row index of each segment's first query, then S."""
     keys: Tensor
-    """int64 [K]: the places in the row of the segments' keys, one segment after another. The last of a segment are its
-    queries' own."""
+    """int64 [K]: row indices of the segments' keys, one segment after another; each segment's end with its queries."""
     key_starts: Tensor
-    """int32 [n + 1]: where a segment's begin in `keys`, and K."""
+    """int32 [n + 1]: index into `keys` of each segment's first key, then K."""
     longest_query: int
     longest_key: int
     max_padding: float = 1.0
-    """Share of padding above which segments are too unlike for one block."""
+    """Maximum share of padding in a block."""
 
     @classmethod
     def of_rows(cls, rows: int, length: int, device: torch.device) -> Packing:
-        """Of `rows` sequences of `length` tokens that share nothing."""
+        """The packing of `rows` sequences of `length` tokens that share no prompt."""
         starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * length
         places = torch.arange(rows * length, device=device)
         return cls((places % length)[None], starts, places, starts, length, length)
 
     def to(self, device: torch.device) -> Packing:
-        """The same on `device`."""
+        """Copy it to `device`."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(device, non_blocking=True) for name, value in tensors.items()})
 
     @cached_property
     def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
-        """Blocks that have every token among their queries, and int64 [S]: where a token is among those of all blocks,
-        flat and one after another; of several the first.
+        """Blocks whose queries include every token, and int64 [S]: the first index of each token among the queries of
+        all blocks, flattened and concatenated.
 
-        Completions are taken with their prompts, which are then copied, as attention that is causal throughout is
-        fastest; or prompts and completions each by themselves, the latter with a mask: whichever multiplies fewer
-        queries with keys.
+        Either completions are computed together with copies of their prompts, by plain causal attention, which is the
+        fastest; or prompts and completions are separate segments, and completions have a mask. The one with fewer
+        products of queries and keys is chosen.
         """
         device = self.keys.device
         starts = [edges.long().cpu() for edges in (self.query_starts, self.key_starts)]
@@ -114,7 +112,7 @@ class Packing:
         return tuple(on_device), first.to(device)
 
     def _cut(self, chosen: Tensor, lengths: Tensor) -> list[Tensor]:
-        """The chosen segments, those of like length together, the longest first."""
+        """Divide the chosen segments into parts of similar length, the longest first."""
         indices = chosen.nonzero()[:, 0].numpy()
         longest_first = indices[np.argsort(-lengths.numpy()[indices], kind="stable")]
         return [torch.from_numpy(part) for part in cut_alike(longest_first, lengths.numpy(), self.max_padding)]
@@ -122,23 +120,23 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """The tokens of M completions and their prompts, and where they are."""
+    """The layout of M completions and their prompts in one row of S tokens."""
 
     source: Tensor
-    """int64 [1, S]: places in `ExperienceBatch.tokens`."""
+    """int64 [1, S]: indices into `ExperienceBatch.tokens`."""
     prompt_ends: Tensor
-    """int64 [M]: the place of the last token of a completion's prompt."""
+    """int64 [M]: row index of the last token of a completion's prompt."""
     completion_starts: Tensor
-    """int64 [M]: the place of its first token."""
+    """int64 [M]: row index of a completion's first token."""
     packing: Packing
 
 
 def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) -> PackedRow:
-    """Lay out the completions `chosen` (int64 [M]), those of a group one after another: all prompts, then they.
+    """Lay out prompts, then completions.
 
     Args:
         batch: the groups of the step.
-        chosen: completions.
+        chosen: int64 [M]: completions, those of a group consecutive.
         max_padding: see `Packing`.
     """
     _, group, sizes = torch.unique_consecutive(batch.groups[chosen], return_inverse=True, return_counts=True)
@@ -176,16 +174,16 @@ def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) ->
 
 
 def _offsets(lengths: Tensor) -> Tensor:
-    """0, 1, ... of runs of these lengths as rows, padded on the right with their last, int64 [n, longest]."""
+    """Rows 0, 1, ... of these lengths, padded on the right with their last element, int64 [n, longest]."""
     return torch.arange(int(lengths.max())).minimum(lengths[:, None] - 1)
 
 
 def _starts(lengths: Tensor) -> Tensor:
-    """Where runs of these lengths begin, one after another."""
+    """The start of each of consecutive runs of these lengths."""
     return lengths.cumsum(0) - lengths
 
 
 def _runs(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """For runs of these lengths, one after another: of each element, its run and its place in it."""
+    """For each element of consecutive runs of these lengths: its run, and its index within the run."""
     run = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     return run, torch.arange(run.numel()) - _starts(lengths)[run]
