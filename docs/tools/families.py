@@ -1,4 +1,4 @@
-"""The page of the models: which families were run, with which engines and plugins, and why the others do not go."""
+"""Makes docs/models.md: which families were run, with which engines and plugins, and why others do not work."""
 
 import json
 import sys
@@ -16,21 +16,21 @@ COLUMNS = ("vllm", "transformers", "low_level_zero", "torch_fsdp", "gemini", "tp
 _HEAD = """\
 # Models: which families were run
 
-A tiny model of each family goes through all of a step, on a CPU: the engine generates; the trainer takes a step with
-`torch_ddp`; the new weights are installed while the engine generates; the trainer takes another step. Before the update
-and after it, the log-probs of rollout and trainer, both in fp32, differ by at most 1e-4; the number is the largest
-difference. Then two ranks take the same step under each other plugin: its log-probs are near the engine's and its
-gradient's norm is that of one process (to 1e-3; `gemini`, which computes in bf16, to 5e-2).
+A tiny model of each family is trained for two steps on a CPU: the engine generates; the trainer takes a step with
+`torch_ddp`; the new weights are installed while the engine generates; the trainer takes another step. Before and after
+the update, the log-probs of rollout and trainer, both in fp32, may differ by at most 1e-4; the table has the largest
+difference. Then two ranks take the same step under each other plugin: its log-probs must be near the engine's, and its
+gradient must have the same norm as in one process (to 1e-3; `gemini`, which computes in bf16, to 5e-2).
 
-By `make families`, with transformers {transformers} and vLLM's build for CPUs {vllm}. A family that is not here may
-well work: [trainer.md](trainer.md#models) says what is checked at load. A number in brackets is a [reason](#reasons);
-an empty field was not run.
+Made by `make families`, with transformers {transformers} and vLLM's build for CPUs {vllm}. A family that is not listed
+may well work: [trainer.md](trainer.md#models) says what is checked at load. A number in parentheses is a
+[reason](#reasons); an empty field was not run.
 """
 _EXPERTS = """
-Rounding alone can send a token to another expert in the rollout than in the trainer: not seen in fp32 here, to be
-expected in bf16. `mismatch/kl` measures it, the [correction](algorithms.md#old-log-probs-staleness-and-mismatch) weighs
-it, and [`run.router_replay`](rollout.md#router-replay) has the trainer take the rollout's experts. There is no
-auxiliary loss.
+Rounding alone can route a token to another expert in the trainer than in the rollout: not seen in fp32 here, but to be
+expected in bf16. `mismatch/kl` measures it, the [correction](algorithms.md#old-log-probs-staleness-and-mismatch)
+reduces its effect, and with [`run.router_replay`](rollout.md#router-replay) the trainer uses the rollout's experts.
+There is no auxiliary loss.
 """
 
 
@@ -60,7 +60,7 @@ def page() -> str:
                 "",
                 f"Run with vLLM alone, to {most:.0e}: {', '.join(f'`{family}`' for family in alone)}.",
                 "",
-                f"{len(green)} of {len(run)} go with vLLM. The others:",
+                f"{len(green)} of {len(run)} work with vLLM. The others:",
                 "",
                 *(f"- `{family}`: {refusal(family, 'vllm', results[family]['vllm'])}" for family in bad),
             ]
@@ -76,7 +76,7 @@ def page() -> str:
 
 
 def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
-    """A field of the table; a reason that is not known yet gets the next number."""
+    """A field of the table. A new reason gets the next number."""
     if found is None:
         return ""
     if "refused" in found:
@@ -85,7 +85,7 @@ def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[s
 
 
 def refusal(family: str, column: str, found: dict[str, Any]) -> str:
-    """Why a family does not go."""
+    """Why a family does not work."""
     why = models.WHY.get(family, "") if column == "vllm" else ""
     if why and not found["refused"].startswith("log-probs"):
         return why
@@ -98,7 +98,7 @@ def difference(found: dict[str, Any]) -> float:
 
 
 def plain(refused: str, family: str) -> str:
-    """A refusal as text of a page, alike for all families that it is given for."""
+    """A refusal as text of the page, the same for all families that have it."""
     first = refused.partition(". ")[0].partition("; use")[0].rpartition("failed: ")[2].rstrip(".")
     if "of Llama's form" in first:
         return "not of [Llama's form](plugins.md#models-that-hybrid_parallel-takes)"
@@ -108,6 +108,6 @@ def plain(refused: str, family: str) -> str:
 
 
 def version(service: str, package: str) -> str:
-    """What a service's requirements pin."""
+    """The version that a service's requirements pin."""
     lines = (ROOT / "services" / service / "requirements.txt").read_text().splitlines()
     return next(line.partition("==")[2].split()[0] for line in lines if line.startswith(f"{package}=="))
