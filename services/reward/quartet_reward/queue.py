@@ -1,9 +1,8 @@
-"""What many want and few can have at one time (worker processes, sandbox slots), shared fairly between runs.
+"""Fair sharing of scarce resources (worker processes, sandbox slots) between runs, and the admission limit.
 
-Of the runs that wait, the one that has used least goes next; use is counted in seconds, so a run whose tasks are slow
-gets as much as one whose tasks are quick. Within a run, first come, first served. A run that comes anew starts with
-what those that are served have used: it neither waits for them nor catches up on what it did not want. How many may
-wait is bounded where items enter the service (`admission`).
+The waiting run that has used the fewest seconds is served next, so a run with slow tasks gets as much as one with quick
+tasks. Within a run the order is FIFO. A new run starts from the use of the runs that are served: it neither waits for
+them nor is compensated for the time before it came. `Admission` bounds how many items wait.
 """
 
 import asyncio
@@ -21,32 +20,32 @@ from quartet_reward.errors import ShuttingDown
 T = TypeVar("T")
 
 CURRENT_RUN: ContextVar[str] = ContextVar("quartet_reward_run", default="")
-"""The run whose item the current task scores; the scorer sets it, so that no verifier has to hand it on."""
+"""The run whose item the current task scores. Set by the scorer, so that verifiers need not pass it on."""
 
 WAITED: ContextVar[list[float] | None] = ContextVar("quartet_reward_waited", default=None)
-"""One number, the seconds that the current task waited; the scorer sets it."""
+"""A list of one number, the seconds that the current task has waited. Set by the scorer."""
 
 _MOST_RUNS = 4096
 
 
 def count_wait(seconds: float) -> None:
-    """Count seconds that the current task waited for others, which are no part of its verification."""
+    """Add to the current task's waiting time, which is excluded from its verification time."""
     if (waited := WAITED.get()) is not None:
         waited[0] += seconds
 
 
 @dataclass(eq=False, slots=True)
 class Grant(Generic[T]):
-    """Things that are held, and by whom."""
+    """Resources that a run holds."""
 
-    things: list[T]
+    resources: list[T]
     run: str
     began: float
 
     @property
-    def thing(self) -> T:
-        """The one thing of a grant of one."""
-        return self.things[0]
+    def resource(self) -> T:
+        """The only resource of a grant of one."""
+        return self.resources[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -59,9 +58,9 @@ class _Waiter(Generic[T]):
 @dataclass(eq=False, slots=True)
 class _Run(Generic[T]):
     ended: float
-    """Seconds of use that has ended."""
+    """Seconds used by grants that were released."""
     held: int = 0
-    """Things that its running tasks hold."""
+    """Resources that it holds now."""
     began: float = 0.0
     """Sum of the times at which it got each of them."""
     waiting: deque[_Waiter[T]] = field(default_factory=deque)
@@ -76,35 +75,35 @@ class _Run(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Things on one side, runs that wait for them on the other. For one event loop."""
+    """A pool of resources that runs take turns at. For one event loop."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
         """`name` is the label `queue` of the metrics."""
         self._clock = clock
-        self._things: deque[T] = deque()
+        self._free: deque[T] = deque()
         self._runs: dict[str, _Run[T]] = {}
-        self._floor = 0.0  # what the run served last had used: where newcomers start
+        self._floor = 0.0  # what the run served last had used: new runs start here
         self._closed = False
         self._waiting_gauge = metrics.QUEUE_DEPTH.labels(name, "waiting")
         self._running_gauge = metrics.QUEUE_DEPTH.labels(name, "running")
         self.waiting = 0
         self.running = 0
 
-    def offer(self, *things: T) -> None:
-        """Hand things over: they go to whoever's turn it is, or are kept until somebody comes."""
-        self._things.extend(things)
+    def add(self, *resources: T) -> None:
+        """Add resources to the pool."""
+        self._free.extend(resources)
         self._serve()
 
-    async def take(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
-        """Wait for things; hand them back by `settle`.
+    async def acquire(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
+        """Wait for resources; `release` hands them back.
 
         Args:
-            run: who wants them; by default the run of the current task's item.
+            run: who asks; by default the run of the current task's item.
             timeout: longest wait in seconds.
-            count: how many, together or not at all; no more than there are. Nobody passes by whose turn it is.
+            count: how many, all at once; at most as many as the pool has. While they are collected, nobody overtakes.
 
         Raises:
-            TimeoutError: they were not to be had in time.
+            TimeoutError: the wait was longer than `timeout`.
             ShuttingDown: the queue is closed.
         """
         if self._closed:
@@ -118,24 +117,24 @@ class FairQueue(Generic[T]):
             async with asyncio.timeout(timeout):
                 grant = await waiter.granted
         except BaseException:
-            self._forget(name, waiter)
+            self._abandon(name, waiter)
             raise
         count_wait(grant.began - waiter.arrived)
         return grant
 
-    def settle(self, grant: Grant[T], reusable: bool = True) -> None:
-        """Hand back what was granted: its seconds, for each thing, count for its run.
+    def release(self, grant: Grant[T], reusable: bool = True) -> None:
+        """Return a grant and charge its run for the time, once per resource.
 
-        `reusable`: others may have it now.
+        `reusable`: the resources go back to the pool; otherwise they are dropped.
         """
-        run, count = self._runs[grant.run], len(grant.things)
+        run, count = self._runs[grant.run], len(grant.resources)
         run.ended += (self._clock() - grant.began) * count
         run.held -= count
         run.began -= grant.began * count
         self._count(running=-1)
-        self._tidy(grant.run)
+        self._prune(grant.run)
         if reusable:
-            self.offer(*grant.things)
+            self.add(*grant.resources)
 
     def close(self) -> None:
         self._closed = True
@@ -147,49 +146,49 @@ class FairQueue(Generic[T]):
     def _run(self, name: str) -> _Run[T]:
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = _Run(self._floor)
-            if len(self._runs) > _MOST_RUNS:
+            if len(self._runs) >= _MOST_RUNS:
                 self._drop_idle()
+            run = self._runs[name] = _Run(self._floor)
         elif run.idle:
             run.ended = max(run.ended, self._floor)
         return run
 
     def _serve(self) -> None:
         now = self._clock()
-        while self._things and self.waiting and not self._closed:
+        while self._free and self.waiting and not self._closed:
             waiting = ((name, run) for name, run in self._runs.items() if run.waiting)
             name, run = min(waiting, key=lambda entry: entry[1].used(now))
             waiter = run.waiting[0]
-            if not waiter.granted.done() and waiter.count > len(self._things):
+            if not waiter.granted.done() and waiter.count > len(self._free):
                 return
             run.waiting.popleft()
-            if waiter.granted.done():  # given up; its task has not yet had the time to say so
+            if waiter.granted.done():  # cancelled, but its task has not run yet
                 self._count(waiting=-1)
                 continue
             self._floor = max(self._floor, run.used(now))
             run.held += waiter.count
             run.began += now * waiter.count
-            # Behind its equals, so that runs that have used as much take turns.
+            # Moved to the end, so that runs with equal use alternate.
             self._runs[name] = self._runs.pop(name)
             self._count(waiting=-1, running=1)
-            things = [self._things.popleft() for _ in range(waiter.count)]
-            waiter.granted.set_result(Grant(things, name, now))
+            resources = [self._free.popleft() for _ in range(waiter.count)]
+            waiter.granted.set_result(Grant(resources, name, now))
 
-    def _forget(self, name: str, waiter: _Waiter[T]) -> None:
-        """Undo a wait that was given up, even if its grant has just come."""
+    def _abandon(self, name: str, waiter: _Waiter[T]) -> None:
+        """Undo a wait that failed or was cancelled; release its grant if that came at the same moment."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self.settle(granted.result())
+            self.release(granted.result())
             return
         run = self._runs.get(name)
         if run is not None and waiter in run.waiting:
             run.waiting.remove(waiter)
             self._count(waiting=-1)
-        self._tidy(name)
-        self._serve()  # who wanted more than was there may have stood before others
+        self._prune(name)
+        self._serve()  # it may have blocked others by waiting for more resources than were free
 
-    def _tidy(self, name: str) -> None:
-        """Forget what nobody needs: all use when all is quiet, a run's when it has used no more than the others."""
+    def _prune(self, name: str) -> None:
+        """Forget use that no longer matters: all of it if no run is active; a run's if it used no more than others."""
         if not self.waiting and not self.running:
             self._runs.clear()
             self._floor = 0.0
@@ -209,13 +208,16 @@ class FairQueue(Generic[T]):
 
 
 class Admission:
-    """`size` places. A batch takes all it needs or none; a stream waits for those of one item."""
+    """`size` places for items under way. A batch gets all its places or none; a stream waits for those of one item.
+
+    A run gets a place only while more are free than it holds: one run alone fills half, two a third each.
+    """
 
     def __init__(self, size: int):
         self._size = size
         self._taken = 0
         self._held: Counter[str] = Counter()
-        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._freed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -228,18 +230,16 @@ class Admission:
 
     @property
     def busy_seconds(self) -> float:
-        """How long, since the service began, any place was taken."""
+        """Seconds, since the service began, during which any place was taken."""
         return self._busy_before + (time.monotonic() - self._busy_since if self._taken else 0.0)
 
     def free_for(self, run: str) -> int:
         return max(self.free - self._held[run], 0)
 
-    def try_take(self, run: str, count: int) -> bool:
-        """Take `count` places for `run` if it may have so many."""
+    def try_acquire(self, run: str, count: int) -> bool:
+        """Take `count` places for `run` if as many are free for it."""
         if count > self.free_for(run):
             return False
-        if not count:
-            return True
         if self._taken == 0:
             self._busy_since = time.monotonic()
             self._empty.clear()
@@ -247,27 +247,25 @@ class Admission:
         self._held[run] += count
         return True
 
-    def try_take_all(self, wanted: Mapping[str, int]) -> bool:
-        """Take for each run the places that it wants, or none at all."""
+    def try_acquire_all(self, wanted: Mapping[str, int]) -> bool:
+        """Take the places that each run wants, or none at all."""
         taken: list[str] = []
         for run, count in wanted.items():
-            if not self.try_take(run, count):
+            if not self.try_acquire(run, count):
                 for other in taken:
-                    self.give(other, wanted[other])
+                    self.release(other, wanted[other])
                 return False
             taken.append(run)
         return True
 
-    async def take(self, run: str, count: int = 1) -> None:
-        """Wait for places for `run` and take them. Those of one run are served in the order in which they came."""
-        line = self._lines.setdefault(run, asyncio.Lock())
-        async with line:
-            while not self.try_take(run, count):
+    async def acquire(self, run: str, count: int = 1) -> None:
+        """Wait for places for `run` and take them; FIFO within a run."""
+        turn = self._turns.setdefault(run, asyncio.Lock())
+        async with turn:
+            while not self.try_acquire(run, count):
                 await self._freed.wait()
 
-    def give(self, run: str, count: int = 1) -> None:
-        if not count:
-            return
+    def release(self, run: str, count: int = 1) -> None:
         self._taken -= count
         self._held[run] -= count
         if not self._held[run]:

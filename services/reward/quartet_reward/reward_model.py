@@ -1,7 +1,7 @@
-"""Texts of many items become batches of the reward model; runs have their places in a batch in turn.
+"""Batches the texts of many items for the reward model's worker process; runs take turns at the places of a batch.
 
-A batch leaves when it is full, or `wait_seconds` after its first text came. An item that was given up before its batch
-left is not in it; a batch that runs is not killed for one item's sake, for the others wait for it, and it ends soon.
+A batch is sent when it is full, or `wait_seconds` after its first text. Texts cancelled before that are left out;
+cancelling one later does not stop the batch.
 """
 
 import asyncio
@@ -19,23 +19,21 @@ from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied,
 
 log = get_logger(__name__)
 
-# Characters of one message to the worker, far under the longest line however they are escaped.
+# Most characters of one message to the worker: escaped, they stay within `protocol.LONGEST_LINE`.
 _MOST_CHARACTERS = 2 << 20
-
-
-# What torch and CUDA read of the environment, beside what every worker sees.
+# Environment variables for torch and CUDA, beside those that every worker inherits.
 _VARIABLES = ("HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the model said of a text."""
+    """The model's result for a text."""
 
     logits: tuple[float, ...]
     tokens: int
     """Tokens that were read."""
     cut: int
-    """Tokens at the beginning that were not."""
+    """Tokens that were cut from the beginning."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +41,8 @@ class _Entry:
     text: str
     reading: "asyncio.Future[Reading]"
     joined: float
-    left: float
-    """When its batch left."""
+    sent: float
+    """When its batch was sent."""
 
 
 class RewardModel:
@@ -54,15 +52,15 @@ class RewardModel:
         """`queue_seconds`: longest wait of a batch for the process, loading included."""
         self._section = section
         variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        # It reads what is in its folder and nothing else.
+        # It must not download anything.
         variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
         arguments = [f"--section={section.model_dump_json()}"]
         command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
         self._pool = WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)
         self._places: FairQueue[int] = FairQueue("reward_model_texts")
-        self._places.offer(*range(section.batch))
+        self._places.add(*range(section.batch))
         self._next: asyncio.Queue[_Entry] = asyncio.Queue()
-        """Texts that have a place and wait for their batch to leave."""
+        """Texts that have a place and wait for their batch to be sent."""
         self._task: asyncio.Task | None = None
 
     @property
@@ -79,12 +77,12 @@ class RewardModel:
         return self._places.waiting
 
     def start(self) -> None:
-        """Begin to load the model; texts may come at once and wait for it."""
+        """Start to load the model; `read` may be called at once."""
         self._pool.start()
         self._task = asyncio.create_task(self._work(), name="reward model")
 
     async def close(self) -> None:
-        """Kill the process; who waits has a Failure."""
+        """Kill the process; waiting calls of `read` raise ShuttingDown."""
         self._places.close()
         await self._pool.close()
         if self._task is not None:
@@ -93,16 +91,16 @@ class RewardModel:
         _fail(self._taken(), ShuttingDown())
 
     async def read(self, text: str) -> Reading:
-        """Have a text read. Raises VerifierFailure: the process died twice or was too slow; or the service ends."""
-        place = await self._places.take()
+        """Run the model on a text. Raises VerifierFailure: the process died twice or was too slow, or shutdown."""
+        place = await self._places.acquire()
         now = time.monotonic()
         entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), now, now)
         self._next.put_nowait(entry)
         try:
             return await entry.reading
         finally:
-            self._places.settle(place)
-            count_wait(entry.left - entry.joined)
+            self._places.release(place)
+            count_wait(entry.sent - entry.joined)
 
     async def _work(self) -> None:
         while True:
@@ -112,17 +110,17 @@ class RewardModel:
                     await asyncio.sleep(self._section.wait_seconds)
                 batch = [entry for entry in (*batch, *self._taken()) if not entry.reading.done()]
                 for entry in batch:
-                    entry.left = time.monotonic()
+                    entry.sent = time.monotonic()
                 if batch:
                     await self._read_batch(batch)
             finally:
-                _fail(batch, ShuttingDown())  # those that nothing else was said to
+                _fail(batch, ShuttingDown())  # those without a result when this task is cancelled
 
     def _taken(self) -> list[_Entry]:
         return [self._next.get_nowait() for _ in range(self._next.qsize())]
 
     async def _read_batch(self, batch: list[_Entry]) -> None:
-        """Have texts read. Where that fails, the halves are read by themselves, so that a text fails alone."""
+        """Run the model on a batch. If that fails, the halves are retried, so that a bad text fails alone."""
         if len(batch) > 1 and sum(len(entry.text) for entry in batch) > _MOST_CHARACTERS:
             await self._read_halves(batch)
             return

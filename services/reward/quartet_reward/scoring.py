@@ -1,4 +1,4 @@
-"""One item through its verifiers into one result."""
+"""Scores an item: runs its verifiers and combines their verdicts into one result."""
 
 import asyncio
 import math
@@ -33,11 +33,11 @@ Result: TypeAlias = reward_pb2.ScoreResult
 
 
 class Work(NamedTuple):
-    """What finds an item's result, and does not raise: a failure is a result.
+    """The rest of an item's scoring, to be run when there is room.
 
     Attributes:
-        run: does it.
-        places: of the queue, one for each `LONG_BYTES` of the item, so that what waits is bounded in bytes, too.
+        run: returns the result; does not raise, as a failure is a result too.
+        places: admission places it needs, one per `LONG_BYTES`, so that waiting items are bounded in bytes too.
     """
 
     run: Callable[[], Coroutine[Any, Any, Result]]
@@ -50,7 +50,7 @@ class _Finding(NamedTuple):
 
 
 class Scorer:
-    """Scores items. What can be said at once is said at once; the rest is work for when there is room."""
+    """Scores items: at once where all its verifiers can, else by `Work` for when there is room."""
 
     def __init__(self, specs: SpecReader, tools: Tools):
         self._specs = specs
@@ -61,14 +61,14 @@ class Scorer:
     def score(self, item: reward_pb2.ScoreItem, field: str, size: int) -> Result | Work:
         """Return the item's result, or the work that finds it.
 
-        An item of more than `LONG_BYTES` is work: it is read in a thread, so that others are answered meanwhile.
+        An item of more than `LONG_BYTES` is always work, in a thread, so that it does not block the event loop.
 
         Args:
-            field: where the item stands.
-            size: of the item, `item.ByteSize()`, which takes as long as to serialize it.
+            field: the item's field in the request, for errors.
+            size: `item.ByteSize()`; the caller has it, and computing it costs as much as serializing the item.
 
         Raises:
-            ContractError: INVALID_ARGUMENT naming what under `field` cannot be accepted.
+            ContractError: INVALID_ARGUMENT with the field under `field` that is not acceptable.
         """
         try:
             bound = self._read(item, field)
@@ -125,9 +125,9 @@ class Scorer:
         self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
     ) -> Result:
         began, waited = time.perf_counter(), [0.0]
-        CURRENT_RUN.set(item.run_id)  # of this task alone: every piece of work has its own
+        CURRENT_RUN.set(item.run_id)  # visible in this task only
         WAITED.set(waited)
-        # One after the other: an item's parts seldom are more than one, and whole items run side by side.
+        # Verifiers run one after the other: few items have more than one, and items run concurrently.
         done: list[_Finding] = []
         for one, finding in zip(bound, findings, strict=True):
             start, before = time.perf_counter(), waited[0]
@@ -141,7 +141,7 @@ class Scorer:
         return _combined(item.item_id, bound, done, max(time.perf_counter() - began - waited[0], 0.0))
 
     def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: BaseException, start: float) -> Result:
-        """Return the failure of an item on which a verifier raised. Raises what ends the call or the process."""
+        """Return the failure of an item whose verifier raised. Reraises what ends the call or the process."""
         if _is_from_outside(error):
             raise error
         name = one.verifier.name
@@ -149,7 +149,7 @@ class Scorer:
             raised, error = error, VerifierFailure.of_exception(name, type(one.verifier).__module__, error)
             if error.place in self._raised:
                 log.debug("%s", error.message, extra={"place": error.place})
-            else:  # its traceback once: it may do so on every item
+            else:  # log the traceback once per place: it may be raised on every item
                 self._raised.add(error.place)
                 log.error("%s", error.message, exc_info=raised, extra={"place": error.place})
         metrics.VERIFICATIONS.labels(name, metrics.failure_name(error.kind)).observe(time.perf_counter() - start)
@@ -157,7 +157,7 @@ class Scorer:
 
 
 def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
-    """Trace a verification that began at `began` (time.time()), waiting included. Returns the result."""
+    """Record a trace span from `began` (time.time()) until now, waiting included. Return the result."""
     attributes: dict[str, tracing.Value] = {"quartet.run": item.run_id}
     attributes["quartet.verifiers"] = ", ".join(spec.name for spec in item.verifiers)
     if result.HasField("score"):
@@ -183,18 +183,21 @@ def failure(item_id: str, error: VerifierFailure) -> Result:
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether an error ends the call or the process; a verifier may raise SystemExit and CancelledError of its own."""
+    """Return whether an error ends the call or the process.
+
+    A verifier may raise SystemExit or CancelledError by itself: these are failures of its item.
+    """
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
-        except RuntimeError:  # in the thread of long items, where nothing is cancelled
+        except RuntimeError:  # in the thread of long items there are no tasks
             return False
         return task is None or task.cancelling() > 0
     return not isinstance(error, Exception | SystemExit)
 
 
 def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
-    """Return the verdict with its part of the score. Raises whatever a verdict with values of other types causes."""
+    """Return the verdict with its part of the score. Raises if the verdict has values of other types or not finite."""
     numbers = {
         "reward": verdict.reward or 0.0,
         "format_acc": verdict.format_acc or 0.0,
@@ -202,7 +205,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
     }
     for name, number in numbers.items():
         if not math.isfinite(number):
-            raise ValueError(f"its {name} is {number}, which is no finite number")
+            raise ValueError(f"its {name} is {number}; it must be finite")
     verdict = replace(
         verdict,
         reason=encodable(verdict.reason, _LONGEST_TEXT),
@@ -251,14 +254,14 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
 
 
 def _by_outcome(verdict: Verdict) -> float | None:
-    """Return the accuracy that a verdict without one says by its outcome; None if it judges no answers."""
+    """Return the accuracy that follows from a verdict's outcome; None if the verifier does not judge answers."""
     if verdict.format_acc is not None or verdict.outcome == reward_pb2.OUTCOME_UNJUDGED:
         return None
     return float(verdict.outcome == reward_pb2.OUTCOME_CORRECT)
 
 
 def _mean(weights: list[float], values: list[float | None]) -> float:
-    """The mean over those that judge, weighted by the size of their weights; 0 if none does."""
+    """Return the mean of the values that are not None, weighted by their absolute weights; 0 if there are none."""
     judged = [(abs(weight), value) for weight, value in zip(weights, values, strict=True) if value is not None]
     total = sum(weight for weight, _ in judged)
     return sum(weight * value for weight, value in judged) / total if total else 0.0

@@ -20,12 +20,12 @@ from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure
 from quartet_reward.verifiers.base import Verifier
 
-# Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
+# Items, of at most LONG_BYTES together, that are scored before the event loop serves other calls.
 _STRIDE = 64
-# A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
+# A stream may live as long as its rollout: duplicates are refused among this many of its last item ids.
 _REMEMBERED_IDS = 65_536
 _RETRY_SECONDS = 1.0
-# Results of one message; the rest follows in the next.
+# Results of one message.
 _MOST_RESULTS = 256
 
 Send = Callable[[Result], Awaitable[None]]
@@ -42,7 +42,7 @@ _DEFAULT_OUTPUT = 64 << 10
 
 
 async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem, int]]:
-    """Yield items, their places and their sizes; between some of them others have their turn in the event loop."""
+    """Yield index, item and size in bytes; yield to the event loop in between."""
     total = 0
     for i, item in enumerate(items):
         size = item.ByteSize()
@@ -70,19 +70,19 @@ class ScoreStream:
         self._ids: dict[str, None] = {}
 
     async def run(self, requests: AsyncIterator[reward_pb2.ScoreStreamRequest]) -> None:
-        """Answer all items.
+        """Score all items and write their results.
 
-        Reading stops while the service's queue is full: HTTP/2's flow control then slows the caller.
+        It stops reading while no admission places are free; HTTP/2 flow control then slows the caller.
 
         Raises:
-            ContractError: INVALID_ARGUMENT, a request that cannot be understood.
+            ContractError: INVALID_ARGUMENT, an invalid request.
         """
         async with asyncio.TaskGroup() as group:
             async for request in requests:
-                await self._take_on(request, group)
+                await self._score_request(request, group)
 
-    async def _take_on(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
-        """Score an item, or several: of those, what can be said at once is said in one message."""
+    async def _score_request(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
+        """Score a request's items: the immediate results are sent in one message, the rest when they are ready."""
         if len(request.items) > MOST_ITEMS:
             raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
         if request.items and request.HasField("item"):
@@ -119,25 +119,25 @@ class ScoreStream:
             del self._ids[next(iter(self._ids))]
 
     async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
-        """Wait for room, then have an item worked on beside the others."""
+        """Wait for admission, then start an item's work."""
         run, places = item.run_id, work.places
-        await self._admission.take(run, places)
+        await self._admission.acquire(run, places)
 
         async def finish() -> None:
             try:
                 result = await work.run()
             finally:
-                self._admission.give(run, places)
+                self._admission.release(run, places)
             await send(result)
 
         group.create_task(finish())
 
     async def _send(self, result: Result) -> None:
-        async with self._writing:  # one write at a time; a caller that does not read stops its own reading too
+        async with self._writing:  # while the caller does not read, this blocks, and with it reading its requests
             await self._write(reward_pb2.ScoreStreamResponse(result=result))
 
     async def _send_with_others(self, result: Result) -> None:
-        """Send a result together with those that come while the message before is being written."""
+        """Send a result, in one message with those that become ready while the previous message is written."""
         self._unwritten.append(result)
         await self._flush()
 
@@ -150,7 +150,7 @@ class ScoreStream:
 
 
 def read_job(request: reward_pb2.ExecuteRequest) -> Job:
-    """Return the request as the sandbox's job. Raises ContractError (INVALID_ARGUMENT) naming the field."""
+    """Return the request as a sandbox job. Raises ContractError (INVALID_ARGUMENT) with the field."""
     if request.language not in ("", *LANGUAGES):
         raise invalid_argument("language", f"'{request.language[:40]}'", ", ".join(LANGUAGES))
     source, stdin = request.source.encode(), request.stdin.encode()
@@ -225,21 +225,21 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))
 
     async def _finish(self, items: Sequence[reward_pb2.ScoreItem], results: list[Result | Work]) -> list[Result]:
-        """Do the work among `results`, all side by side; it is cancelled with the call, which has the deadline."""
+        """Run the work among `results` concurrently; it is cancelled when the call is, e.g. at its deadline."""
         work = {i: one for i, one in enumerate(results) if not isinstance(one, reward_pb2.ScoreResult)}
         wanted, extra = Counter(items[i].run_id for i in work), MOST_ITEMS - len(work)
-        for i, one in work.items():  # no call takes more places than it may have items
+        for i, one in work.items():  # a call needs at most MOST_ITEMS places, however long its items are
             more = min(one.places - 1, extra)
             wanted[items[i].run_id] += more
             extra -= more
-        if not self._admission.try_take_all(wanted):
+        if not self._admission.try_acquire_all(wanted):
             raise self._full(wanted)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {i: group.create_task(one.run()) for i, one in work.items()}
         finally:
             for run, count in wanted.items():
-                self._admission.give(run, count)
+                self._admission.release(run, count)
         return [tasks[i].result() if i in tasks else one for i, one in enumerate(results)]
 
     def _full(self, wanted: Counter[str]) -> ContractError:
@@ -260,7 +260,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     @cached_property
     def _listed(self) -> reward_pb2.ListVerifiersResponse:
-        """Made once: pydantic takes some 100 ms of the event loop for the schemas."""
+        """Cached: pydantic blocks the event loop for about 100 ms to make the schemas."""
         infos = [
             reward_pb2.VerifierInfo(
                 name=name,
@@ -274,19 +274,19 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     async def Execute(  # noqa: N802
         self, request: reward_pb2.ExecuteRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ExecuteResponse:
-        """Run a program in the sandbox, for whose slots runs take turns; it is killed with the call."""
+        """Run a program in the sandbox; it is killed when the call is cancelled."""
         if self.draining:
             raise unavailable("reward", "the service is shutting down")
         job, run = read_job(request), request.run_id
-        if not self._admission.try_take(run, 1):
+        if not self._admission.try_acquire(run, 1):
             raise self._full(Counter({run: 1}))
-        CURRENT_RUN.set(run)  # of this call's task alone
+        CURRENT_RUN.set(run)  # visible in this call's task only
         try:
             return _response(await self._sandbox.run(job))
         except (SandboxUnavailable, ShuttingDown) as error:
             raise unavailable("sandbox", str(error)) from error
         finally:
-            self._admission.give(run)
+            self._admission.release(run)
 
 
 def _refuse_duplicates(items: Sequence[reward_pb2.ScoreItem]) -> None:

@@ -16,10 +16,10 @@ class Bench:
         self.held = []
         self.tasks: list[asyncio.Task] = []
         for slot in range(slots):
-            self.queue.offer(slot)
+            self.queue.add(slot)
 
     async def wait_for_turn(self, run: str) -> None:
-        self.held.append(await self.queue.take(run))
+        self.held.append(await self.queue.acquire(run))
 
     def arrive(self, run: str, count: int = 1) -> None:
         self.tasks += [asyncio.create_task(self.wait_for_turn(run)) for _ in range(count)]
@@ -32,7 +32,7 @@ class Bench:
             grant = self.held.pop(0)
             self.now += seconds[grant.run]
             ended.append(grant.run)
-            self.queue.settle(grant)
+            self.queue.release(grant)
             await asyncio.sleep(0)
         return ended
 
@@ -79,48 +79,48 @@ async def test_who_comes_back_has_no_credit_for_the_time_it_was_away(bench):
 
 async def test_who_gives_up_takes_nothing_along():
     queue: FairQueue[str] = FairQueue("test")
-    gone, stays = (asyncio.create_task(queue.take("run")) for _ in range(2))
+    gone, stays = (asyncio.create_task(queue.acquire("run")) for _ in range(2))
     await asyncio.sleep(0)
     assert queue.waiting == 2
     gone.cancel()
-    queue.offer("slot")  # before the cancelled task could say so
+    queue.add("slot")  # before the cancelled task could say so
     grant = await stays
-    assert grant.thing == "slot"
+    assert grant.resource == "slot"
     assert (queue.waiting, queue.running) == (0, 1)
-    late = asyncio.create_task(queue.take("other"))
+    late = asyncio.create_task(queue.acquire("other"))
     await asyncio.sleep(0)
-    queue.settle(grant)
+    queue.release(grant)
     late.cancel()  # after it was granted, before it could know
     with pytest.raises(asyncio.CancelledError):
         await late
-    assert (await queue.take("third", timeout=5)).thing == "slot"
+    assert (await queue.acquire("third", timeout=5)).resource == "slot"
     with pytest.raises(TimeoutError):
-        await queue.take("fourth", timeout=0.01)
+        await queue.acquire("fourth", timeout=0.01)
     assert (queue.waiting, queue.running) == (0, 1)
 
 
 async def test_two_at_once_or_none_and_nobody_slips_by():
     queue: FairQueue[int] = FairQueue("test")
-    queue.offer(1, 2)
-    one = await queue.take("a")
-    pair = asyncio.create_task(queue.take("b", count=2))
+    queue.add(1, 2)
+    one = await queue.acquire("a")
+    pair = asyncio.create_task(queue.acquire("b", count=2))
     await asyncio.sleep(0)
-    single = asyncio.create_task(queue.take("b"))
+    single = asyncio.create_task(queue.acquire("b"))
     await asyncio.sleep(0)
     assert not pair.done() and not single.done()  # else many singles would keep a pair waiting for ever
-    queue.settle(one)
-    assert sorted((await pair).things) == [1, 2] and not single.done()
-    other = asyncio.create_task(queue.take("c", count=2))
+    queue.release(one)
+    assert sorted((await pair).resources) == [1, 2] and not single.done()
+    other = asyncio.create_task(queue.acquire("c", count=2))
     await asyncio.sleep(0)
-    queue.settle(pair.result())
-    assert len((await other).things) == 2  # b has had its turn
-    queue.settle(other.result())
-    assert len((await single).things) == 1
+    queue.release(pair.result())
+    assert len((await other).resources) == 2  # b has had its turn
+    queue.release(other.result())
+    assert len((await single).resources) == 1
 
 
 def fill(admission: Admission, run: str) -> int:
     taken = 0
-    while admission.try_take(run, 1):
+    while admission.try_acquire(run, 1):
         taken += 1
     return taken
 
@@ -131,7 +131,7 @@ def test_one_run_fills_half_two_a_third_and_there_is_room_for_one_more():
     assert fill(admission, "b") == 300  # half of what is left, until the first gives back
     held_by_a, held_by_b = 600, 300
     for _ in range(600):
-        admission.give("a")
+        admission.release("a")
         held_by_b += fill(admission, "b")
         held_by_a += fill(admission, "a") - 1
     assert abs(held_by_a - 400) <= 1 and abs(held_by_b - 400) <= 1
@@ -141,21 +141,30 @@ def test_one_run_fills_half_two_a_third_and_there_is_room_for_one_more():
 async def test_who_waits_is_let_in_in_turn_and_may_give_up():
     admission = Admission(4)
     assert fill(admission, "a") == 2 and fill(admission, "b") == 1
-    first, second = (asyncio.create_task(admission.take("a")) for _ in range(2))
+    first, second = (asyncio.create_task(admission.acquire("a")) for _ in range(2))
     await asyncio.sleep(0)
     assert not first.done()
     first.cancel()
-    admission.give("a")  # before the cancelled one could say so
+    admission.release("a")  # before the cancelled one could say so
     await asyncio.wait_for(second, 5)
     with pytest.raises(asyncio.CancelledError):
         await first
-    other = asyncio.create_task(admission.take("b"))
+    other = asyncio.create_task(admission.acquire("b"))
     await asyncio.sleep(0)
     assert not other.done()
-    admission.give("a", 2)
+    admission.release("a", 2)
     other.cancel()  # let in, but gone before it could know
     with pytest.raises(asyncio.CancelledError):
         await other
-    admission.give("b")
+    admission.release("b")
     await asyncio.wait_for(admission.wait_empty(), 5)
     assert admission.free == admission.free_for("b") == 4
+
+
+async def test_a_new_run_is_served_where_as_many_runs_wait_as_are_remembered(monkeypatch):
+    monkeypatch.setattr("quartet_reward.queue._MOST_RUNS", 2)
+    queue: FairQueue[int] = FairQueue("test")
+    tasks = [asyncio.create_task(queue.acquire(run, timeout=5)) for run in "abc"]
+    await asyncio.sleep(0)
+    queue.add(1, 2, 3)
+    assert [grant.run for grant in await asyncio.gather(*tasks)] == ["a", "b", "c"]

@@ -195,7 +195,7 @@ async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(ca
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ('Verdict(float("nan"), 1, "")', "its reward is nan, which is no finite number"),
+        ('Verdict(float("nan"), 1, "")', "its reward is nan; it must be finite"),
         ("Verdict('1', 1, '')", "TypeError"),
         ("Verdict(1e300, 1, '')", "the weighted sum of the rewards is 1e+300"),
         ("Verdict(1.0, 99, '')", "no name defined for value 99"),

@@ -8,7 +8,7 @@ from reward_samples import ENDLESS, until
 
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.math.equality import worker_command
-from quartet_reward.workers.pool import WorkerCommand, WorkerPool
+from quartet_reward.workers.pool import WorkerCommand, WorkerDied, WorkerPool
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 ECHO = """
@@ -56,3 +56,11 @@ async def test_nothing_more_is_asked_of_a_worker_whose_answer_was_its_last(tmp_p
         assert first not in pool.pids and not caplog.messages
     finally:
         await pool.close()
+
+
+async def test_a_task_waits_once_for_a_worker_and_no_death_is_logged_where_none_died(caplog):
+    pool = WorkerPool("math", worker_command(1 << 30), 600.0, queue_seconds=0.5)  # none is started
+    async with asyncio.timeout(0.9):
+        with pytest.raises(WorkerDied, match="no worker became free"):
+            await pool.run(QUICK)
+    assert not caplog.messages

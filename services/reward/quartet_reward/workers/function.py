@@ -1,12 +1,14 @@
-"""A process that calls one reward function, one completion at a time. `python -m quartet_reward.workers.function`.
+"""The worker process of a reward function, called with one completion at a time.
+
+Run by `python -m quartet_reward.workers.function`. Requests and answers:
 
     -> {"completion": "…", "answer": "…", "prompt": "…", "messages": […] | null, "columns": {…}, "parameters": {…}}
     <- {"event": "scored", "reward": 1.0, "correct": true | null, "answer": "", "reason": ""}
-    <- {"event": "none"}, the function has no verdict
-    <- {"event": "missing", "names": […]}, the row lacks columns that the function requires
+    <- {"event": "none"}                           the function returned None
+    <- {"event": "missing", "names": […]}          the row lacks columns that the function requires
     <- {"event": "failed", "reason": "raised KeyError: 'a'", "place": "FILE:LINE", "traceback": "…"}
 
-With `--describe` it prints what the function takes as JSON and ends.
+With `--describe` it prints the function's arguments and description as JSON and exits.
 """
 
 import argparse
@@ -29,7 +31,7 @@ _RETURNS = "a number, a bool, None, quartet_reward.Score"
 
 
 class Refused(Exception):
-    """The function cannot be used, or returned what is no score."""
+    """The function cannot be used, or returned an invalid value."""
 
 
 def main() -> None:
@@ -40,21 +42,25 @@ def main() -> None:
     parser.add_argument("--parent", type=int)
     arguments = parser.parse_args()
     if arguments.describe:
-        output, sys.stdout = sys.stdout, sys.stderr  # what the file prints is no description
+        output, sys.stdout = sys.stdout, sys.stderr  # keep what the file prints out of the description
         try:
-            said = Function(arguments.function).description()
+            description = Function(arguments.function).description()
         except Refused as error:
-            said = {"error": str(error)}
-        print(json.dumps(said), file=output)
+            description = {"error": str(error)}
+        print(json.dumps(description), file=output)
     else:
         protocol.serve(arguments.parent, lambda: Function(arguments.function).score)
 
 
 class Function:
-    """A reward function, `FILE.py:NAME`, in Quartet's form or in TRL's, whose first argument is `completions`."""
+    """A reward function, `FILE.py:NAME`. It takes `completion`, or TRL's `completions`."""
 
     def __init__(self, path: str):
-        """Raises Refused: the file cannot be read or raises, has no such function, or one that takes no completion."""
+        """Load the function.
+
+        Raises:
+            Refused: the file cannot be read, raises, or has no such function; or that takes no completion.
+        """
         self.file, _, self.name = path.rpartition(":")
         self._call = _load(self.file, self.name)
         taken = inspect.signature(self._call).parameters.values()
@@ -69,10 +75,10 @@ class Function:
             )
 
     def description(self) -> dict[str, Any]:
-        """Return its arguments that rows or parameters may give, and the first line of its docstring."""
+        """Return the arguments that come from columns or parameters, and the first line of the docstring."""
         names = [name for name in self.names if name not in _GIVEN]
-        words = (inspect.getdoc(self._call) or "").partition("\n")[0]
-        return {"names": names, "takes_any": self.takes_any, "description": words}
+        description = (inspect.getdoc(self._call) or "").partition("\n")[0]
+        return {"names": names, "takes_any": self.takes_any, "description": description}
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
         arguments = self._arguments(request)
@@ -86,7 +92,7 @@ class Function:
         except Refused as error:
             code = inspect.unwrap(self._call).__code__
             return {"event": "failed", "reason": str(error), "place": f"{code.co_filename}:{code.co_firstlineno}"}
-        except BaseException as error:  # SystemExit, too, is no reason to end this process
+        except BaseException as error:  # a SystemExit of the function must not end this process
             return {"event": "failed", **_raised(error, self.file)}
 
     def _arguments(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +101,7 @@ class Function:
         given = {"answer": answer, "gt_answer": answer} if answer else {}
         completion, prompt, messages = request["completion"], request["prompt"], request["messages"]
         if self.of_trl:
-            # Lists of one; those of conversations, where the prompt is a chat.
+            # Lists of one text each; of one list of messages each where the prompt is a chat.
             texts = [completion] if messages is None else [[{"role": "assistant", "content": completion}]]
             own = {"completions": texts, "prompts": [prompt] if messages is None else [messages]}
             row = {name: [value] for name, value in (given | request["columns"]).items()} | request["parameters"]
@@ -121,7 +127,7 @@ def _load(file: str, name: str) -> Callable[..., Any]:
         raise Refused(f"there is no file '{file}'")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))  # it may import its neighbors
+    sys.path.insert(0, str(path.parent))  # so that it can import modules beside it
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -146,12 +152,12 @@ def _answer(value: Any) -> dict[str, Any]:
     correct = number if isinstance(number, bool) else None if score is None else score.correct
     if correct is not None and not isinstance(correct, bool):
         raise Refused(f"returned a Score whose correct is {_shown(correct)}; allowed: True, False, None")
-    said = {"answer": str(score.answer), "reason": str(score.reason)} if score is not None else {}
-    return {"event": "scored", "reward": float(number), "correct": correct, "answer": "", "reason": "", **said}
+    answer, reason = (str(score.answer), str(score.reason)) if score is not None else ("", "")
+    return {"event": "scored", "reward": float(number), "correct": correct, "answer": answer, "reason": reason}
 
 
 def _number(value: Any) -> float | bool:
-    number = value.item() if hasattr(value, "item") and callable(value.item) else value  # numpy's and torch's
+    number = value.item() if hasattr(value, "item") and callable(value.item) else value  # of numpy and torch
     if isinstance(number, int | float) and math.isfinite(number):
         return number
     raise Refused(f"returned {_shown(value)}; allowed: {_RETURNS}; numbers are finite")

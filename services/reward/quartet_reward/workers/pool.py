@@ -1,8 +1,7 @@
-"""A pool of worker processes that can be killed: at a deadline, on cancellation, after a number of tasks.
+"""A pool of worker processes that are killed at a deadline or on cancellation, and replaced after a number of tasks.
 
-Each worker serves one task at a time, and runs have it in turns (`queue`). A caller holds a worker while it waits
-for it, so a cancelled caller kills the work it asked for; a fresh process takes the place of every one that is killed,
-dies or is retired.
+A worker serves one task at a time; runs take turns (`queue`). Cancelling a caller kills the worker that serves it.
+Every worker that ends is replaced by a new process.
 """
 
 import asyncio
@@ -18,13 +17,13 @@ from typing import Any
 from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.errors import ShuttingDown
-from quartet_reward.queue import FairQueue
+from quartet_reward.queue import FairQueue, Grant
 from quartet_reward.workers import protocol
 
-# A worker that got less than this share of a processor until its deadline was starved: that says nothing of its task.
+# A worker that got less than this share of a processor until its deadline was starved: its task is not to blame.
 _STARVED = 0.05
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# What a worker sees of this process's environment: where Python's modules are, and nothing secret.
+# The environment variables that workers inherit: where Python's modules are, and nothing secret.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 
 log = get_logger(__name__)
@@ -39,9 +38,9 @@ class TaskTimedOut(Exception):
 
 
 class WorkerDied(Exception):
-    """The worker ended on its own, or was starved.
+    """The worker ended by itself, was starved of CPU, or none was free in time.
 
-    `crashed`: by a signal that only it sends itself, or by an exit; else the end says nothing about its input.
+    `crashed`: it exited, or a signal other than SIGKILL and SIGTERM ended it; otherwise its task is not to blame.
     """
 
     def __init__(self, reason: str, crashed: bool = False):
@@ -57,37 +56,37 @@ class WorkerCommand:
     """Run by `python -m`, with `arguments` and `--parent`, the service's process id."""
     arguments: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beyond the few that every worker has."""
+    """Environment variables beside those that every worker inherits."""
     start_seconds: float = 60.0
-    """Longest time until it says that it is ready."""
+    """Longest time until it is ready."""
     may_wait: bool = False
-    """A task may use little CPU, as one that calls a server; else it counts as starved at the deadline."""
+    """Tasks may use little CPU, e.g. because they call a server: a worker at its deadline never counts as starved."""
 
 
 class WorkerProcess:
-    """A process that answers messages, and the socket to it. Serves one task at a time."""
+    """A worker process and the socket to it. Serves one task at a time."""
 
     def __init__(self, command: WorkerCommand):
-        """Start the process; `await_ready` returns when it serves. Raises OSError: there can be no process."""
+        """Start the process; `await_ready` waits until it serves. Raises OSError."""
         self._socket, theirs = socket.socketpair()
         self._command = command
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
-            # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
+            # Not asyncio.create_subprocess_exec: in Python 3.11 it hangs when it is cancelled.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", command.module, *command.arguments, f"--parent={os.getpid()}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env={**environment, **command.variables},
-                # Kernels share processors among sessions first (man 7 sched, autogroup): in the service's own, an
-                # answer that keeps its worker computing kept the service from answering others.
+                # The kernel divides CPU time among sessions first (man 7 sched, autogroup): a busy worker in the
+                # service's own session slowed the service's answers to other callers.
                 start_new_session=True,
             )
         self._writer: asyncio.StreamWriter | None = None
         self.pid = self._process.pid
         self.tasks_done = 0
-        self.fate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why it is of no more use, as the metrics name it."""
+        self.retired: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Set when the pool must replace it: the label `reason` of the metrics."""
 
     async def await_ready(self) -> None:
         """Wait until the process serves. Raises WorkerDied."""
@@ -99,11 +98,11 @@ class WorkerProcess:
             raise WorkerDied(f"it was not ready within {self._command.start_seconds:g} s") from None
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
-        """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""
+        """Send a task and return its answer. Raises TaskTimedOut, WorkerDied; the process must then be replaced."""
         cpu_before = self._cpu_seconds()
         try:
             async with asyncio.timeout(deadline_seconds):
-                # CPU time is the kernel's guard behind our own clock: twice as long, should this process be stuck.
+                # In case the service itself hangs, the kernel ends the worker after twice the deadline in CPU time.
                 await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
                 message = await self._receive()
         except TimeoutError:
@@ -116,17 +115,17 @@ class WorkerProcess:
         return message
 
     def kill(self) -> None:
-        """End the process at once; harmless if it has ended."""
+        """Kill the process; does nothing if it has ended."""
         self._process.kill()
 
     async def end(self) -> None:
-        """Kill the process, wait until it is gone and close the socket to it."""
+        """Kill the process, wait for its end and close the socket."""
         self.kill()
         await asyncio.to_thread(self._process.wait)
         (self._writer or self._socket).close()
 
     async def _send(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None, "start() comes first"
+        assert self._writer is not None, "await_ready() comes first"
         try:
             self._writer.write(protocol.pack(message))
             await self._writer.drain()
@@ -141,11 +140,11 @@ class WorkerProcess:
         except ConnectionError as error:
             raise await self._death() from error
         except ValueError as error:
-            raise WorkerDied(f"what it sent is no message: {error}") from error
+            raise WorkerDied(f"it sent an invalid message: {error}") from error
         raise await self._death()
 
     async def _death(self) -> WorkerDied:
-        self.kill()  # its socket is closed, so it is of no use whether it lives or not
+        self.kill()  # it may have closed its socket and still run
         status = await asyncio.to_thread(self._process.wait)
         from_outside = status in (-signal.SIGKILL, -signal.SIGTERM)
         reason = f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
@@ -155,13 +154,13 @@ class WorkerProcess:
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
                 fields = stat.read().rpartition(")")[2].split()
-        except OSError:  # it has ended, or this process has no descriptor left
+        except OSError:  # it has ended, or this process is out of file descriptors
             return 0.0
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
 class WorkerPool:
-    """Processes and the fair queue before them."""
+    """Worker processes and their fair queue."""
 
     def __init__(
         self,
@@ -172,14 +171,14 @@ class WorkerPool:
         workers: int = 1,
         recycle_after: int | None = None,
     ):
-        """Prepare; `start` starts.
+        """Configure the pool; `start` starts it.
 
         Args:
-            name: the pool's in the metrics.
-            command: what its processes run.
+            name: label `pool` of the metrics.
+            command: what the processes run.
             deadline_seconds: longest time of a task.
-            queue_seconds: longest wait for a process.
-            workers: how many there are.
+            queue_seconds: longest wait for a worker.
+            workers: number of processes.
             recycle_after: tasks after which a process is replaced; None: never.
         """
         self._name = name
@@ -203,15 +202,15 @@ class WorkerPool:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes there are, those that start and those that end included."""
+        """Process ids, including workers that are starting or ending."""
         return frozenset(worker.pid for worker in self._all)
 
     def start(self) -> None:
-        """Begin to start the workers; tasks may be run at once and wait for them."""
+        """Start the workers in the background; `run` may be called at once."""
         self._keepers = [asyncio.create_task(self._keep_one()) for _ in range(self._workers)]
 
     async def close(self) -> None:
-        """Kill all workers; tasks that wait or run raise ShuttingDown."""
+        """Kill all workers; waiting and running tasks raise ShuttingDown."""
         if not self._closed:
             self._closed = True
             self._idle.close()
@@ -220,49 +219,53 @@ class WorkerPool:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a task in a worker and return its answer. Where the worker dies, another one tries once more.
+        """Run a task in a worker and return its answer; retry once if the worker dies.
 
         Raises:
-            TaskTimedOut: it was killed at its deadline.
-            WorkerDied: the worker ended by itself, was starved of CPU, or none could be had within `queue_seconds`.
+            TaskTimedOut: the worker was killed at the deadline.
+            WorkerDied: two workers died or were starved of CPU, or none was free within `queue_seconds`.
             ShuttingDown: the pool is closed.
         """
+        grant = await self._acquire()
         try:
-            return await self._run(request)
+            return await self._ask(grant, request)
         except WorkerDied as error:
             log.warning("a worker died (%s); the task is tried once more", error, extra={"pool": self._name})
-            return await self._run(request)
+        return await self._ask(await self._acquire(), request)
 
-    async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _acquire(self) -> Grant[WorkerProcess]:
         try:
-            grant = await self._idle.take(timeout=self._queue_seconds)
+            return await self._idle.acquire(timeout=self._queue_seconds)
         except TimeoutError:
             raise WorkerDied(f"no worker became free within {self._queue_seconds:g} s") from None
-        worker = grant.thing
-        fate = "died"
+
+    async def _ask(self, grant: Grant[WorkerProcess], request: dict[str, Any]) -> dict[str, Any]:
+        """Run a task in the granted worker and release it; replace the worker if it cannot serve again."""
+        worker = grant.resource
+        reason = "died"
         try:
             answer = await worker.ask(request, self._deadline_seconds)
-            fate = "recycled" if worker.tasks_done == self._recycle_after or answer.get("last") else ""
+            reason = "recycled" if worker.tasks_done == self._recycle_after or answer.get("last") else ""
             return answer
         except TaskTimedOut:
-            fate = "deadline"
+            reason = "deadline"
             raise
         except asyncio.CancelledError:
-            fate = "cancelled"
+            reason = "cancelled"
             raise
         except WorkerDied:
             if self._closed:
                 raise ShuttingDown from None
             raise
         finally:
-            self._idle.settle(grant, reusable=not fate)
-            if fate:
+            self._idle.release(grant, reusable=not reason)
+            if reason:
                 worker.kill()
-                if not worker.fate.done():  # the pool is closed
-                    worker.fate.set_result(fate)
+                if not worker.retired.done():  # the pool is closed
+                    worker.retired.set_result(reason)
 
     async def _keep_one(self) -> None:
-        """Keep a worker, one after the other; a start that fails is said and tried again, ever more slowly."""
+        """Keep one worker alive for ever; a failed start is logged and retried with backoff."""
         pause = _FIRST_RETRY_SECONDS
         while True:
             try:
@@ -274,14 +277,14 @@ class WorkerPool:
                 pause = min(2 * pause, _LAST_RETRY_SECONDS)
 
     async def _live(self) -> None:
-        """Start a worker and lend it out until it is of no more use. Raises OSError, WorkerDied: it does not start."""
+        """Start a worker, add it to the queue and wait until it must be replaced. Raises OSError, WorkerDied."""
         worker = WorkerProcess(self._command)
         self._all.add(worker)
         self._count_alive()
         try:
             await worker.await_ready()
-            self._idle.offer(worker)
-            metrics.WORKERS_ENDED.labels(self._name, await worker.fate).inc()
+            self._idle.add(worker)
+            metrics.WORKERS_ENDED.labels(self._name, await worker.retired).inc()
         finally:
             await worker.end()
             self._all.discard(worker)

@@ -1,4 +1,4 @@
-"""Messages between the service and its workers: a JSON object in one line."""
+"""The protocol between the service and its workers, one JSON object per line, and a worker's main loop."""
 
 import ctypes
 import json
@@ -29,19 +29,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve(parent: int, load: Callable[[], Answer], nice: int = 0) -> None:
-    """Be a worker: load what answers, say so, and answer requests until there are no more, or one answer is the `last`.
+    """Run a worker's main loop: load, send "ready", answer requests until standard input ends or an answer is `last`.
 
-    This process's life is tied to its parent's. Its answers go to standard output; what else is printed, to the log.
+    The kernel kills this process when its parent dies. Answers go to standard output, whatever else is printed to
+    standard error, the service's log.
 
     Args:
-        parent: process id of the service; if it has died already, this process ends at once.
-        load: returns what answers a request.
-        nice: by how much its priority is lowered.
+        parent: process id of the service; if that is no longer the parent, this process exits at once.
+        load: returns the function that answers requests.
+        nice: added to the process's nice value.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(0)  # it died before the request was made
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which then ends its workers
+        os._exit(0)  # the parent died before prctl took effect
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the service, which ends its workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(nice)
     with os.fdopen(os.dup(1), "wb") as output:

@@ -1,8 +1,8 @@
-"""The process of the reward model. `python -m quartet_reward.workers.reward_model`; lines of JSON, as the others:
+"""The worker process of the reward model. Run by `python -m quartet_reward.workers.reward_model`.
 
 -> {"texts": ["…", …]}
-<- {"event": "done", "logits": [[0.3], …], "tokens": [17, …], "cut": [0, …]}   `cut`: how many were dropped
- | {"event": "failed", "reason": "…"}
+<- {"event": "done", "logits": [[0.3], …], "tokens": [17, …], "cut": [0, …]}   `cut`: tokens dropped
+<- {"event": "failed", "reason": "…"}
 """
 
 import argparse
@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from quartet_reward.config import RewardModelSection
 from quartet_reward.workers import protocol
 
-# No tokenizer has a token of more characters on average: what is longer is cut before it is tokenized.
+# More than any tokenizer's average: longer texts are cut before they are tokenized.
 _CHARACTERS_PER_TOKEN = 64
 
 
@@ -22,7 +22,7 @@ class Classifier:
     """A model and its tokenizer."""
 
     def __init__(self, section: RewardModelSection):
-        """Load them. Raises OSError, ValueError: the folder holds no such model."""
+        """Load both. Raises OSError, ValueError: the folder holds no such model."""
         path = section.path
         self._tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
         self._add_special_tokens = section.add_special_tokens
@@ -35,10 +35,10 @@ class Classifier:
         config = self._model.config
         positions = getattr(config, "max_position_embeddings", None) or section.max_tokens
         self._max_tokens = min(section.max_tokens, positions)
-        # Models that read the last token find it by this id: without one that they know, nothing can be padded.
-        given, known = self._tokenizer.pad_token_id, self._model.get_input_embeddings().num_embeddings
-        if config.pad_token_id is None and given is not None and given < known:
-            config.pad_token_id = given
+        # Models that pool the last token find it by the pad token's id: without a valid one, rows cannot be padded.
+        pad, vocabulary = self._tokenizer.pad_token_id, self._model.get_input_embeddings().num_embeddings
+        if config.pad_token_id is None and pad is not None and pad < vocabulary:
+            config.pad_token_id = pad
         self._pad = config.pad_token_id
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -47,13 +47,13 @@ class Classifier:
             if not all(rows):
                 raise ValueError("a text without tokens")
             return {"event": "done", "logits": self.logits(rows), "tokens": [len(row) for row in rows], "cut": cut}
-        except Exception as error:  # whatever the model raises is told to the service
-            # An error on a GPU may stay with the process: a fresh one takes its place.
+        except Exception as error:
+            # A CUDA error may persist in the process, so that is replaced.
             last = self._device != "cpu"
             return {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500], "last": last}
 
     def read(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
-        """Return the token ids of texts, and how many of each were cut off at the beginning."""
+        """Return the token ids of each text, and how many tokens were cut from its beginning."""
         most = self._max_tokens * _CHARACTERS_PER_TOKEN
         texts = [text[-most:] for text in texts]
         rows = self._tokenize(texts, truncation=True, max_length=self._max_tokens)
@@ -67,14 +67,15 @@ class Classifier:
         return self._tokenizer(texts, add_special_tokens=self._add_special_tokens, **options)["input_ids"]
 
     def logits(self, rows: list[list[int]]) -> list[list[float]]:
-        """Return the logits of each row; rows of like lengths share a forward pass."""
-        found: list[list[float]] = [[] for _ in rows]
+        """Return the logits of each row; rows of similar length share a forward pass."""
+        logits: list[list[float]] = [[] for _ in rows]
         for indices in self._passes(rows):
             for index, values in zip(indices, self._forward([rows[i] for i in indices]), strict=True):
-                found[index] = values
-        return found
+                logits[index] = values
+        return logits
 
     def _passes(self, rows: list[list[int]]) -> list[list[int]]:
+        """Return the row indices of each forward pass: at most `batch_tokens` tokens, padding included."""
         passes: list[list[int]] = []
         for index in sorted(range(len(rows)), key=lambda i: len(rows[i])):
             last = passes[-1] if passes else []
@@ -98,7 +99,6 @@ class Classifier:
 
 
 def main() -> None:
-    """Load the model, say so, and serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--section", type=RewardModelSection.model_validate_json, required=True)
     parser.add_argument("--parent", type=int, required=True)
