@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import resource
 import signal
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,37 @@ async def test_many_run_at_a_time_and_neither_one_nor_a_descriptor_is_lost(sandb
         executions = await asyncio.gather(*(run(sandbox, f"print({number})") for number in range(40)))
         assert [int(execution.stdout) for execution in executions] == list(range(40))
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open at most `count` more file descriptors."""
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_program_is_killed_at_its_time_by_a_service_that_is_out_of_descriptors(sandbox):
+    idle = len(below([sandbox.fork_server]))
+    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_seconds=1.0)))
+    await until(lambda: len(below([sandbox.fork_server])) > idle)
+    await asyncio.sleep(0.3)
+    with descriptors_left(0):
+        async with asyncio.timeout(15):
+            assert (await task).ending is ExitReason.TIMED_OUT
+
+
+async def test_what_cannot_start_for_want_of_descriptors_fails_and_leaves_none_open(sandbox):
+    before = os.listdir("/proc/self/fd")
+    for count in range(7):  # three pipes and the program's source
+        with descriptors_left(count), pytest.raises(SandboxUnavailable, match="Too many open files"):
+            await run(sandbox, "print(1)")
+    assert os.listdir("/proc/self/fd") == before
 
 
 async def test_a_dead_fork_server_is_started_again_and_runs_its_programs_again(sandbox):

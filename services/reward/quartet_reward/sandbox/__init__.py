@@ -1,4 +1,4 @@
-"""The sandbox: runs Python that nobody trusts, and tells how it ended.
+"""The sandbox: runs untrusted Python programs and returns how they ended.
 
-`api` is what the rest of the service sees. `docs/sandbox.md` says what each mode promises and by which mechanism.
+`api` is its interface, `pool.Sandbox` its entry. `docs/sandbox.md` lists what each mode guarantees, and how.
 """

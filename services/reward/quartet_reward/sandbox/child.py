@@ -1,4 +1,4 @@
-"""The new process: confine, read the payload, run the entry, end as a Python program ends."""
+"""A job's new process: confines itself, reads the payload, runs the entry and exits as a Python program does."""
 
 import atexit
 import contextlib
@@ -29,16 +29,16 @@ _RULE_PATH_BENEATH = 1
 
 
 def landlock_version() -> int:
-    """Return the kernel's version of Landlock, 0 if it has none."""
+    """Return the kernel's Landlock ABI version, 0 if it has none."""
     number = kernel.NUMBERS["landlock_create_ruleset"]
     return max(0, kernel.LIBC.syscall(number, None, ctypes.c_long(0), ctypes.c_long(1)))
 
 
 class Landlock:
-    """Read and execute beneath some folders, everything beneath one, no network, no signals to the outside."""
+    """Allows reading and executing beneath some folders and everything beneath one; no TCP, no signals to others."""
 
     def __init__(self, readable: list[str], devices: list[str]):
-        """Prepare. `devices` may be written too. Raises OSError if Landlock is missing."""
+        """`devices` are readable and writable. Raises OSError if the kernel has no Landlock."""
         self.version = landlock_version()
         if not self.version:
             raise OSError("this kernel has no Landlock")
@@ -53,7 +53,7 @@ class Landlock:
         self._rules = [(_path_handle(path), READ if os.path.isdir(path) else READ & ~_READ_DIR) for path in readable]
         self._rules += [(_path_handle(path), _READ_FILE | _WRITE_FILE) for path in devices if os.path.exists(path)]
 
-    def put_on(self, writable: str | None) -> None:
+    def install(self, writable: str | None) -> None:
         """Confine this process. Needs no_new_privs. Raises OSError."""
         ruleset = kernel.call("landlock_create_ruleset", self._attributes, self._size, 0)
         for descriptor, rights in self._rules:
@@ -74,14 +74,14 @@ def _path_handle(path: str) -> int:
 
 
 USER = 1000
-"""The user and group that a program sees itself as; with slots' users, the number before the first slot's."""
+"""The user and group of a program in its namespace; where slots have users, slot N has USER + 1 + N."""
 SCRATCH = "/tmp"
 PAIR, REPORT, STATUS, PAYLOAD = 3, 4, 5, 6
-"""Descriptors of a program; the last two are closed before it begins, or close themselves."""
+"""Descriptors of the new process; PAYLOAD is closed before the program runs, STATUS does not survive an exec."""
 _CAPABILITY_VERSION = 0x20080522
 _BYTES_PER_INODE = 4096
 _STACK_BYTES = 64 << 20
-_NICE = 5  # what serves comes before what is served, or bombs would delay the service
+_NICE = 5  # or fork bombs would slow the service
 _MOST_DESCRIPTORS = 2**31 - 1
 _NO_LIMIT = 2**62
 _LIMITED = (
@@ -94,13 +94,13 @@ _LIMITED = (
 
 
 class Confinement:
-    """Made once in the fork server, used by each of its children."""
+    """Confines a child. Made once, in the fork server."""
 
     def __init__(self, proc: int, landlock: Landlock | None, base_bytes: int, first_uid: int = 0):
-        """Prepare.
+        """Prepare what all children need.
 
-        `proc`: a descriptor of /proc. `base_bytes`: address space that every child has from the beginning. `first_uid`:
-        user of slot 0, for `enter_as`.
+        `proc`: a descriptor of /proc. `base_bytes`: the fork server's address space, which every child inherits.
+        `first_uid`: the fork server's user id, for `enter_as`.
         """
         self._first_uid = first_uid
         self._proc = proc
@@ -113,17 +113,17 @@ class Confinement:
         self._drop_capabilities = (ctypes.c_long(kernel.NUMBERS["capset"]), header, none)
 
     def enter(self, limits: Limits, descriptors: dict[int, int], slot_uid: int) -> None:
-        """Confine this process, the second of its pid namespace. `descriptors`: wanted number → number now.
+        """Confine this process, the second of its pid namespace. `descriptors`: wanted number → current number.
 
-        With slots' users it becomes one, and has no capability any more; without, it gives itself a user namespace.
+        Where slots have users (`slot_uid` > 0) it becomes the slot's; otherwise it maps itself in its user namespace.
 
         Raises:
-            OSError: a fence could not be put up; nothing of the program may run.
+            OSError: the confinement is not complete; the program must not run.
         """
         inodes = max(64, limits.scratch_bytes // _BYTES_PER_INODE)
         user = USER + slot_uid
         if not slot_uid:
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or root would own the files in /proc/self
             self._write("self/setgroups", "deny")
             self._write("self/uid_map", f"{USER} 0 1")
             self._write("self/gid_map", f"{USER} 0 1")
@@ -135,34 +135,34 @@ class Confinement:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         os.chdir(SCRATCH)
-        self._close(limits, descriptors, SCRATCH)
+        self._restrict(limits, descriptors, SCRATCH)
 
     def enter_as(self, limits: Limits, descriptors: dict[int, int], slot_uid: int) -> None:
-        """Confine this process without namespaces, as a slot's user. Raises OSError."""
+        """Confine this process as the slot's user, without namespaces. Raises OSError."""
         user = self.user(slot_uid)
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        self._close(limits, descriptors, None)
+        self._restrict(limits, descriptors, None)
 
     def user(self, slot_uid: int) -> int:
         return self._first_uid + slot_uid
 
-    def _close(self, limits: Limits, descriptors: dict[int, int], writable: str | None) -> None:
+    def _restrict(self, limits: Limits, descriptors: dict[int, int], writable: str | None) -> None:
         if not writable:
             os.chdir("/")
         os.umask(0o077)
-        os.setsid()  # where the kernel shares processors among sessions, a bomb is one of them
+        os.setsid()  # the kernel may divide CPU time among sessions: a fork bomb gets the share of one
         os.nice(_NICE)
         _set_descriptors(descriptors)
         self._limit(limits)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if self._landlock:
-            self._landlock.put_on(writable)
+            self._landlock.install(writable)
         os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
         kernel.check(kernel.LIBC.syscall(*self._drop_capabilities), "capset")
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        self._filter.put_on()
+        self._filter.install()
 
     def _write(self, name: str, text: str) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)
@@ -186,16 +186,16 @@ class Confinement:
 
 
 def _set_descriptors(wanted: dict[int, int]) -> None:
-    """Give each descriptor its number. The fork server holds all these numbers, so none of `wanted` has one now."""
+    """Give each descriptor its number. The fork server reserves these numbers, so none of `wanted` has one yet."""
     for number, now in wanted.items():
         os.dup2(now, number, inheritable=number < STATUS)
-    for number in range(PAIR, PAYLOAD + 1):  # standard input stays as it is, without an end of its own: /dev/null
+    for number in range(PAIR, PAYLOAD + 1):  # a missing standard input stays /dev/null
         if number not in wanted:
             os.close(number)
 
 
 def limit_all() -> None:
-    """Set the limits that are the same for all jobs, for this process and its children."""
+    """Set, for this process and its children, the limits that are the same for all jobs."""
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -208,19 +208,19 @@ def limit_all() -> None:
 
 
 def _hard_limit(kind: int) -> int:
-    """Return what this process may not exceed, in a form that can be compared."""
+    """Return the hard limit as a comparable number."""
     hard = resource.getrlimit(kind)[1]
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 
 
 READY, OUT_OF_MEMORY = b"R", b"M"
-"""What the service reads from the status pipe: the program began; a MemoryError ended it. Anything else before READY
-says why there was no program."""
+"""Written to the status pipe: the program began; a MemoryError ended it. Anything else before READY is the reason why
+the program did not begin."""
 _MOST_FRAMES = 1000
 
 
 def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> None:
-    """Be the new process; does not return."""
+    """Confine this process and run the entry; does not return."""
     try:
         confine()
         with open(PAYLOAD, "rb") as file:
@@ -228,7 +228,7 @@ def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> No
             payload = file.read()
         os.write(STATUS, READY)
     except BaseException as error:
-        # Nothing of the program ran: the service makes this a SandboxUnavailable.
+        # The program did not run: the service raises SandboxUnavailable.
         with contextlib.suppress(OSError):
             os.write(STATUS, f"{type(error).__name__}: {error}".encode()[:512])
         os._exit(1)
@@ -236,14 +236,14 @@ def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> No
 
 
 def _run(entry: Callable[[bytes], None], payload: bytes) -> int:
-    """Run the entry and what follows a program's end. Return the exit status."""
+    """Run the entry, wait for its threads and run its exit functions. Return the exit status."""
     try:
         status = _guarded(lambda: entry(payload))
         if threading.active_count() > 1:
             status = status or _guarded(threading._shutdown)  # type: ignore[attr-defined]
         status = status or _guarded(atexit._run_exitfuncs)
         return status or _guarded(_flush)
-    except BaseException:  # what the program left behind raises even while its error is shown
+    except BaseException:  # objects of the program may raise even while its error is printed
         return 1
 
 
@@ -255,7 +255,7 @@ def _guarded(work: Callable[[], object]) -> int:
         code: Any = error.code
         if code is None:
             return 0
-        if issubclass(type(code), int):  # whatever it calls its __class__
+        if issubclass(type(code), int):  # isinstance would ask its __class__, which may lie
             return int.__and__(code, 0xFF)
         os.write(2, f"{code}\n".encode(errors="replace"))
         return 1
@@ -278,7 +278,7 @@ def _flush() -> None:
 
 
 def _show(error: BaseException) -> None:
-    """Write the traceback, without the sandbox's own frames."""
+    """Write the traceback without the sandbox's frames."""
     linecache.clearcache()
     text = "".join(traceback.format_exception(type(error), error, _own_frames(error), limit=-_MOST_FRAMES))
     os.write(2, text.encode(errors="replace"))
@@ -295,7 +295,7 @@ _NAME = "program.py"
 
 
 def main(payload: bytes) -> None:
-    """Compile and run `payload`. Raises what the program raises; SyntaxError if it is none."""
+    """Compile and run `payload`. Raises what the program raises, SyntaxError if it does not compile."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__=_NAME)
     sys.modules["__main__"] = module

@@ -1,8 +1,8 @@
-"""The fork server: one process that runs nothing of anyone's, and forks one that does for each job.
+"""The fork server: forks a process for each job, and runs no untrusted code itself.
 
-It holds no secret: started with an empty environment, it gets of each job only numbers and descriptors, which it closes
-after the fork. It tells of every job that it started (with two pidfds: the process to kill, the program's first
-process) and, when its whole process tree is gone, how its first process ended.
+It holds no secret: its environment is empty, and of each job it gets only limits and descriptors, which it closes after
+the fork. It sends two messages per job: "started", with two pidfds (the process to kill, the program's first process),
+and "ended", when the whole process tree is gone, with the first process's exit status.
 """
 
 import array
@@ -29,21 +29,21 @@ _MOST_DESCRIPTORS = 16
 
 
 class ChannelClosed(Exception):
-    """The other side has gone."""
+    """The other side has closed the channel."""
 
 
 def send_message(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message. Raises OSError (BlockingIOError if the channel does not block and is full)."""
+    """Send a message. Raises OSError (BlockingIOError if the channel is non-blocking and full)."""
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     channel.sendmsg([json.dumps(message).encode()], attached)
 
 
 def receive_message(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message and its descriptors, which do not survive exec.
+    """Return the next message and its descriptors, which are closed on exec.
 
     Raises:
-        ChannelClosed: the other side has gone.
-        BlockingIOError: there is none, and the channel does not block.
+        ChannelClosed: the other side has closed the channel.
+        BlockingIOError: there is no message, and the channel is non-blocking.
     """
     try:
         data, attached, _, _ = channel.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS))
@@ -73,23 +73,23 @@ Entry = Callable[[bytes], None]
 
 @dataclass
 class ProcessTree:
-    """A process and all that it starts. The two handles are pidfds."""
+    """A process and its descendants. The handles are pidfds."""
 
     main: int
     main_handle: int
     kill_handle: int
-    """Killing this process kills the tree, or makes the fork server kill it."""
+    """Killing this process kills the tree, directly or by way of the fork server."""
     last: int = 0
-    """The process whose end means that the tree is gone, once `kill` was called."""
+    """After `kill`: the process whose end means that the tree is gone."""
     last_handle: int = -1
     stack: ctypes.Array | None = None
     uid: int = 0
 
 
 class _Fork:
-    """os.fork with flags of clone, a pidfd, and no SIGCHLD at the child's end.
+    """os.fork with flags for clone, a pidfd, and no SIGCHLD at the child's end.
 
-    The fork server ignores that signal, so that the kernel reaps strays: it would not see how such a child ended.
+    The fork server ignores SIGCHLD, so that the kernel reaps orphans; it could not wait for a child that ends with it.
     """
 
     def __init__(self, flags: int):
@@ -99,9 +99,9 @@ class _Fork:
         self._number = ctypes.c_long(kernel.NUMBERS["clone"])
 
     def __call__(self) -> tuple[int, int]:
-        """Return the child's pid and pidfd; in the child, whose SIGCHLD is as usual, 0 and -1. Raises OSError."""
-        # Without Python's hooks around a fork, which mend what other threads may have held: there are none here, and
-        # the child goes on as the same thread. They cost as much as a third of the fork. Only `random` is to differ.
+        """Return the child's pid and pidfd; in the child, with the default SIGCHLD, 0 and -1. Raises OSError."""
+        # Python's fork hooks are skipped: they reset locks of other threads, of which there are none, and would cost a
+        # third of the fork. Only `random` must be reseeded.
         pid = kernel.check(kernel.LIBC.syscall(self._number, *self._arguments), "clone")
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -111,10 +111,10 @@ class _Fork:
 
 
 class NamespaceTrees:
-    """Each tree in namespaces of its own; the kernel fells it with the first process of its pid namespace."""
+    """Each tree has its own namespaces; the kernel kills it with the init process of its pid namespace."""
 
     def __init__(self, confinement: Confinement, own_pids: int, users: bool):
-        """`own_pids`: a descriptor of the caller's pid namespace. `users`: each slot has a user of its own."""
+        """`own_pids`: a descriptor of this process's pid namespace. `users`: each slot has its own user."""
         self._confinement = confinement
         self._own_pids = own_pids
         self._stacks: list[ctypes.Array] = []
@@ -123,7 +123,7 @@ class NamespaceTrees:
         self._fork = _Fork(kernel.NEWNS if users else kernel.NEWNS | kernel.NEWUSER)
 
     def start(self, uid: int, limits: Limits, streams: dict[int, int], entry: Entry) -> ProcessTree:
-        """Start a process as the second of a new pid namespace. Raises OSError, KilledFromOutside."""
+        """Start a process as the second one of a new pid namespace. Raises OSError, KilledFromOutside."""
         kernel.call("unshare", kernel.NEWPID)
         try:
             tree = self._clone_init()
@@ -134,14 +134,12 @@ class NamespaceTrees:
             except OSError as error:
                 poll = select.poll()
                 poll.register(tree.last_handle, select.POLLIN)
-                first_ended = bool(poll.poll(_DEATH_MILLISECONDS))
+                init_ended = bool(poll.poll(_DEATH_MILLISECONDS))
                 self.kill(tree)
                 self.reap(tree)
                 os.close(tree.last_handle)
-                if first_ended:  # nothing forks into a pid namespace whose first process dies
-                    raise KilledFromOutside(
-                        "something outside the sandbox killed a program that was to begin"
-                    ) from error
+                if init_ended:  # then the kernel refuses to fork into its pid namespace
+                    raise KilledFromOutside("something outside the sandbox killed a program before it began") from error
                 raise
         finally:
             kernel.check(kernel.LIBC.setns(self._own_pids, kernel.NEWPID), "setns")
@@ -149,7 +147,7 @@ class NamespaceTrees:
         return tree
 
     def kill(self, tree: ProcessTree) -> None:
-        """Kill the pid namespace's first process: the kernel kills all others."""
+        """Kill the pid namespace's init process: the kernel kills all others."""
         signal.pidfd_send_signal(tree.last_handle, signal.SIGKILL)
 
     def reap(self, tree: ProcessTree) -> bool:
@@ -159,13 +157,13 @@ class NamespaceTrees:
         return True
 
     def clear(self) -> None:
-        """Nothing to do: this process is the first of its own pid namespace, and all end with it."""
+        """Do nothing: all programs end with this process, the init of the pid namespace around theirs."""
 
     def _clone_init(self) -> ProcessTree:
-        """Start the new pid namespace's first process: libc's pause() in this memory, on a stack of its own.
+        """Start the new pid namespace's init process: libc's pause() in this process's memory, on another stack.
 
-        It shares this process's pages, so it costs next to nothing; it ignores SIGCHLD as this process does, so the
-        kernel reaps the orphans that become its children.
+        Shared memory makes it cheap. It ignores SIGCHLD as this process does, so the kernel reaps the orphans that
+        become its children.
         """
         stack = self._stacks.pop() if self._stacks else ctypes.create_string_buffer(_INIT_STACK_BYTES)
         top = (ctypes.addressof(stack) + _INIT_STACK_BYTES) & ~15
@@ -177,23 +175,23 @@ class NamespaceTrees:
 
 
 class UserTrees:
-    """Each tree under a user of its own, which has no other process: that user's kill(-1) ends it."""
+    """Each tree runs as a user that has no other process: kill(-1) as that user kills it."""
 
     def __init__(self, confinement: Confinement, users: int):
-        """`users`: how many there are, this process's included."""
+        """`users`: their number, this process's included."""
         self._confinement = confinement
         self._users = users
         self._fork = _Fork(0)
 
     def start(self, uid: int, limits: Limits, streams: dict[int, int], entry: Entry) -> ProcessTree:
-        """Start a process under a user. Raises OSError."""
+        """Start a process as a slot's user. Raises OSError."""
         main, handle = self._fork()
         if main == 0:
             run_child(lambda: self._confinement.enter_as(limits, streams, uid), entry)
         return ProcessTree(main, handle, kill_handle=os.dup(handle), uid=uid)
 
     def kill(self, tree: ProcessTree) -> None:
-        """Start a process that kills everything of the user, and ends when there is nothing left."""
+        """Start a process that kills all the user's processes and ends when none is left."""
         os.close(tree.kill_handle)
         tree.last, tree.last_handle = self._fork()
         if tree.last == 0:
@@ -212,9 +210,9 @@ class UserTrees:
 
 
 def _sweep(uid: int) -> int:
-    """Kill until there is nothing to kill. Return 0 then, 1 if that takes too long."""
+    """Kill all other processes of a user. Return 0 when none is left, 1 at the deadline."""
     os.setresuid(uid, uid, uid)
-    # This process and one more: a fork succeeds only when the user has no other process, zombies included.
+    # With a limit of two processes, a fork succeeds only when the user has no other one, zombies included.
     resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
     deadline = time.monotonic() + _SWEEP_SECONDS
     while time.monotonic() < deadline:
@@ -223,7 +221,7 @@ def _sweep(uid: int) -> int:
         try:
             child = os.fork()
         except BlockingIOError:
-            time.sleep(0.001)  # the killed take their time, and tell nobody who could be awaited
+            time.sleep(0.001)  # they are not this process's children: it can only poll
             continue
         if child == 0:
             os._exit(0)
@@ -250,7 +248,7 @@ class ForkServer:
         self._last: dict[int, tuple[int, ProcessTree, dict[str, Any]]] = {}
 
     def serve(self) -> None:
-        """Fork and reap until the service closes its end; then kill what runs, and end when it is gone."""
+        """Fork and reap until the service closes its end; then kill all jobs and return when they are gone."""
         self._poll.register(self._channel, select.POLLIN)
         open_ = True
         while open_ or self._main or self._last:
@@ -317,6 +315,6 @@ class ForkServer:
 
 
 def ignore_signals() -> None:
-    """Let the kernel reap stray children, and end at SIGINT without a word."""
+    """Let the kernel reap orphans, and end at SIGINT without a traceback."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

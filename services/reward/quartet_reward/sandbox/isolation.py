@@ -1,4 +1,4 @@
-"""The fork server's own fences: where it can, it lives in namespaces of its own, and its children in others inside."""
+"""Starts the fork server and isolates it: in the namespace modes it has its own, and each job more inside them."""
 
 import fcntl
 import gc
@@ -34,7 +34,7 @@ _ATTRIBUTES_RDONLY_NOSUID = 3
 
 
 def python_paths() -> list[str]:
-    """Return the files and folders that this interpreter needs, without its site-packages' environment."""
+    """Return the files and folders that this interpreter needs, without site-packages."""
     base = os.path.realpath(sys.base_prefix)
     paths = [
         sysconfig.get_path("stdlib", vars={"base": base, "installed_base": base}),
@@ -46,7 +46,7 @@ def python_paths() -> list[str]:
 
 
 def readable_paths(extra: list[str]) -> list[str]:
-    """Return what is bound into the root, parents before children and nothing twice."""
+    """Return the paths that programs can read, parents before children, without those that a parent covers."""
     chosen: list[str] = []
     for path in sorted({*python_paths(), *_LIBRARIES, *extra}):
         covered = any(path == other or path.startswith(other + "/") for other in chosen if not os.path.islink(other))
@@ -56,9 +56,9 @@ def readable_paths(extra: list[str]) -> list[str]:
 
 
 def build_root(extra: list[str]) -> None:
-    """Replace the root of this process's own mount namespace. Raises OSError."""
+    """Replace the root of this process's mount namespace by a read-only one. Raises OSError."""
     paths = readable_paths(extra)
-    os.umask(0o022)  # programs have users of their own
+    os.umask(0o022)  # programs run as other users
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,nr_inodes=1k,mode=0755")
     os.mkdir("/tmp/old")
@@ -75,7 +75,7 @@ def build_root(extra: list[str]) -> None:
 
 
 def _show(path: str) -> None:
-    """Make one file or folder of the old root visible in the new one."""
+    """Bind a file or folder of the old root into the new one."""
     source = "/old" + path
     if os.path.lexists(path) or not os.path.lexists(source):
         return
@@ -92,12 +92,12 @@ def _show(path: str) -> None:
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"}
 ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads count against the limit of processes
-"""All that a program finds in its environment."""
+"""A program's environment variables."""
 _ARENAS, _M_ARENA_MAX = 2, -8
 
 
 def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) -> int:
-    """Be a fork server, or the parent of one; return its status when it has ended. Raises OSError."""
+    """Run the fork server, in this process or in a child inside new namespaces; return its status. Raises OSError."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     first_uid, uids, mode = settings["first_uid"], settings["uids"], settings["mode"]
     if os.geteuid() == 0:
@@ -106,13 +106,13 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
         serve_users(channel, entries, proc, settings)
         return 0
     if mode == "namespaces" and first_uid:
-        # Not root any more, or the kernel would not count processes against a limit.
+        # The kernel does not count root's processes against RLIMIT_NPROC.
         os.setresgid(first_uid, first_uid, first_uid)
         os.setresuid(first_uid, first_uid, first_uid)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its children's /proc files would be root's
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or root would own its children's /proc files
         first_uid = 0
     if first_uid:
-        # Files are shown before root is given up: some lie in folders that only root may enter.
+        # Built before root is given up: some files lie in folders that only root may enter.
         kernel.call("unshare", kernel.NEWNS)
         build_root(settings["packages"])
         both = f"0 {first_uid} 1\n{USER + 1} {first_uid + 1} {uids - 1}"
@@ -125,7 +125,7 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
 
 
 def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, channel: socket.socket) -> int:
-    """Fork a process into new namespaces, with these uid and gid maps, and wait for its end. Raises OSError."""
+    """Fork a process into new namespaces with these uid and gid maps, and wait for its end. Raises OSError."""
     mapped, tell_mapped = os.pipe()
     flags = (kernel.ALL_NEW & ~kernel.NEWCGROUP) | signal.SIGCHLD
     pid = kernel.call("clone", flags, None, None, None, None)
@@ -137,7 +137,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
                 os.close(mapped)
                 os.setresgid(0, 0, 0)
                 os.setresuid(0, 0, 0)
-                kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # until all of /proc/self that is needed has been written
+                kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # for writing to /proc/self, until `serve` is done with it
                 serve()
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -145,7 +145,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
             send_message(channel, {"event": "failed", "reason": reason})
         finally:
             os._exit(0)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user has cleared it
     for name, text in (("setgroups", "deny"), ("uid_map", ids[0]), ("gid_map", ids[1])):
         with open(os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc), "w") as file:
             file.write(text)
@@ -157,7 +157,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
 def serve_namespaces(
     channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any], users: bool
 ) -> None:
-    """Be the fork server, the first process of its namespaces. `users`: slots have users, and the root is built."""
+    """Run the fork server as the first process of its namespaces. `users`: slots have users, the root is built."""
     if not users:
         build_root(settings["packages"])
     own_pids = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -166,7 +166,7 @@ def serve_namespaces(
 
 
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
-    """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing."""
+    """Run the fork server without namespaces. Raises OSError if the kernel has no Landlock."""
     fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
@@ -174,10 +174,10 @@ def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: d
 
 
 def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTrees) -> None:
-    """Say that all is ready and serve."""
+    """Limit this process, send "ready" and serve jobs."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc), "w") as file:
-        file.write("1000")  # when the machine has no memory left, programs go first
+        file.write("1000")  # the OOM killer shall choose programs first
     limit_all()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ignore_signals()
@@ -191,7 +191,7 @@ def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTre
 
 
 def own_bytes(proc: int) -> list[int]:
-    """Return this process's address space and resident size: what every child has from the beginning."""
+    """Return this process's address space and resident size, which every child inherits."""
     with open(os.open("self/statm", os.O_RDONLY, dir_fd=proc)) as file:
         return [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in file.read().split()[:2]]
 
@@ -200,10 +200,10 @@ _RESERVED = 10
 
 
 def main() -> int:
-    """Start a fork server in its namespaces and end with it; return its status.
+    """Preload the modules and run a fork server; return its status.
 
-    The process has the arguments FOLDER (of the package), CHANNEL (descriptor of a socket to the service) and SETTINGS
-    (JSON). This process stays outside, as the parent of the fork server: when one of the two dies, so does the other.
+    Arguments: FOLDER (of the package), CHANNEL (descriptor of a socket to the service), SETTINGS (JSON). In the
+    namespace modes this process stays outside, as the fork server's parent: when one dies, so does the other.
     """
     folder, settings = sys.argv[1], json.loads(sys.argv[3])
     channel = socket.socket(fileno=fcntl.fcntl(int(sys.argv[2]), fcntl.F_DUPFD_CLOEXEC, _RESERVED))
@@ -228,7 +228,7 @@ def main() -> int:
 
 
 def reserve_descriptors() -> None:
-    """Take the numbers that programs will use, so that no descriptor of a fork server or of a job has one of them."""
+    """Occupy the descriptor numbers that programs use, so that no other descriptor gets one of them."""
     os.closerange(3, _RESERVED)
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor < _RESERVED - 1:

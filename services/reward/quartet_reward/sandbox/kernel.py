@@ -1,4 +1,4 @@
-"""System calls that Python lacks: their numbers on this machine, their constants, and how to make them."""
+"""System calls that Python lacks: numbers, constants and calls by ctypes."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import platform
 from typing import Any
 
 # "name x86-64 aarch64", "-" where the machine has no such call.
-# Those that a program in the sandbox may make, whatever the arguments:
+# Allowed in the sandbox with any arguments:
 _HARMLESS = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
 preadv2 327 286, pwritev2 328 287, open 2 -, openat 257 56, close 3 57, close_range 436 436, stat 4 -, fstat 5 80,
@@ -32,7 +32,7 @@ set_tid_address 218 96, set_robust_list 273 99, rseq 334 293, futex 202 98, fute
 128, getrandom 318 278, membarrier 324 283, getcpu 309 168, recvfrom 45 207, shutdown 48 210, getsockopt 55 209,
 getsockname 51 204, getpeername 52 205
 """
-# Those that it may make with some arguments, and those that the sandbox itself makes:
+# Allowed with some arguments, or used by the sandbox itself:
 _OTHER = """
 clone 56 220, clone3 435 435, kill 62 129, tgkill 234 131, tkill 200 130, ioctl 16 29, fcntl 72 25, prctl 157 167,
 arch_prctl 158 -, socketpair 53 199, sendto 44 206, prlimit64 302 261, mount 165 40, umount2 166 39, pivot_root 155
@@ -61,7 +61,7 @@ HARMLESS = _numbers(_HARMLESS)
 NUMBERS = HARMLESS | _numbers(_OTHER)
 AUDIT_ARCH = _COLUMNS[MACHINE][1]
 
-# PyDLL: the interpreter's lock is kept, so that a clone never leaves a child without it.
+# PyDLL holds the GIL during calls, so that the child of a clone holds it too.
 LIBC = ctypes.PyDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 
@@ -77,7 +77,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS =
 
 
 def check(result: int, what: str) -> int:
-    """Return a call's result. Raises OSError, naming `what` was tried, if it is negative."""
+    """Return a call's result. Raises OSError, which names `what`, if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,14 +1,14 @@
-"""Attacks a sandbox from inside, before it is used."""
+"""A program that attacks a new sandbox from inside, to check that its confinement works."""
 
 import json
 import os
 
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
 
-# Tries what must fail and leaves a process behind that must be killed. Prints the names of what did not fail.
+# Tries what must fail, prints what succeeded, and leaves a process behind, which the sandbox must kill.
 _PROBE = b"""
 import json, os, socket, sys
-import colorsys, xml.dom.minidom  # not preloaded: the library can be read
+import colorsys, xml.dom.minidom  # not preloaded: they must be readable
 SECRETS, PARENT = json.loads(sys.stdin.read())
 leaks = []
 for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 16):
@@ -52,10 +52,10 @@ def job() -> Job:
 
 
 def require_no_leak(execution: Execution, survived: bool) -> None:
-    """Raise SandboxUnavailable, naming what is not kept from a program. `survived`: it outlived its process tree."""
+    """Raise SandboxUnavailable naming what the probe could do. `survived`: a process outlived its tree."""
     if execution.ending is not ExitReason.EXITED or execution.exit_code != 0:
         ending = f"{execution.ending}, {execution.stderr.decode(errors='replace')[-300:]}"
-        raise SandboxUnavailable(f"the probe did not end well: {ending}")
+        raise SandboxUnavailable(f"the probe failed: {ending}")
     leaks = json.loads(execution.stdout)
     if survived:
         leaks.append("a process that outlives its tree")

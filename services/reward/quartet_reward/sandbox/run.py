@@ -1,4 +1,4 @@
-"""One job under way, seen from the service: its pipes, its clock, and what became of it."""
+"""One running job, in the service's process: its pipes, its timers and its result."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,28 @@ _PF_EXITING = 4
 
 _CHUNK = 65536
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-# A killed tree is gone in milliseconds; this is for a machine that swaps.
+# A killed tree is gone in milliseconds, later only on a machine that swaps.
 _DEATH_SECONDS = 10.0
 _START_SECONDS = 10.0
 _STATUS_BYTES = 4096
-# Share of its processor time after which a signal is the kernel's at the limit. The kernel sends SIGXCPU, and SIGKILL a
-# second later, by a clock that counts ticks; the time that it reports after the end was seen to be 25% less on a busy
-# machine. SIGKILL may come from outside, SIGXCPU from the program itself.
+# Share of its CPU limit that a program must have used for a signal to count as the kernel's. The kernel sends SIGXCPU
+# at the limit and SIGKILL a second later, by a clock that counts ticks; on a busy machine the CPU time that it reported
+# at the end was 25% less. SIGKILL may also come from outside, SIGXCPU from the program itself.
 _SPENT = {signal.SIGXCPU: 0.5, signal.SIGKILL: 0.8}
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a tree uses now."""
+    """What a process tree uses now."""
 
     processes: int
     memory_bytes: int
-    """Resident, what is shared with the fork server not counted."""
+    """Resident memory, without the pages shared with the fork server."""
     cpu_seconds: float
 
 
 def pid_of(handle: int) -> int:
-    """Return the process of a pidfd, 0 if it has ended."""
+    """Return the process id of a pidfd, 0 if the process has ended."""
     try:
         with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
             for line in file:
@@ -55,9 +55,10 @@ def pid_of(handle: int) -> int:
 
 
 def tree_usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
-    """Add up the processes in `roots` and below. `idle` (0: none) is one that only waits, and is not counted.
+    """Return the usage of `roots` and all their descendants.
 
-    `base_bytes`: what each has in common with the fork server. A process that ends meanwhile is left out.
+    `idle` (0: none): a namespace's init process; its descendants count, it does not. `base_bytes`: the memory that each
+    process shares with the fork server. Processes that end meanwhile are left out.
     """
     seen: set[int] = set()
     waiting = [*roots, idle] if idle else list(roots)
@@ -73,16 +74,16 @@ def tree_usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
                 with open(f"/proc/{pid}/statm", encoding="ascii") as file:
                     memory += max(0, int(file.read().split()[1]) * _PAGE - base_bytes)
                 seconds += sum(map(int, _stat(str(pid))[11:15])) / _TICKS
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it has ended, or this process is out of file descriptors
             continue
     return Usage(len(seen) - (1 if idle in seen else 0), memory, seconds)
 
 
 def has_threads(handle: int) -> bool:
-    """Tell whether a pidfd's process has a thread that has not begun to exit."""
+    """Return whether a pidfd's process has a thread that has not begun to exit; False if it cannot be read."""
     pid = pid_of(handle)
-    # It may be reaped before its folder is opened, or before that is read.
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    # The process may be reaped meanwhile, or the service be out of file descriptors: neither may prevent a kill.
+    with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if not int(_stat(f"{pid}/task/{thread}")[6]) & _PF_EXITING:
@@ -91,13 +92,13 @@ def has_threads(handle: int) -> bool:
 
 
 def _stat(task: str) -> list[str]:
-    """The fields of a process's or thread's `stat`, from its state on."""
+    """Return the fields of a process's or thread's `stat`, from the state on."""
     with open(f"/proc/{task}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
 
 def _children(pid: int) -> list[int]:
-    """The children of all threads of a process."""
+    """Return the children of all threads of a process."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
@@ -109,7 +110,7 @@ class _Stream:
     """The service's end of a pipe that a program writes to."""
 
     def __init__(self, most: int, overflow: Callable[[], None] | None):
-        """`overflow`: called at the first byte beyond `most`; None: nothing is read before the program's end."""
+        """`overflow` is called at the first byte beyond `most`; if it is None, the pipe is read only at the end."""
         self._most = most
         self._overflow = overflow
         self.data = bytearray()
@@ -143,7 +144,7 @@ class _Stream:
 
 
 class JobRun:
-    """Starts at once; `ended` is set when its process tree is gone."""
+    """A job that starts at once; `ended` is set when its process tree is gone."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class JobRun:
         job: Job,
         pair: int | None = None,
     ):
-        """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
+        """`pair`: descriptor of a socket for the program; the caller closes its copy. Raises SandboxUnavailable."""
         self._server, self._job = server, job
         self._killed_for: ExitReason | None = None
         self._doomed = False
@@ -166,37 +167,34 @@ class JobRun:
         self._watching: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
         self.survived = False
-        """Whether somebody held a pipe of the program after its process tree was gone."""
-        self._streams: list[_Stream] = []
+        """Whether a process still held a pipe of the program after the process tree was gone."""
+        self._streams: dict[str, _Stream] = {}
         passed: dict[str, int] = {}
         try:
-            self._out = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
-            self._err = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
-            self._status = self._stream(_STATUS_BYTES, None)
-            passed |= {"stdout": self._out.theirs, "stderr": self._err.theirs, "status": self._status.theirs}
-            self._report: _Stream | None = None
-            if job.reports:
-                self._report = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
-                passed["report"] = self._report.theirs
+            for name in ("stdout", "stderr", "report") if job.reports else ("stdout", "stderr"):
+                stream = _Stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
+                self._streams[name], passed[name] = stream, stream.theirs
+            self._streams["status"] = _Stream(_STATUS_BYTES, None)
+            passed["status"] = self._streams["status"].theirs
             passed["payload"] = sealed(job.payload)
             if job.stdin:
                 passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
             message = {"entry": job.entry, "streams": list(streams), "limits": asdict(job.limits)}
-            self._name = server.send(slot, message, list(streams.values()), self._hear)
+            self._name = server.send(slot, message, list(streams.values()), self._on_message)
         except SandboxUnavailable:
             self._close_streams()
             raise
         except OSError as error:
             self._close_streams()
-            raise SandboxUnavailable(f"the service cannot hand a program over: {error}") from error
+            raise SandboxUnavailable(f"the service could not start a program: {error}") from error
         finally:
             for descriptor in passed.values():
                 os.close(descriptor)
         self._timer = asyncio.get_running_loop().call_later(_START_SECONDS, self._give_up, "it did not begin")
 
     def kill(self, reason: ExitReason | None) -> None:
-        """Kill the process tree. `reason`: the ending to report; the first one given counts."""
+        """Kill the process tree. `reason` is the ending to report; the first one given counts."""
         if self.ended.is_set():
             return
         self._killed_for = self._killed_for or reason
@@ -209,16 +207,14 @@ class JobRun:
         self._set_timer(_DEATH_SECONDS, self._give_up, "its process tree did not die")
 
     def execution(self) -> Execution:
-        """Return how it ended, after `ended`. Raises KilledFromOutside, SandboxUnavailable."""
+        """Return the result, once `ended` is set. Raises KilledFromOutside, SandboxUnavailable."""
         if self._lost:
             raise KilledFromOutside(self._problem)
-        status = bytes(self._status.data)
+        status = self._read("status")
         foreign = self._result.get("signal") == signal.SIGKILL and not self._killed
         if foreign and self._ending(status) is ExitReason.SIGNALLED:
-            raise KilledFromOutside(
-                "something outside the sandbox killed the program, as the kernel does without memory"
-            )
-        unneeded = self._doomed and not (self._killed_for or status)  # and killed before it began
+            raise KilledFromOutside("something outside the sandbox killed the program, perhaps the kernel's OOM killer")
+        unneeded = self._doomed and not (self._killed_for or status)  # it was killed before it began
         if not self._problem and not unneeded and not status.startswith(READY):
             self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
         if self._problem:
@@ -229,9 +225,9 @@ class JobRun:
             ending=ending,
             exit_code=result["exit_code"] if ending is ExitReason.EXITED else None,
             signal=result["signal"] if ending is ExitReason.SIGNALLED else None,
-            stdout=bytes(self._out.data),
-            stderr=bytes(self._err.data),
-            report=bytes(self._report.data) if self._report else b"",
+            stdout=self._read("stdout"),
+            stderr=self._read("stderr"),
+            report=self._read("report") if self._job.reports else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
         )
@@ -243,7 +239,7 @@ class JobRun:
         if OUT_OF_MEMORY in status:
             return ExitReason.MEMORY_EXCEEDED
         if result["exit_code"] is not None:
-            return ExitReason.EXITED  # by itself, even if just before it was to be killed
+            return ExitReason.EXITED  # by itself, even if a kill followed
         if self._killed_for:
             return self._killed_for
         spent = result["cpu_seconds"] / limits.cpu_seconds
@@ -251,7 +247,7 @@ class JobRun:
             return ExitReason.TIMED_OUT
         return ExitReason.SIGNALLED
 
-    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
         event = message["event"]
         if event == "started":
             self._handle, self._main_handle = descriptors
@@ -260,7 +256,7 @@ class JobRun:
                 self.kill(None)
             else:
                 self._set_timer(self._job.limits.wall_seconds, self.kill, ExitReason.TIMED_OUT)
-                if self._job.limits.processes > 1:  # of one process the kernel limits all
+                if self._job.limits.processes > 1:  # the kernel's limits are for each process
                     self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
             return
         if event == "ended" and "cpu_seconds" in message:
@@ -271,7 +267,7 @@ class JobRun:
         self._end()
 
     def _watch(self) -> None:
-        """Kill the tree if its processes together use too much."""
+        """Kill the tree if its processes together exceed the limits."""
         main, first = pid_of(self._main_handle), pid_of(self._handle)
         used = tree_usage([main], first if first != main else 0, self._server.base_bytes)
         limits = self._job.limits
@@ -283,7 +279,7 @@ class JobRun:
             self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
 
     def _give_up(self, reason: str) -> None:
-        """The fork server does not do as it should: end it, and with it all that it started."""
+        """Kill the fork server, which does not respond, and with it all its jobs."""
         self._problem = reason
         self._server.kill()
 
@@ -300,15 +296,13 @@ class JobRun:
         for timer in (self._timer, self._watching):
             if timer:
                 timer.cancel()
-        for stream in self._streams:
-            stream.read()  # what the dead have left behind
+        for stream in self._streams.values():
+            stream.read()  # what is left in the pipe
             self.survived |= stream.open
             stream.close()
 
-    def _stream(self, most: int, overflow: Callable[[], None] | None) -> _Stream:
-        stream = _Stream(most, overflow)
-        self._streams.append(stream)
-        return stream
+    def _read(self, name: str) -> bytes:
+        return bytes(self._streams[name].data)
 
     def _set_timer(self, seconds: float, action: Callable, *arguments: object) -> None:
         if self._timer:
@@ -317,7 +311,7 @@ class JobRun:
 
 
 def sealed(data: bytes) -> int:
-    """Return a descriptor to read `data` from: memory that no program can change."""
+    """Return the descriptor of a sealed memory file with `data`, which no program can change."""
     descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
