@@ -1,16 +1,15 @@
-"""The reward service: what a completion is worth, and why. Knows nothing of training; imports no torch and no numpy.
-(But for one process, the worker of the learned reward model, which is an extra.)
+"""The reward service scores completions. Only the reward model's worker process imports torch, and none numpy.
 
 From the call down to the arithmetic:
 
-- `app`: the parts are made, started and drained here. `preflight`: what --dry-run checks.
+- `app`: assembles, starts and drains the parts. `preflight`: the checks of --dry-run.
 - `servicer`: the RPCs.
-- `queue`: how many items may be under way; runs take turns at workers and at sandbox slots.
-- `scoring`: one item through its verifiers into one result.
-- `verifiers/`: behind the interface of `verifiers.base`; `registry` finds them, and users' own.
+- `queue`: the admission limit; runs take turns at workers and at sandbox slots.
+- `scoring`: scores an item by its verifiers.
+- `verifiers/`: the verifiers. `base` is their interface, `registry` finds them, users' own too.
 - `answer_extraction`: tags, boxes and trailing special tokens of a completion.
-- `math/`: are two answers equal? `code/`: programs judged by their tests, in the `sandbox/`.
-- `workers/`: processes that can be killed, for mathematics, reward functions and the learned `reward_model`.
+- `math/`: equality of answers. `code/`: runs programs against their tests, in the `sandbox/`.
+- `workers/`: killable processes for mathematics, reward functions and the learned `reward_model`.
 """
 
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ class Score:
     reward: float
     """Before the weight. Finite."""
     correct: bool | None = None
-    """Whether the answer is right; None: the function does not judge answers."""
+    """Whether the answer is right; None if the function does not judge answers."""
     answer: str = ""
     """The answer as read from the completion."""
     reason: str = ""
-    """Why, in words."""

@@ -1,4 +1,4 @@
-"""Assembly of the reward service: its parts are made, started and stopped here."""
+"""Assembles, starts and stops the parts of the reward service."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
 
-# Of the time to drain: the rest is for telling callers what was not done.
+# Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.
 _SHARE_TO_FINISH = 0.7
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Worker processes for mathematics, the sandbox (it starts when it is used), the reward model if there is one."""
+    """Worker processes, the sandbox, which starts when it is first used, and the reward model, if configured."""
 
     mathematics: WorkerPool
     sandbox: Sandbox
@@ -36,7 +36,7 @@ class Resources:
 
     @classmethod
     def of(cls, section: RewardSection, functions: list[RewardFunction]) -> "Resources":
-        """Return what the configuration names; nothing runs yet."""
+        """Return the configured resources, not yet started."""
         mathematics = WorkerPool(
             "math",
             worker_command(section.worker_memory_bytes),
@@ -58,12 +58,12 @@ class Resources:
         return [self.mathematics, *(function.pool for function in self.functions), *model]
 
     async def start(self) -> None:
-        """Begin to start the processes; work may come at once and waits for them."""
+        """Start the processes in the background; work waits for them."""
         for pool in self._pools:
             pool.start()
 
     async def close(self) -> None:
-        """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
+        """Kill the processes; waiting and running work fails with SHUT_DOWN. May be called again."""
         await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self._pools))
 
 
@@ -78,15 +78,15 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
 
 
 def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:
-    """Add RewardService to the host; return what it works with, to be started before the host and closed after it."""
+    """Add RewardService to the host; return its resources, to be started before the host and closed after it."""
     section = config.section
     functions = load_functions(config)
     resources = Resources.of(section, functions)
     admission = Admission(section.max_queue)
     verifiers = load_verifiers(functions)
     scorer = Scorer(SpecReader(verifiers), resources.tools)
-    lacking = {"reward_model"} if resources.tools.reward_model is None else set()
-    offered = {name: verifier for name, verifier in verifiers.items() if name not in lacking}
+    has_model = resources.tools.reward_model is not None
+    offered = {name: verifier for name, verifier in verifiers.items() if has_model or name != "reward_model"}
     servicer = RewardServicer(scorer, offered, admission, resources.sandbox)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.append("score_stream.batches")

@@ -16,11 +16,11 @@ class Mode(StrEnum):
     """Modes from the strongest to the weakest, see docs/sandbox.md."""
 
     NAMESPACES_UID = "namespaces+uid"
-    """Namespaces, and a user of its own for each slot: the service runs as root."""
+    """Namespaces, and a user of its own for each slot; needs root."""
     NAMESPACES = "namespaces"
     """Namespaces of an ordinary user."""
     UID = "uid+landlock+seccomp"
-    """No namespaces: a user of its own for each slot, Landlock and a filter of system calls."""
+    """Without namespaces: a user of its own for each slot, Landlock and a system call filter; needs root."""
 
 
 class SandboxSection(BaseModel):
@@ -30,19 +30,19 @@ class SandboxSection(BaseModel):
 
     required: bool = Field(
         False,
-        description="Refuse to start where no mode holds that is strong enough. A run that names `code` requires it.",
+        description="Refuse to start if no mode as strong as `minimum` works here. Naming `code` in a run implies it.",
     )
-    minimum: Mode = Field(Mode.UID, description="The weakest mode that will do; below it no program is run.")
+    minimum: Mode = Field(Mode.UID, description="The weakest allowed mode; if it does not work, no program is run.")
     slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
     first_uid: int = Field(
         60600,
         ge=1000,
         le=2**31,
-        description="As root: the first of slots + 1 users that nobody else has; "
-        "those of another sandbox are passed over.",
+        description="As root: the first of slots + 1 user ids that nothing else uses; "
+        "ranges in use by another sandbox are skipped.",
     )
     packages: tuple[str, ...] = Field(
-        (), description="Absolute paths of folders whose packages programs may import; nothing secret may lie there."
+        (), description="Absolute paths of folders whose packages programs may import; they can read all files there."
     )
     python: str = Field(
         "",
@@ -59,12 +59,12 @@ class SandboxSection(BaseModel):
 
 
 MOST_ITEMS = 1024
-"""Of one call of Score, and of one message of ScoreStream."""
+"""Most items of a call of Score or of a message of ScoreStream."""
 _PACKAGES = ("torch", "transformers", "safetensors")
 
 
 class RewardModelSection(Section):
-    """[reward.reward_model]: which model, where it runs, and how its texts are put together."""
+    """[reward.reward_model]: the model, its device, batches and template."""
 
     path: Path | None = Field(
         None, description="Hugging Face folder of a sequence classification model, safetensors. None: no reward model."
@@ -77,19 +77,19 @@ class RewardModelSection(Section):
     wait_seconds: float = Field(0.01, ge=0, le=10, description="How long a batch that is not full waits for more.")
     max_tokens: int = Field(4096, ge=1, description="Of a longer text the last max_tokens are read.")
     template: str = Field(
-        "{prompt}{completion}", description="The text that is read: {prompt} and {completion} stand as they came."
+        "{prompt}{completion}", description="The model's input; {prompt} and {completion} are replaced unchanged."
     )
     add_special_tokens: bool = Field(
         False,
-        description="Add those that the tokenizer adds by itself: true for encoders (BERT's [CLS]), false where the "
+        description="Add the tokenizer's special tokens: true for encoders (BERT's [CLS]), false where the "
         "text has them already, as prompts and completions of chat models do.",
     )
     deadline_seconds: float = Field(120.0, ge=1, le=3600, description="A batch that takes longer is killed.")
-    start_seconds: float = Field(600.0, ge=1, le=7200, description="Longest time that loading may take.")
+    start_seconds: float = Field(600.0, ge=1, le=7200, description="Longest time to load the model.")
 
 
 def check_reward_model(section: RewardModelSection) -> None:
-    """Check what can be checked without loading the model. Raises ConfigError with the cure."""
+    """Check what can be checked without loading the model. Raises ConfigError, which says what to do."""
     if section.path is None:
         return
     lacking = [package for package in _PACKAGES if find_spec(package) is None]
@@ -100,7 +100,7 @@ def check_reward_model(section: RewardModelSection) -> None:
         )
     if not (section.path / "config.json").is_file():
         raise ConfigError(
-            f"reward.reward_model.path: '{section.path}' is no Hugging Face model folder: it has no config.json"
+            f"reward.reward_model.path: '{section.path}' is not a Hugging Face model folder: it has no config.json"
         )
     if not list(section.path.glob("*.safetensors")):
         raise ConfigError(
@@ -111,7 +111,7 @@ def check_reward_model(section: RewardModelSection) -> None:
 
 
 class RewardSection(Section):
-    """How many worker processes compare mathematics, what each may use, and how much may wait for them."""
+    """Worker processes, their limits, and the queue before them."""
 
     workers: int = Field(1, ge=1, le=1024, description="Worker processes for mathematics that is not plain numbers.")
     worker_memory_bytes: int = Field(
@@ -120,11 +120,11 @@ class RewardSection(Section):
     deadline_seconds: float = Field(5.0, ge=0.1, le=600, description="Seconds after which a comparison is killed.")
     recycle_after: int = Field(5000, ge=1, description="Comparisons after which a worker is replaced by a fresh one.")
     max_queue: int = Field(
-        4096, ge=MOST_ITEMS, description="Most items under way that need a worker; beyond, calls are told to come back."
+        4096,
+        ge=MOST_ITEMS,
+        description="Most items under way that need a worker; beyond, calls get RESOURCE_EXHAUSTED, streams wait.",
     )
-    cache_bytes: int = Field(
-        64 << 20, ge=0, description="Bytes of answers, references and verdicts of workers to remember; 0: none."
-    )
+    cache_bytes: int = Field(64 << 20, ge=0, description="Bytes of cached verdicts of math workers; 0: no cache.")
     queue_seconds: float = Field(300.0, gt=0, description="Longest wait for a worker before an item fails (retryable).")
     functions: list[FunctionPath] = Field(
         [], description='Reward functions beside those of run.verifiers: "FILE.py:FUNCTION".'

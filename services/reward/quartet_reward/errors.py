@@ -1,4 +1,4 @@
-"""What is raised where no verdict can be found."""
+"""The failures of the reward service."""
 
 import sys
 import traceback
@@ -11,12 +11,10 @@ _LONGEST_TRACEBACK = 4000
 
 
 class VerifierFailure(Exception):
-    """No verdict could be found, through no fault of the completion. Becomes the contract's Failure, never a number."""
+    """There is no verdict, through no fault of the completion. Becomes a Failure in the result, never a reward."""
 
     def __init__(self, kind: int, message: str, place: str = "", traceback: str = ""):
-        """`kind` is a value of the contract's FailureKind. `place`, `traceback`: where a verifier's program raised, as
-        the contract's Failure has them.
-        """
+        """The arguments are the fields of the contract's Failure; `kind` is a FailureKind."""
         super().__init__(message)
         reward_pb2.FailureKind.Name(kind)  # raises ValueError for any other number
         self.kind = kind
@@ -26,7 +24,7 @@ class VerifierFailure(Exception):
 
     @staticmethod
     def of_exception(name: str, module: str, error: BaseException) -> "VerifierFailure":
-        """Return the failure of the verifier `name`, of that module, which raised something else."""
+        """Return the failure of verifier `name`, defined in `module`, which raised another exception."""
         place = _place(module, error)
         return VerifierCrashed(
             f"verifier '{name}' raised {error_text(error)} ({place})",
@@ -36,12 +34,12 @@ class VerifierFailure(Exception):
 
     @property
     def retryable(self) -> bool:
-        """True if the same item may succeed later or elsewhere."""
+        """Whether the same item may succeed later or on another server."""
         return self.kind not in (reward_pb2.FAILURE_KIND_BAD_REFERENCE, reward_pb2.FAILURE_KIND_INVALID_ITEM)
 
 
 class BadReference(VerifierFailure):
-    """What the item is compared with or tested by cannot be used."""
+    """The item's reference answer or tests cannot be used."""
 
     def __init__(self, message: str):
         super().__init__(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
@@ -55,21 +53,21 @@ class InvalidItem(VerifierFailure):
 
 
 class VerifierCrashed(VerifierFailure):
-    """A verifier failed by itself; arguments as VerifierFailure's."""
+    """A verifier failed by itself."""
 
     def __init__(self, message: str, place: str = "", traceback: str = ""):
         super().__init__(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message, place, traceback)
 
 
 class ShuttingDown(VerifierFailure):
-    """The service ends: what waits or runs is not done."""
+    """The service stops: waiting and running items are not scored."""
 
     def __init__(self) -> None:
         super().__init__(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
 
 
 def _place(module: str, error: BaseException) -> str:
-    """Return FILE:LINE: the innermost line in a module; where it has none, the line that raised."""
+    """Return FILE:LINE of the innermost frame in `module`, or else of the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     own = [frame for frame in frames if frame.filename == file]

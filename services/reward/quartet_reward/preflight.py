@@ -1,4 +1,4 @@
-"""What the reward service checks before it starts, and with --dry-run alone."""
+"""The checks before the reward service starts, which --dry-run runs alone."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
-    """Check that the verifiers of the run and of its data exist and take their parameters, and what they need.
+    """Check the verifiers of the run and of its data, their parameters, and what they need.
 
-    Raises ConfigError with all that is wrong. Returns what would run.
+    Raises ConfigError with all problems. Returns what would run.
     """
     run, section = config.run, config.section
     named = [(f"run.verifiers[{i}]", one) for i, one in enumerate(run.verifiers)]
@@ -51,7 +51,7 @@ def load_functions(config: LoadedConfig[RewardSection]) -> list[RewardFunction]:
     """Return the reward functions that the run's verifiers and `reward.functions` name.
 
     Raises:
-        ConfigError: files or functions that cannot be used: which, and why.
+        ConfigError: which files or functions cannot be used, and why.
     """
     named = {one.file: f"run.verifiers[{i}].file" for i, one in enumerate(config.run.verifiers) if one.file}
     named |= {path: f"reward.functions[{i}]" for i, path in enumerate(config.section.functions)}
