@@ -1,11 +1,11 @@
-"""Finds the answer in a completion. Pure text, linear time: a completion may be megabytes of anything."""
+"""Finds tags, boxes and trailing special tokens in a completion, in linear time: it may be megabytes of anything."""
 
 import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What tokenizers write for the end of a turn or of a text, and for padding.
+# End-of-turn, end-of-text and padding tokens of common tokenizers.
 SPECIAL_TOKENS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -22,9 +22,9 @@ SPECIAL_TOKENS = (
 
 THINK_ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
-# An answer stands at the end; what is farther away is working, and not worth the service's time.
+# Characters at the end of a completion in which boxes are looked for.
 LONGEST_READ = 100_000
-# "and", a name and an equals sign fit between two boxes of one list; a sentence does not.
+# Long enough for "and", a name and an equals sign between two boxes of a list, too short for a sentence.
 _LONGEST_BETWEEN_BOXES = 48
 _SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
 _LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -35,12 +35,12 @@ _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<escaped>\\.)|(?P<open>
 
 
 def without_trailing_special_tokens(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> str:
-    """Return `text` without white space and special tokens at its end, in whatever order they stand there."""
+    """Return `text` without white space and special tokens at its end, in any order."""
     text = text.rstrip()
     tokens = tuple(token for token in special_tokens if token)
     if not text.endswith(tokens):
         return text
-    # Read backwards, it is one pass; taken off one by one, each token would cost a copy of the text.
+    # One match from the end: removing token by token would copy the text each time.
     backwards, end, run = text[::-1], 0, _run_of(tokens)
     while (part := run.match(backwards, end)) and part.end() > end:
         end = part.end()
@@ -49,14 +49,13 @@ def without_trailing_special_tokens(text: str, special_tokens: Sequence[str] = S
 
 @functools.lru_cache(maxsize=64)
 def _run_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of white space and tokens that are read backwards, some at a time."""
-    # Possessive, as a repetition that can be taken back is remembered turn by turn. Bounded, as no other thread runs
-    # during one match.
+    """Return the pattern of reversed tokens and white space, up to 10,000 of them."""
+    # Possessive, because backtracking would store each repetition. Bounded, because a match holds the GIL.
     return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)}){{0,10000}}+")
 
 
 def fault_of_think_answer_form(text: str) -> str:
-    """Return why `text` is not `<think>…</think>…<answer>…</answer>`, each tag once and nothing after; "" if it is."""
+    """Return why `text` is not `<think>…</think>…<answer>…</answer>` with each tag once; "" if it is."""
     position = -1
     for tag in THINK_ANSWER_TAGS:
         count = text.count(tag)
@@ -72,7 +71,7 @@ def fault_of_think_answer_form(text: str) -> str:
 
 
 def last_tagged_answer(text: str) -> str | None:
-    """Return what the last `<answer>…</answer>` holds, or None if there is none."""
+    """Return the content of the last `<answer>…</answer>`, or None if there is none."""
     end = text.rfind("</answer>")
     if end < 0:
         return None
@@ -81,7 +80,7 @@ def last_tagged_answer(text: str) -> str | None:
 
 
 def after_thinking(text: str) -> str:
-    """Return what follows the thought, since a box in it is no answer; nothing follows one that never ends."""
+    """Return the text after the last closed thought, up to an unclosed one: boxes in thoughts are not answers."""
     closed = text.rfind("</think>")
     rest = text if closed < 0 else text[closed + len("</think>") :]
     opened = rest.find("<think>")
@@ -90,7 +89,7 @@ def after_thinking(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A complete `\\boxed{…}` (or `\\fbox`): where it stands and what it holds."""
+    """A complete `\\boxed{…}` (or `\\fbox`): its position and content."""
 
     start: int
     end: int
@@ -98,8 +97,8 @@ class Box:
 
 
 def boxes(text: str) -> list[Box]:
-    """Return the complete boxes of the end of `text`, braces matched, in order; of boxes in boxes, the outer one."""
-    open_braces: list[tuple[int, int]] = []  # of each open box: where it and its content start; (-1, -1): another brace
+    """Return the complete boxes at the end of `text`, in order; of nested boxes, the outer one."""
+    open_braces: list[tuple[int, int]] = []  # start of each open box and of its content; (-1, -1): another brace
     found: list[Box] = []
     for token in _BRACES.finditer(text, max(len(text) - LONGEST_READ, 0)):
         if token.lastgroup == "box":
@@ -122,16 +121,16 @@ def last_box(text: str) -> Box | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what the last complete `\\boxed{…}` (or `\\fbox`) holds, or None if there is none."""
+    """Return the content of the last complete `\\boxed{…}` (or `\\fbox`), or None if there is none."""
     found = last_box(text)
     return None if found is None else found.content
 
 
 def joined_boxes(text: str) -> list[str]:
-    """Return what the last box holds and those that form one list with it: `\\boxed{1}, \\boxed{2} and \\boxed{3}`.
+    """Return the contents of the last box and those that form a list with it: `\\boxed{1}, \\boxed{2} and \\boxed{3}`.
 
-    Boxes are one list if little stands between them: signs, or words of which one is "and" or "or". Boxes that equals
-    signs join are one element, an equation.
+    Boxes form a list if the text between them is short and has no words, or the word "and" or "or" among them. Boxes
+    joined by equals signs are one element, an equation.
     """
     found = boxes(text)
     contents = [box.content for box in found[-1:]]

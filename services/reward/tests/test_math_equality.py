@@ -1,4 +1,4 @@
-"""What is remembered of the workers' verdicts, in how many bytes, and what is asked anew."""
+"""The cache of math workers' verdicts: its keys, its size, what is not cached, and how callers share work."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ REFERENCE, ANSWER = r"\sin^2 x", r"1-\cos^2 x"
 
 
 class ScriptedPool:
-    """Says of references and of answers in turn what it was given: a worker's message, or an exception to raise.
+    """A pool whose answers are given: for references and for answers a list each of messages, or exceptions to raise.
 
-    After that, references are usable and answers equal.
+    After those, references are usable and answers equal.
     """
 
     def __init__(self, references: Sequence[dict | Exception] = (), answers: Sequence[dict | Exception] = ()):
@@ -68,6 +68,7 @@ async def test_a_verdict_is_remembered_by_answer_reference_and_policy():
         ("answers", OUT_OF_MEMORY, "resource_exceeded"),
         ("answers", WorkerDied("signal 11 ended it", crashed=True), "resource_exceeded"),
         ("answers", WorkerDied("signal 9 ended it"), "verifier_crashed"),  # which came from outside
+        ("answers", {"event": "failed", "reason": "for a test"}, "verifier_crashed"),
         ("references", {"event": "failed", "reason": "for a test"}, "verifier_crashed"),
         ("references", OUT_OF_MEMORY, "bad_reference"),
         ("references", WorkerDied("killed"), "verifier_crashed"),
@@ -111,13 +112,13 @@ async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
             raise
         return "verdict"
 
-    first, second = (asyncio.create_task(cache.ask("q", work)) for _ in range(2))
+    first, second = (asyncio.create_task(cache.compute("q", work)) for _ in range(2))
     await asyncio.wait_for(begun.get(), 10)
     first.cancel()
     await asyncio.wait({first})
     assert not cancelled.is_set() and not second.done() and begun.empty()
     second.cancel()
     await asyncio.wait_for(cancelled.wait(), 10)
-    third = asyncio.create_task(cache.ask("q", work))
+    third = asyncio.create_task(cache.compute("q", work))
     end.set()
     assert await third == "verdict"

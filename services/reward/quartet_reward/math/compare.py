@@ -1,4 +1,4 @@
-"""Whether two forms are the same answer: part by part, down to expressions that somebody else compares."""
+"""Compares two forms part by part, down to numbers and words; subclasses compare other expressions."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from quartet_reward.math.notation import same_unit, tokens
 
 
 class EqualityPolicy(BaseModel):
-    """The choices that the equality of two answers depends on: parameters of `math`."""
+    """Parameters of `math`: what counts as equal."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,9 +40,9 @@ Decision = bool | None
 
 
 class Comparison:
-    """Compares as far as numbers and words go, at once and exactly; a subclass decides the rest.
+    """Compares numbers and words exactly; a subclass decides the rest.
 
-    Each method returns None where it cannot say.
+    Each method returns None where it cannot decide.
     """
 
     def __init__(self, policy: EqualityPolicy):
@@ -57,7 +57,7 @@ class Comparison:
         return equal_rationals(found, expected, self.policy.decimal_places)
 
     def rounds(self, exact: str, rounded: str) -> Decision:
-        """Return whether one expression is the other, rounded to the places that are written."""
+        """Return whether one expression is the other one rounded to its written places."""
         values = parse_rational(exact), parse_rational(rounded)
         if values[0] is None or values[1] is None:
             return None
@@ -104,12 +104,12 @@ class Comparison:
         return _all(self.equal(*pair) for pair in zip(answer.parts, reference.parts, strict=True))
 
     def _tuple_and_list(self, answer: Form, reference: Form) -> Decision:
-        """`1, 2` may be meant for the pair (1, 2)."""
+        """Compare a tuple with a list: `1, 2` may mean the pair (1, 2)."""
         brackets = answer.mark if answer.kind is Kind.TUPLE else reference.mark
         return self._in_order(answer, reference) if brackets == "()" else False
 
     def _elements(self, answer: Form, reference: Form) -> Decision:
-        """Compare in any order; an element may be repeated."""
+        """Compare in any order, ignoring repetitions."""
         if answer.mark and reference.mark and answer.mark != reference.mark:
             return False  # values of x, not of y
         if max(len(answer.parts), len(reference.parts)) > _MOST_ELEMENTS:
@@ -121,7 +121,7 @@ class Comparison:
         return _all([*found, *expected])
 
     def _decimal_comma(self, answer: Form, reference: Form) -> Decision:
-        """`1,22` is 1.22 where that is asked for; the comma of `1,225` separates thousands."""
+        """Compare a list with a number: `1,22` may be 1.22, while the comma of `1,225` separates thousands."""
         listed, other = (answer, reference) if answer.kind is Kind.LIST else (reference, answer)
         match, value = _DECIMAL_COMMA.fullmatch(listed.text), parse_rational(other.text)
         if match is None or value is None or not value.decimal:
@@ -133,18 +133,18 @@ class Comparison:
         return True if True in decisions else None if None in decisions else False
 
     def _single(self, answer: Form, reference: Form) -> Decision:
-        """The set of one element is the element."""
+        """Compare a set with a value: a set of one element equals the element."""
         one, other = (form.parts[0] if form.kind is Kind.SET else form for form in (answer, reference))
         lone = all(form.kind is not Kind.SET or len(form.parts) == 1 for form in (answer, reference))
         return self.equal(one, other) if lone else self._whole(answer, reference)
 
     def _relations(self, answer: Form, reference: Form) -> Decision:
-        """A set may be answered by a relation, if the policy says so; a relation by a set."""
+        """Compare a relation with a set; as the answer, a relation is equal to a set only if the policy allows it."""
         allowed = self.policy.relations_as_sets or reference.kind is Kind.RELATION
         return self._whole(answer, reference) if allowed else False
 
     def _interval_and_value(self, answer: Form, reference: Form) -> Decision:
-        """An interval may be a union or all numbers, but [7,7] is not 7."""
+        """Compare an interval with a union or \\mathbb{R}; it equals no number, so [7,7] is not 7."""
         value = answer if answer.kind is Kind.VALUE else reference
         return self._whole(answer, reference) if _SET_COMMAND.search(value.text) else False
 
@@ -154,18 +154,18 @@ class Comparison:
         return self.equal(answer.parts[0], reference.parts[0])
 
     def _one_quantity(self, answer: Form, reference: Form) -> Decision:
-        """A unit that one side leaves out is forgiven; 50% is 50 and 0.5."""
+        """Compare a quantity with a number: a missing unit is ignored; 50% is 50 and 0.5."""
         one, other = (form.parts[0] if form.kind is Kind.QUANTITY else form for form in (answer, reference))
         number = self.equal(one, other)
         percent = "percent" in (answer.mark, reference.mark) and Kind.VALUE in (answer.kind, reference.kind)
         return self._whole(answer, reference) if percent and not number else number
 
     def _equations(self, answer: Form, reference: Form) -> Decision:
-        """`x = 5` and `5 = x` are the same; `2x - y = 3` and `y = 2x - 3` too; `2x = 10` is not solved."""
+        """Compare equations: `x = 5` equals `5 = x`, `2x - y = 3` equals `y = 2x - 3`; `2x = 10` is not `x = 5`."""
         value = reference.value
         if value is None:
             return self._whole(answer, reference)
-        # W(n) and W(x) are the same function.
+        # W(n) and W(x) name the same function.
         if not reference.mark or answer.mark.partition("(")[0] == reference.mark.partition("(")[0]:
             return self._each_side(answer.parts[1:] if answer.mark else answer.parts, value)
         return False if parse_rational(value.text) else self._whole(answer, reference)
@@ -176,7 +176,7 @@ class Comparison:
         return self._each_side(answer.parts[1:] if answer.mark else answer.parts, reference)
 
     def _each_side(self, sides: Sequence[Form], reference: Form) -> Decision:
-        """`x = 7` and `3 + 4 = 7` say 7; `8 = 7` does not, and `5x - 7y = 0` does not say 0."""
+        """Compare each side with a value: `x = 7` and `3 + 4 = 7` give 7; `8 = 7` does not, nor `5x - 7y = 0` 0."""
         return _all(self.equal(side, reference) for side in (sides[-1:] if self.policy.chains == "last" else sides))
 
 
@@ -211,13 +211,13 @@ def _is_tautology(equation: Form) -> bool:
 
 
 def half_a_place(text: str) -> float:
-    """Return half of one in the last decimal place that is written: how far rounding may have moved it."""
+    """Return half a unit of the last written decimal place, the largest rounding error."""
     match = _DECIMAL.fullmatch(text.strip())
     return 0.5 * 10.0 ** -len(match[1] or "") if match else 0.0
 
 
 def _all(decisions: Iterable[Decision]) -> Decision:
-    """Return True if all are, False if one is certainly not, None otherwise."""
+    """Return False if one is False, True if all are True, else None."""
     undecided = False
     for decision in decisions:
         if decision is False:

@@ -1,4 +1,4 @@
-"""Are two mathematical answers equal? The plain cases at once, in this process; the others by a killable worker."""
+"""Equality of mathematical answers: plain cases are decided in this process, the others by a killable worker."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied,
 
 V = TypeVar("V")
 
-# Of an entry beside its text: dictionary, key, value.
+# Memory of a cache entry beside its text.
 _OVERHEAD_BYTES = 600
 
-# Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
+# Longer answers are wrong: no honest one is longer, and symbolic parsing takes superlinear time.
 LONGEST_ANSWER = 2_000
-# Longer texts are read by a worker, which can be killed.
+# Longer texts are parsed by a worker, which can be killed.
 _LONGEST_PLAIN = 400
 _EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
 
@@ -34,73 +34,73 @@ _EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
 @dataclass(eq=False, slots=True)
 class _Shared(Generic[V]):
     work: asyncio.Task[V]
-    asking: int = 0
+    callers: int = 0
 
 
 class VerdictCache(Generic[V]):
-    """Verdicts by question, the least lately used dropped first; equal questions of a run are worked on once."""
+    """An LRU cache of verdicts by question; concurrent equal questions of a run share one computation."""
 
     def __init__(self, most_bytes: int):
-        """0 bytes keep nothing."""
+        """`most_bytes`: 0 disables the cache."""
         self._most = most_bytes
-        self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
-        self._under_way: dict[Hashable, _Shared[V]] = {}
+        self._cached: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._running: dict[Hashable, _Shared[V]] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached)
 
     def get(self, question: Hashable) -> V | None:
-        found = self._kept.get(question)
+        found = self._cached.get(question)
         if found is None:
             return None
-        with suppress(KeyError):  # dropped by another thread just now
-            self._kept.move_to_end(question)
+        with suppress(KeyError):  # another thread has just evicted it
+            self._cached.move_to_end(question)
         return found[0]
 
     def put(self, question: Hashable, verdict: V, characters: int) -> None:
-        """Keep a verdict; `characters` is the length of all its text and its question's."""
+        """Cache a verdict; `characters` is the length of its text and its question's together."""
         size = 2 * characters + _OVERHEAD_BYTES
-        if size > self._most or question in self._kept:
+        if size > self._most or question in self._cached:
             return
-        self._kept[question] = (verdict, size)
+        self._cached[question] = (verdict, size)
         self.bytes += size
         while self.bytes > self._most:
-            _, (_, dropped) = self._kept.popitem(last=False)
-            self.bytes -= dropped
+            _, (_, evicted) = self._cached.popitem(last=False)
+            self.bytes -= evicted
 
-    async def ask(self, asked: Hashable, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """Have a question decided by `work`, together with others of the run who ask it now. Raises what that raises.
+    async def compute(self, question: Hashable, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
+        """Return the result of `work`, shared with the run's concurrent calls for the same question.
 
-        The work is cancelled when the last who asked is.
+        Raises what `work` raises. The work is cancelled when all its callers are.
         """
-        question = asked, CURRENT_RUN.get()  # another run has its own place in the queue, perhaps far behind
-        began, shared = time.monotonic(), self._under_way.get(question)
+        key = question, CURRENT_RUN.get()  # not shared between runs: another run may be far behind in the queue
+        began, shared = time.monotonic(), self._running.get(key)
         first = shared is None
         if shared is None:
-            shared = self._under_way[question] = _Shared(asyncio.create_task(work()))
-        shared.asking += 1
+            shared = self._running[key] = _Shared(asyncio.create_task(work()))
+        shared.callers += 1
         try:
             return await asyncio.shield(shared.work)
         finally:
             if not first:
                 count_wait(time.monotonic() - began)
-            shared.asking -= 1
-            if not shared.asking:
-                del self._under_way[question]
+            shared.callers -= 1
+            if not shared.callers:
+                del self._running[key]
                 shared.work.cancel()
 
 
 class _Question(NamedTuple):
     answer: str | None
-    """None: what is the reference?"""
+    """None: is the reference usable?"""
     reference: str
     policy: EqualityPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class _Judgment:
-    """What a reference is, found without any answer."""
+    """Whether a reference is usable, which does not depend on any answer."""
 
     is_text: bool = False
     bad: str = ""
@@ -115,15 +115,15 @@ class Equality:
     """Whether an answer equals the reference, and why."""
 
     outcome: int
-    """CORRECT, INCORRECT; TIMED_OUT, RESOURCE_EXCEEDED: evaluating the answer took more than a worker has."""
+    """CORRECT, INCORRECT; TIMED_OUT, RESOURCE_EXCEEDED: evaluating the answer exceeded a worker's limits."""
     reason: str
     as_text: bool = False
-    """The reference is no mathematics, and the answer is to be the same text (ColossalChat's string fallback)."""
+    """The reference is not mathematics; the answer had to be the same text (ColossalChat's string fallback)."""
 
 
 def worker_command(memory_bytes: int) -> WorkerCommand:
-    """Return what a worker of mathematics runs, in at most so much address space."""
-    # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
+    """Return the command of a math worker with so much address space."""
+    # With gmpy2, sympy would evaluate huge powers that it leaves alone with Python's integers.
     variables = {"SYMPY_GROUND_TYPES": "python"}
     return WorkerCommand("quartet_reward.math.worker", [f"--memory-bytes={memory_bytes}"], variables)
 
@@ -132,7 +132,7 @@ class MathEquality:
     """Decides equality of answers; shared by all verifiers that compare mathematics."""
 
     def __init__(self, pool: WorkerPool, cache_bytes: int = 64 << 20):
-        """`cache_bytes`: how much of what workers decided is remembered; an eighth of it is for references."""
+        """`cache_bytes`: size of the cache of workers' verdicts; an eighth of it is for references."""
         self._pool = pool
         self._decided: VerdictCache[Equality] = VerdictCache(cache_bytes - cache_bytes // 8)
         self._judged: VerdictCache[_Judgment] = VerdictCache(cache_bytes // 8)
@@ -140,14 +140,14 @@ class MathEquality:
     def compare(
         self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT
     ) -> Equality | Callable[[], Awaitable[Equality]]:
-        """Return how `answer` stands to `reference`, or the work that finds out, to be called when there is room.
+        """Return whether `answer` equals `reference`, or the work that finds out, to be called when there is room.
 
-        The reference is judged by itself, once; what is found of it does not depend on the answer, nor on there being
-        one: None is different from every usable reference.
+        The reference is judged once, independently of the answer. `answer` None (none was given) is never equal, but
+        the reference is judged all the same.
 
         Raises:
-            VerifierFailure: the reference is empty or cannot be used. The work raises it too: the reference cannot be
-                used, or a worker died twice.
+            VerifierFailure: the reference is empty or unusable; also raised by the work, which may find that the
+                reference is unusable, or that a worker died twice.
         """
         answer, reference = answer and _last_box_or_all(answer), _unboxed(reference)
         if not reference.strip():
@@ -158,7 +158,7 @@ class MathEquality:
             return self._compare(question, judgment)
 
         async def later() -> Equality:
-            found = self._compare(question, await self._judged.ask(asked, lambda: self._judge(asked)))
+            found = self._compare(question, await self._judged.compute(asked, lambda: self._judge(asked)))
             return found if isinstance(found, Equality) else await found()
 
         return later
@@ -182,7 +182,7 @@ class MathEquality:
         if (known := self._decided.get(question)) is not None:
             metrics.EQUALITY_DECISIONS.labels("cache").inc()
             return known
-        return lambda: self._decided.ask(question, lambda: self._ask_worker(question))
+        return lambda: self._decided.compute(question, lambda: self._ask_worker(question))
 
     async def _judge(self, asked: _Question) -> _Judgment:
         try:
@@ -190,16 +190,16 @@ class MathEquality:
         except TaskTimedOut as error:
             message = {"event": "bad_reference", "reason": f"reading '{asked.reference[:80]}' was {error}"}
         except WorkerDied as error:
-            raise _died(error) from error
+            raise _worker_failed(error) from error
         match message["event"]:
             case "judged":
                 judgment = _Judgment(is_text=message["is_text"])
             case "bad_reference":
                 judgment = _Judgment(bad=message["reason"])
-            case "out_of_memory":  # which may be a truth about the worker's long life
+            case "out_of_memory":  # not cached: earlier tasks may have used up the worker's memory
                 return _Judgment(bad=f"reading '{asked.reference[:80]}' took more memory than allowed")
             case _:
-                raise VerifierCrashed(f"the math worker failed: {message.get('reason', message)}")
+                raise _worker_failed(message.get("reason", message))
         self._judged.put(asked, judgment, len(asked.reference) + len(judgment.bad))
         return judgment
 
@@ -218,14 +218,15 @@ class MathEquality:
             if error.crashed:
                 reason = f"comparing the answer ended its worker twice: {error}"
                 return Equality(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason)
-            raise _died(error) from error
-        if reply["event"] != "done":
-            # Which may be a truth about the worker's long life: it is not remembered.
+            raise _worker_failed(error) from error
+        if reply["event"] == "out_of_memory":  # not cached: earlier tasks may have used up the worker's memory
             reason = "evaluating the answer took more memory than allowed"
             return Equality(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason)
-        kept = _equality(question, reply["equal"])
-        self._decided.put(question, kept, len(question.answer or "") + len(question.reference) + len(kept.reason))
-        return kept
+        if reply["event"] != "done":
+            raise _worker_failed(reply.get("reason", reply))
+        verdict = _equality(question, reply["equal"])
+        self._decided.put(question, verdict, len(question.answer or "") + len(question.reference) + len(verdict.reason))
+        return verdict
 
 
 def _is_plain(reference: str, policy: EqualityPolicy) -> bool:
@@ -249,8 +250,8 @@ def _equality(question: _Question, equal: bool, as_text: bool = False) -> Equali
     return Equality(outcome, f"{answer} is {'' if equal else 'not '}{reference}", as_text=as_text)
 
 
-def _died(error: WorkerDied) -> VerifierCrashed:
-    return VerifierCrashed(f"the math worker died twice: {error}")
+def _worker_failed(reason: object) -> VerifierCrashed:
+    return VerifierCrashed(f"the math worker failed: {reason}")
 
 
 def _last_box_or_all(answer: str) -> str:
@@ -259,7 +260,7 @@ def _last_box_or_all(answer: str) -> str:
 
 
 def _unboxed(reference: str) -> str:
-    """A reference of one box is what the box holds; one of several ("\\boxed{1} and \\boxed{2}") means them all."""
+    """Return the content of a reference that is one box; several ("\\boxed{1} and \\boxed{2}") are kept as they are."""
     reference = reference.strip()
     box = last_boxed(reference) if reference.startswith("\\boxed") else None
     return box if box is not None and reference == rf"\boxed{{{box}}}" else reference

@@ -1,4 +1,4 @@
-"""The answer that a completion gives, and that a reference gives, by policy: in tags, in boxes, in prose."""
+"""Reads the answer of a completion or a reference: in tags, in boxes or in prose, by policy."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from quartet_reward.answer_extraction import LONGEST_READ, joined_boxes, last_box, last_boxed, last_tagged_answer
 from quartet_reward.math.notation import UNIT_WORDS, is_name, undelimited
 
-# An answer stands at the end; what is farther away is working.
+# Characters at the end of a text in which an answer in prose is looked for.
 _LONGEST_READ = 20_000
 _LONGEST_LIST = 2_000
 
 _FORMULA = (
     r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+?)\$\$"
-    # None of these may hold its own opening: thousands of openings without an end would each be followed to the end.
+    # None may contain its own opening: thousands of unclosed openings would each be matched to the end of the text.
     r"|(?<!\\)\\\[(?P<bracket>(?:[^\\]|\\(?![\[\]]).)+?)\\\]"
-    # On one line only: a lone dollar sign is money, and must not swallow what follows.
+    # On one line only: a lone dollar sign is money and must not match one far away.
     r"|(?<![\\\d$])\$(?P<inline>(?:[^$\\\n]|\\.)+?)\$"
     r"|(?<!\\)\\\((?P<parenthesis>(?:[^\\\n]|\\(?![()])[^\n])+?)\\\)"
 )
@@ -31,7 +31,7 @@ _TERM = rf"\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}"
 _NUMBER = (
     r"(?:(?<=[\s=:(*\"'“≈])|^)[$€£¥₹₽₩₿]?"
     rf"(?P<number>{_RATIO_OR_TIME}|[-−–+]?(?:{_TERM})(?:\s?[-−+*/^×·]\s?(?:{_TERM}))*)"
-    # A part of a longer expression, such as the 8 of 8*(3+x), is no number of its own.
+    # Not part of a longer expression, such as the 8 of 8*(3+x).
     r"(?!\d|[.,]\d|\s?[*/^×·]\s?[\w(\\]|\()"
 )
 _PERCENT = r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
@@ -53,7 +53,7 @@ _WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Something that may be the answer, and where it stands."""
+    """A formula or number that may be the answer, and its position."""
 
     start: int
     end: int
@@ -65,14 +65,14 @@ def answer_in_prose(text: str, numbers: bool = True) -> str | None:
     """Return the answer that `text` states, as LaTeX, or None if it states none.
 
     Args:
-        text: what follows the thought.
-        numbers: read numbers outside formulas as well, and plain words ("The answer is east.").
+        text: the completion after its thought.
+        numbers: read numbers outside formulas too, and plain words ("The answer is east.").
     """
     text = text[-_LONGEST_READ:]
     for anchor in (_last(_FINAL_ANSWER, text), _last(_ANSWER, text)):
         if anchor is None:
             continue
-        # Read from the anchor on: a lone dollar sign before it must not pair with one of the answer.
+        # Searched from here: a lone dollar sign before must not pair with one of the answer.
         statement = text[anchor.end() :]
         if after := _candidates(statement, numbers):
             return _stated(statement, after)
@@ -97,13 +97,12 @@ def final_statement(text: str) -> str | None:
 
 
 def joined(elements: Sequence[str]) -> str:
-    """Return the list of several answers, as one; the same answer given twice is one answer."""
-    different = list(dict.fromkeys(elements))
-    return ", ".join(different)
+    """Return several answers as one list, without repetitions."""
+    return ", ".join(dict.fromkeys(elements))
 
 
 def as_one_list(text: str) -> str | None:
-    """Return what `$1$ and $2$`, formulas and words that join them and nothing else, says as one list; else None."""
+    """Return `$1$ and $2$` as a list; None if there is anything beside formulas and the words that join them."""
     if len(text) > _LONGEST_LIST:
         return None
     formulas = _candidates(text, numbers=True)
@@ -136,7 +135,7 @@ def _stated(text: str, candidates: list[_Candidate]) -> str:
     starts = [one.start for one in candidates]
 
     def outside(position: int) -> bool:
-        """Return True where no candidate stands: its own points and equals signs are not the sentence's."""
+        """Return whether a position is in no candidate: periods and equals signs in formulas are not the sentence's."""
         before = bisect_right(starts, position) - 1
         return before < 0 or position >= candidates[before].end
 
@@ -145,7 +144,7 @@ def _stated(text: str, candidates: list[_Candidate]) -> str:
     sentence = candidates[: bisect_left(starts, end)]
     sentence = [one for one in sentence if not _NOT.search(text, max(one.start - 12, 0), one.start)] or sentence
     values = [one for one in sentence if not one.name] or sentence
-    # The last value from which on there is no other "is" with a value after it.
+    # The first value after the last "is" that has one.
     copulas = [match.end() for match in _COPULA.finditer(text, 0, end) if outside(match.start())]
     before_last_value = bisect_right(copulas, values[-1].start)
     first = values[0]
@@ -158,7 +157,7 @@ def _stated(text: str, candidates: list[_Candidate]) -> str:
 
 
 def _joins(text: str, one: _Candidate, other: _Candidate) -> bool:
-    """Return True if nothing but "and", a comma or the like stands between two candidates: they are one list."""
+    """Return whether only "and", a comma or the like separates two candidates, so that they form one list."""
     return _BETWEEN.fullmatch(text, one.end, other.start) is not None
 
 
@@ -166,10 +165,10 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
-# Beyond this, a reference is a worked solution rather than an answer.
+# Longer references may be worked solutions.
 _LONGEST_PLAIN_REFERENCE = 200
 
-# Backslashes doubled on the way through JSON, before a command that never follows a line break.
+# Backslashes doubled by JSON escaping, before commands that never follow a line break.
 _DOUBLED_BOX = re.compile(r"\\\\(?=(?:boxed|fbox)\s*\{)")
 _DOUBLED = re.compile(r"\\\\(?=(?:d?frac|left|right|sqrt|text|le|ge|leq|geq|pi|cdot|times|cup|infty|quad)(?![a-zA-Z]))")
 _OPEN_BOX = re.compile(r"\\boxed\s*\{(?P<rest>[^$]*)$", re.DOTALL)
@@ -179,7 +178,7 @@ _DELIMITED = re.compile(r"(?<!\\)(?:\$|\\\(|\\\[)")
 
 
 class ReadingPolicy(BaseModel):
-    """Which of a completion's statements is its answer: parameters of `math`."""
+    """Parameters of `math`: where the answer is read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -187,23 +186,23 @@ class ReadingPolicy(BaseModel):
         "anywhere", description="Where the answer is read; anywhere: the last <answer> tags, else boxes, else prose."
     )
     boxes: Literal["joined", "last"] = Field(
-        "joined", description="Boxes side by side (\\boxed{1} and \\boxed{2}) are one list, or the last alone counts."
+        "joined", description="Adjacent boxes (\\boxed{1} and \\boxed{2}) are one list, or only the last box counts."
     )
     prose: Literal["numbers", "formulas"] = Field(
-        "numbers", description="In prose, numbers and words are read as well, or formulas ($...$) only."
+        "numbers", description="What is read in prose: formulas, numbers and words, or formulas ($...$) only."
     )
     choices: tuple[str, ...] = Field(
         (), max_length=64, description="The letters of a multiple-choice question; the answer is then one of them."
     )
 
     def described(self) -> str:
-        """Return where the answer is looked for, in words."""
+        """Describe where the answer is looked for."""
         places = {"anywhere": "<answer> tags, boxes, prose", "answer_tags": "<answer> tags", "box": "boxes"}
         return places.get(self.answer_in, "prose") + (f"; one of {', '.join(self.choices)}" if self.choices else "")
 
 
 def final_answer(text: str, policy: ReadingPolicy) -> str | None:
-    """Return the answer that the end of `text`, what follows the thought, gives, or None if it gives none."""
+    """Return the answer of `text`, the completion after its thought, or None if it has none."""
     text = undoubled(text[-LONGEST_READ:])
     tagged = last_tagged_answer(text) if policy.answer_in in ("anywhere", "answer_tags") else None
     if policy.answer_in == "answer_tags" and tagged is None:
@@ -212,7 +211,7 @@ def final_answer(text: str, policy: ReadingPolicy) -> str | None:
         return _boxed(tagged, policy) or chosen(tagged, policy.choices) or _short_form(tagged, policy)
     if policy.answer_in == "anywhere":
         box = last_box(text)
-        # "Final answer: 8" after a box takes the box back.
+        # "Final answer: 8" after a box overrides the box.
         if box and not policy.choices and (stated := final_statement(text[box.end :])):
             return stated
     boxed = _boxed(text, policy) if policy.answer_in in ("anywhere", "box") else None
@@ -224,7 +223,7 @@ def final_answer(text: str, policy: ReadingPolicy) -> str | None:
 
 
 def reference_answer(reference: str, policy: ReadingPolicy) -> str:
-    """Return the answer of a reference, which may be a worked solution with its answer in a box or in prose."""
+    """Return the answer of a reference, which may be a worked solution with the answer in a box or in prose."""
     reference = undoubled(reference.strip())
     if policy.choices:
         return chosen(reference, policy.choices) or reference
@@ -234,14 +233,14 @@ def reference_answer(reference: str, policy: ReadingPolicy) -> str:
         return unclosed["rest"].strip()
     if (formula := undelimited(reference)) != reference:
         return formula
-    # A matrix or an aligned equation is long, and is no prose.
+    # A matrix or an aligned equation may be long, but is not prose.
     if not _DELIMITED.search(reference) and (len(reference) <= _LONGEST_PLAIN_REFERENCE or not _is_prose(reference)):
         return reference
     return as_one_list(reference) or answer_in_prose(reference) or reference
 
 
 def undoubled(text: str) -> str:
-    """Return `text` with single backslashes where a way through JSON doubled them (`\\\\\\\\frac` is no LaTeX)."""
+    """Return `text` with single backslashes where JSON escaping has doubled them (`\\\\\\\\frac`)."""
     if "\\\\" not in text:
         return text
     text = _DOUBLED_BOX.sub(lambda _: "\\", text)
@@ -255,7 +254,7 @@ def _boxed(text: str, policy: ReadingPolicy) -> str | None:
 
 
 def _short_form(text: str, policy: ReadingPolicy) -> str | None:
-    """An answer in tags is an answer as it stands, unless it is prose around one."""
+    """Return the answer in a tag's content: all of it, unless that is prose around an answer."""
     if policy.choices:
         return None
     return as_one_list(text) or (answer_in_prose(text) if _is_prose(text) else None) or text.strip() or None
@@ -266,10 +265,10 @@ def _is_prose(text: str) -> bool:
 
 
 def chosen(text: str, choices: Sequence[str]) -> str | None:
-    """Return which of `choices` the text chooses, or None if it names none.
+    """Return which of `choices` the text chooses, or None.
 
-    The first that follows the last "answer"; else one at the start of a line ("B. Because …"); else the last one.
-    A choice stands by itself: "A" is not chosen by "All".
+    That is the first after the last "answer", else one at the start of a line ("B. Because …"), else the last. Only
+    whole words count: "All" does not choose "A".
     """
     if not choices:
         return None

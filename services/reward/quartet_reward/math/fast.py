@@ -1,7 +1,7 @@
-"""Plain numbers, exactly: decides the equality of two answers where both are unambiguously written rational numbers.
+"""Compares rational numbers exactly.
 
-Integers, decimals, fractions, mixed numbers, scientific notation and vulgar fractions, with signs, thousands separators
-and a dollar sign. Whatever else (percent, units, decimal commas, anything symbolic) is not decided here.
+It reads integers, decimals, fractions, mixed numbers, scientific notation and vulgar fractions, with signs, thousands
+separators and a dollar sign; not percent, units, decimal commas or symbols.
 """
 
 import re
@@ -12,8 +12,7 @@ from functools import lru_cache
 
 from quartet_reward.math.notation import plain
 
-# Longer texts and larger exponents are not numbers that people write; exact arithmetic on them would be a way to
-# make the service itself hang.
+# Exact arithmetic on longer texts or larger exponents could block the service.
 _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
@@ -41,14 +40,14 @@ _MIXED_VULGAR = re.compile(rf"{_SIGN}(?P<whole>\d*)\s?(?P<vulgar>[{_VULGAR}])", 
 
 @dataclass(frozen=True, slots=True)
 class Rational:
-    """A number and whether it was written as a decimal, which may be a rounded form of another number."""
+    """A number, and whether it was written as a decimal, which may be rounded."""
 
     value: Fraction
     decimal: bool
 
 
 def parse_rational(text: str) -> Rational | None:
-    """Return the rational number that `text` writes, or None if it is not unambiguously one."""
+    """Return the rational number that `text` is, or None if it is ambiguous or something else."""
     if len(text) > _MOST_CHARACTERS:
         return None
     if text.isascii() and text.isdigit():
@@ -56,7 +55,7 @@ def parse_rational(text: str) -> Rational | None:
     return _parse(text)
 
 
-# A reference comes once with each completion of its prompt.
+# A reference is parsed for each completion of its prompt.
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Rational | None:
     text = _DOLLARS.sub(r"\1", plain(text))
@@ -76,9 +75,9 @@ def _parse(text: str) -> Rational | None:
 
 
 def equal_rationals(answer: Rational, reference: Rational, decimal_places: int = 6) -> bool | None:
-    """Return whether the numbers are equal, or None where one may be a rounded form of the other.
+    """Return whether the numbers are equal, or None if one may be the other one rounded.
 
-    Decimals that may agree in `decimal_places` are left to math-verify; ten times that far apart is different.
+    Decimals closer than ten units of the last of `decimal_places` are left to math-verify.
     """
     if answer.value == reference.value:
         return True
@@ -102,7 +101,7 @@ def _decimal(match: re.Match[str]) -> Rational | None:
     digits = (whole or "0").replace(",", "").replace(" ", "") + (fraction or "")
     shift = exponent - len(fraction or "")
     value = Fraction(int(digits)) * Fraction(10) ** shift
-    # "7." ends a sentence; "7.0" is as exact as 7, but only its writer knows.
+    # "7." is the end of a sentence; "7.0" may be rounded.
     return _signed(match["sign"], value, decimal=bool(fraction) or exponent != 0)
 
 
@@ -116,7 +115,7 @@ def _fraction(match: re.Match[str]) -> Rational | None:
 def _mixed(match: re.Match[str]) -> Rational | None:
     numerator, denominator = int(match["a"] or match["c"]), int(match["b"] or match["d"])
     if not 0 < numerator < denominator:
-        return None  # "2 7/3" is no mixed number; whatever it is, it is not plain
+        return None  # "2 7/3" is not a mixed number
     return _signed(match["sign"], int(match["whole"]) + Fraction(numerator, denominator), decimal=False)
 
 

@@ -1,4 +1,4 @@
-"""What an answer is: a value, words, a list, a tuple, a matrix, an equation, a relation, a quantity. Pure text."""
+"""Parses the structure of an answer: value, words, list, tuple, matrix, equation, relation, quantity. Text only."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|R)
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
-# An expression is reduced from within: an atom is A, and so is what can be made of atoms.
+# An expression is reduced from the inside out: each atom becomes A, then each term of As becomes A.
 _ATOM = re.compile(r"\\(?!(?:pi|infty|theta|alpha|beta)(?![a-zA-Z]))[a-zA-Z]+|(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
 _SUM = r"[-+]?A(?:(?:[-+*/]|\\cdot|\\times)?A)*"
 _MADE_OF_ATOMS = re.compile(
@@ -44,7 +44,7 @@ _ZERO_BELOW = re.compile(r"[{/]\s*0(?![.\d])")
 _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)", re.ASCII)
 _WORDS = re.compile(r"[^\W_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
 _ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
-# Words that stand for mathematics.
+# Words with a mathematical meaning.
 _MATHEMATICAL = frozenset(
     re.findall(
         r"\w+",
@@ -59,24 +59,24 @@ _MATHEMATICAL = frozenset(
 
 
 class Kind(StrEnum):
-    """What a form is; the comment says what its parts and its mark are."""
+    """The kind of a form; the comment says what its parts and its mark are."""
 
     VALUE = "value"  # an expression; no parts
-    WORDS = "words"  # mark: the words, folded
+    WORDS = "words"  # mark: the words, case-folded
     CLOCK = "time of day"  # mark: hours and minutes
-    LIST = "list"  # elements; mark: the name that they are values of, if any
+    LIST = "list"  # elements; mark: the variable whose values they are, if any
     SET = "set"  # elements in braces
     TUPLE = "tuple"  # elements in order; mark: the brackets
     MATRIX = "matrix"  # cells; mark: the shape
-    EQUATION = "equation"  # sides; mark: the name that it defines, if any
-    RELATION = "relation"  # an inequality; mark as in LIST
+    EQUATION = "equation"  # sides; mark: the variable that it defines, if any
+    RELATION = "relation"  # an inequality; no parts
     QUANTITY = "quantity"  # the number; mark: the unit
-    ROUNDED = "approximation"  # what is exact, what is rounded
+    ROUNDED = "approximation"  # the exact and the rounded side
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An answer taken apart; `text` is all of it, in one spelling."""
+    """The structure of an answer; `text` is all of it, normalized."""
 
     kind: Kind
     text: str
@@ -84,7 +84,7 @@ class Form:
     mark: str = ""
 
     def leaves(self) -> Iterator["Form"]:
-        """Yield the parts that a library must read for this form to be usable."""
+        """Yield the parts that sympy must be able to parse for this form to be usable."""
         if self.kind is Kind.EQUATION and self.value is not None:
             yield from self.value.leaves()
         elif self.kind is Kind.ROUNDED:
@@ -97,13 +97,13 @@ class Form:
 
     @property
     def value(self) -> "Form | None":
-        """Of an equation: what it defines its name to be, or what a chain (1 + 1 = 3 - 1 = 2) ends in; else None."""
+        """The value an equation assigns to its variable, or the last side of a chain (1 + 1 = 3 - 1 = 2); else None."""
         chain = self.kind is Kind.EQUATION and len(self.parts) > _SIDES
         return self.parts[-1] if self.mark or chain else None
 
     @property
     def is_plain(self) -> bool:
-        """True if it is made of words, numbers and simple expressions, which every library can read."""
+        """Whether it consists of words, numbers and simple expressions, which sympy can parse for certain."""
         return all(
             leaf.kind in (Kind.WORDS, Kind.CLOCK)
             or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _is_expression(leaf.text)))
@@ -113,7 +113,7 @@ class Form:
 
 @lru_cache(maxsize=4096)
 def read(text: str, braces: str = "set") -> Form:
-    """Return what `text` is; `{1, 2}` is a set or, with `braces` "group", a bare list."""
+    """Return the form of `text`; `{1, 2}` is a set or, with `braces` "group", a bare list."""
     text = plain(text)
     inner = without_group(text) if text.startswith("{") else text
     if inner != text:
@@ -145,7 +145,7 @@ def _read(text: str) -> Form:
 
 
 def _is_expression(text: str) -> bool:
-    """Return True for sums, products, quotients, powers, roots of numbers and letters, and unions of intervals."""
+    """Return whether it is a sum, product, quotient, power or root of numbers and letters, or a union of intervals."""
     if _ZERO_BELOW.search(text) or _MATHEMATICAL.intersection(map(str.casefold, _WORD.findall(text))):
         return False
     text, count = _ATOM.sub(lambda match: "A" if match[1] else match[0], text).replace(" ", ""), 1
@@ -155,13 +155,13 @@ def _is_expression(text: str) -> bool:
 
 
 def _may_be_product(letters: str) -> bool:
-    """Return True for "x", "abc", "pqrs": names of variables side by side rather than a word."""
+    """Return whether letters are likely a product of variables, such as "x", "abc", "pqrs", rather than a word."""
     ordered = sorted(map(ord, letters))
     return len(letters) < 4 or ordered[-1] - ordered[0] == len(letters) - 1
 
 
 def _words(text: str) -> Form | None:
-    """Words, if they cannot be mathematics: a symbolic library reads one as a product, where "east" is "seat"."""
+    """Parse words that cannot be mathematics: sympy would read them as products, where "east" equals "seat"."""
     bare = _TEXT.sub(r"\1", text)
     if len(bare) > 500 or not _WORDS.fullmatch(bare):
         return None
@@ -199,11 +199,11 @@ def _set(text: str) -> Form | None:
 
 
 def _collected(kind: Kind, text: str, elements: list[str], flat: bool = True) -> Form:
-    """Return a list of elements, of which one with ± is two; several equations of one name are a list of its values."""
+    """Return a form of elements: ± gives two, and several equations of one variable give the list of its values."""
     forms: list[Form] = []
     for form in map(_read, elements):
         forms += form.parts if form.kind is Kind.LIST and flat else (form,)
-    # W(n) and W(x) are the same function.
+    # W(n) and W(x) name the same function.
     names = {form.mark and _ARGUMENTS.sub("", form.mark) for form in forms if form.kind is Kind.EQUATION}
     if len(names) == 1 and forms[0].kind is Kind.EQUATION and "" not in names:
         return Form(kind, text, tuple(form.parts[-1] if form.kind is Kind.EQUATION else form for form in forms), *names)
@@ -214,7 +214,7 @@ def _both_signs(text: str) -> Form | None:
     count = len(SIGNS.findall(text))
     if not 0 < count <= _MOST_SIGNS:
         return None
-    # Where ∓ stands, the upper signs belong together, and the lower ones; else each sign is free.
+    # If there is a ∓, all upper signs go together, and all lower ones; otherwise each sign is independent.
     one_choice = r"\mp" in text
     ways = []
     for choice in product("+-", repeat=1 if one_choice else count):
@@ -246,7 +246,7 @@ def _matrix(text: str) -> Form | None:
 
 
 def _rounded(text: str) -> Form | None:
-    """`1/3 \\approx 0.333` is 1/3; `x \\approx 11` defines x as an equation does."""
+    """Parse an approximation: `1/3 \\approx 0.333` is 1/3; `x \\approx 11` defines x as an equation does."""
     parts = split_outside_brackets(text, _APPROX)
     if len(parts) != _SIDES or not parts[1]:
         return None

@@ -1,4 +1,4 @@
-"""One spelling for what LaTeX and Unicode spell in several ways; brackets; quantities and their units. Pure text."""
+"""Normalizes the spelling of LaTeX and Unicode mathematics; splits brackets; reads quantities and units. Text only."""
 
 import re
 from fractions import Fraction
@@ -8,7 +8,7 @@ _PAIRS = {"(": ")", "[": "]", r"\{": r"\}", r"\langle": r"\rangle"}
 _OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\begin"])
 _CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\end"])
 
-# Signs that look like plain ones or have a command, and marks that are not seen; not those that reverse what is seen.
+# Characters that look like ASCII ones or have a command, and invisible ones, but not those that reverse the direction.
 _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),
@@ -39,7 +39,7 @@ _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (
         (r"\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
-        # "32,\! 349" prints as 32,349: the negative space takes back what is set after a comma.
+        # "32,\! 349" prints as 32,349: the negative space cancels the space after the comma.
         (r",\\!\s*(?=\d{3}(?!\d))|\{,\}", ","),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;: ]|~|\s+", " "),
@@ -49,7 +49,7 @@ _SPELLINGS = tuple(
         (r"\\(le|ge|ne)(?:q|qq|qslant)(?![a-zA-Z])", r"\\\1"),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
-        (r"(?<=\s)!=", r"\\ne "),  # 5!=120 is about a factorial
+        (r"(?<=\s)!=", r"\\ne "),  # but 5!=120 is a factorial
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
@@ -57,7 +57,7 @@ _SPELLINGS = tuple(
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\(?:mid|vert)(?![a-zA-Z])", "|"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])", r"^\\circ"),
-        # Constants set upright, which math-verify takes for units and drops.
+        # Upright constants, which math-verify would drop as units.
         (r"(?<=[a-zA-Z])\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}", r" \1"),
         (r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}(?=[a-zA-Z])", r"\1 "),
         (r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}", r"\1"),
@@ -67,16 +67,16 @@ _SPELLINGS = tuple(
         (r"[(\[]\s*\\begin\{array\}\s*\{[clr| ]*\}(.*?)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}"),
     )
 )
-# The lines of \cases that have an & are pieces of a function.
+# Not \cases with an &, which is a piecewise function.
 _LINES = re.compile(
     r"(?:\\\{\s*)?\\begin\{(?P<name>(?:align|gather|equation)(?:ed)?\*?|cases(?![^&]*&))\}(?P<lines>.*)\\end\{(?P=name)\}",
     re.DOTALL,
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))")
-# In lists and in brackets a comma may separate elements.
+# In lists and brackets a comma may separate elements instead.
 _THOUSANDS = re.compile(r"(?<![\d,.\w])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _THOUSANDS_IN_BRACES = re.compile(r"(?<=\{)\s*[1-9]\d{0,2}(?:,\d{3})+\s*(?=\})", re.ASCII)
-# Words before the answer in its own box.
+# Words before the answer inside its box.
 _LEAD_IN = re.compile(r"^\\text\s*\{[^{}\\]*(?:\bis|\bare|:|=)\s*\}\s*(?=\S)")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _FORMULA = re.compile(r"(?<![\\$])\$\$?[^$]+\$\$?")
@@ -92,7 +92,7 @@ _NO_NAMES = frozenset([r"\pi", r"\infty", r"\emptyset"])
 
 
 def plain(text: str) -> str:
-    """Return `text` without delimiters and decoration, in one spelling: `\\frac` for `\\dfrac`, `-` for an en dash…"""
+    """Return `text` without delimiters and decoration, normalized: `\\frac` for `\\dfrac`, `-` for an en dash…"""
     text = undelimited(_only_formula(text.strip())).translate(_CHARACTERS)
     for pattern, spelling in _SPELLINGS if _SEVERAL_SPELLINGS.search(text) else ():
         text = pattern.sub(spelling, text)
@@ -106,23 +106,23 @@ def plain(text: str) -> str:
 
 
 def undelimited(text: str) -> str:
-    """Return `x` for `$x$`, `\\[x\\]` and the like, where one pair of delimiters is around all."""
+    """Return `x` for `$x$`, `\\[x\\]` and the like, if one pair of delimiters encloses all."""
     for opening, closing in _DELIMITERS:
         inner = text[len(opening) : -len(closing)]
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
-            # "$5 and $6" starts and ends alike but is no single formula.
+            # "$5$ and $6$" is not one formula.
             return inner.strip() if opening not in inner and closing not in inner else text
     return text
 
 
 def tokens(text: str) -> tuple[str, ...]:
-    """Return the tokens of `text`: what is written alike has the same, whatever its spaces and single braces."""
+    """Return the tokens of `text`, without spaces and the braces around a single sub- or superscript."""
     text = re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)
     return tuple(token[0] for token in re.finditer(r"\\[a-zA-Z]+|\\.|\d+|\S", text, re.DOTALL))
 
 
 def split_outside_brackets(text: str, separators: frozenset[str]) -> list[str]:
-    """Split at those of `separators` (single tokens) that stand outside all brackets and braces."""
+    """Split at the `separators` (single tokens) outside all brackets and braces."""
     parts, depth, start = [], 0, 0
     for token in _TOKENS.finditer(text):
         if token[0] in _OPENING:
@@ -136,9 +136,9 @@ def split_outside_brackets(text: str, separators: frozenset[str]) -> list[str]:
 
 
 def bracketed(text: str) -> tuple[str, list[str]] | None:
-    """Return the brackets and elements of `(a, b)`, `[a, b)`, `\\{a\\}`, or None if it is not one pair around all.
+    """Return the brackets and elements of `(a, b)`, `[a, b)`, `\\{a\\}`, or None if no single pair encloses all.
 
-    The brackets come as their two tokens joined, e.g. "()", "[)", "\\{\\}".
+    The brackets are returned as their two tokens joined, e.g. "()", "[)", "\\{\\}".
     """
     found = [token[0] for token in _TOKENS.finditer(text)]
     if len(found) < 3 or found[0] not in _PAIRS or found[-1] not in _PAIRS.values():
@@ -147,7 +147,7 @@ def bracketed(text: str) -> tuple[str, list[str]] | None:
     for position, token in enumerate(found):
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth == 0 and position < len(found) - 1:
-            return None  # "(1,2) \cup (3,4)" is not one list
+            return None  # e.g. (1,2) \cup (3,4)
     inside = text[len(found[0]) : -len(found[-1])]
     elements = split_outside_brackets(inside, frozenset([";"]))
     return found[0] + found[-1], elements if len(elements) > 1 else split_outside_brackets(inside, frozenset([","]))
@@ -155,7 +155,6 @@ def bracketed(text: str) -> tuple[str, list[str]] | None:
 
 def without_group(text: str) -> str:
     """Return `1, 2` for `{1, 2}` and for `{{1, 2}}`: TeX does not print these braces."""
-    depth, lowest = 0, 0
     found = [token[0] for token in _TOKENS.finditer(text) if not token[0].isspace()]
     leading = next((i for i, token in enumerate(found) if token != "{"), len(found))
     trailing = next((i for i, token in enumerate(reversed(found)) if token != "}"), len(found))
@@ -169,14 +168,14 @@ def without_group(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return True for what an equation may define: `x`, `m_{\\max}`, `f(x)`, `\\alpha`, `(x, y)`."""
+    """Return whether an equation may define it: `x`, `m_{\\max}`, `f(x)`, `\\alpha`, `(x, y)`."""
     listed = bracketed(text.strip())
     names = listed[1] if listed and len(listed[1]) > 1 else [text]
     return all(_NAME.fullmatch(name.strip()) and name.strip() not in _NO_NAMES for name in names)
 
 
 def _only_formula(text: str) -> str:
-    """Return the only formula of `Therefore $x > 5$ is the solution`, if words are around it; else `text`."""
+    """Return `$x > 5$` for `Therefore $x > 5$ is the solution`; other text as it is."""
     formulas = list(_FORMULA.finditer(text)) if "$" in text else []
     if len(formulas) != 1:
         return text
@@ -185,7 +184,7 @@ def _only_formula(text: str) -> str:
 
 
 def _as_one_line(match: re.Match[str]) -> str:
-    """Return several lines of equations as a list; a line that begins with an equals sign goes on with the last one."""
+    """Return lines of equations as a list; a line that begins with an equals sign continues the previous one."""
     lines = [line.replace("&", " ").strip(" ,") for line in re.split(r"\\\\(?:\[[^\]]*\])?", match["lines"])]
     return re.sub(r",\s*=", " =", ", ".join(filter(None, lines)))
 
@@ -208,14 +207,14 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
 
-# The names of units that a number in prose may carry; "in" is a word far more often than an inch.
+# Names of units after a number in prose, except "in", which is rarely an inch.
 UNIT_WORDS = frozenset(f"{name}{end}" for name in _CANONICAL if name != "%" for end in ("", "s")) - {"in"}
 
 _QUANTITY_NUMBER = r"(?P<number>[-+]?[\d.][-+\d.,\s/^{}:]*|.*[\d})\]]|.*\\pi)"
 _TEXT_UNIT = re.compile(
     rf"{_QUANTITY_NUMBER}\s*\\text\s*\{{(?P<unit>[^{{}}\\\d()=<>:;?]+)\}}\s*(?:\^\{{?(?P<power>\d)\}}?)?", re.DOTALL
 )
-# A single letter is a unit only where a space parts it from the number, for 5m may be a product.
+# A single letter is a unit only after a space: 5m may be a product.
 _BARE_UNIT = re.compile(
     r"(?P<number>[-+]?(?:\d[\d.,:/ ]*|\.\d+|\\frac\{\d+\}\{\d+\}))"
     r"\s*(?P<unit>(?:(?<=\s)[a-zA-Z]|[a-zA-Z.]{2,})(?:[/ ][a-zA-Z. ]+)*)\s*(?:\^\{?(?P<power>[23])\}?)?"
@@ -229,7 +228,7 @@ _NO_UNIT = frozenset(
 
 
 def quantity(text: str) -> tuple[str, str] | None:
-    """Return the number and the canonical unit of `5 km`, `\\$5`, `90^\\circ`, `50\\%`, `52_8`; None if it is none."""
+    """Return the number and the canonical unit of `5 km`, `\\$5`, `90^\\circ`, `50\\%`, `52_8`; else None."""
     if match := _BASED.fullmatch(text):
         return match["number"].lstrip("0") or "0", f"base {match['base'] or match['digit']}"
     if match := _SIGNED.fullmatch(text):
@@ -246,13 +245,13 @@ def quantity(text: str) -> tuple[str, str] | None:
 
 
 def same_unit(one: str, two: str) -> bool:
-    """Return True if both name the same: the same words, or the one with further words about it ("red apples")."""
+    """Return whether two units are the same, or one has additional words ("red apples")."""
     words = set(one.split()), set(two.split())
     return words[0] <= words[1] or words[1] <= words[0]
 
 
 def canonical_unit(text: str, power: str = "") -> str | None:
-    """Return the unit's own name: `m2` for "square meters"; None if it is none."""
+    """Return a unit's canonical name, e.g. `m2` for "square meters"; None if it is not a unit."""
     words = text.replace("-", " ").strip().rstrip(".,").split()
     if not words or _NO_UNIT.intersection(words):
         return None
@@ -270,7 +269,7 @@ def canonical_unit(text: str, power: str = "") -> str | None:
 
 
 def _is_word(word: str) -> bool:
-    """Return True for a known unit, and for what is too long to be a product of variables."""
+    """Return whether it is a known unit, or too long to be a product of variables."""
     return _canonical_word(word) in _UNIT_NAMES or len(word) > 3
 
 

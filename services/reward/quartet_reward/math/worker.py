@@ -1,6 +1,6 @@
-"""A worker process: compares answers, one at a time, until its input ends. `python -m quartet_reward.math.worker`.
+"""The worker process that compares mathematical answers, one at a time. Run by `python -m quartet_reward.math.worker`.
 
-It may be killed at any moment; it holds nothing that matters. Its standard input and output are lines of JSON:
+It has no state and may be killed at any moment. Requests and answers:
 
     -> {"reference": "…", "policy": {…}, "cpu_seconds": 10}
     <- {"event": "judged", "is_text": false} | {"event": "bad_reference", "reason": "…"}
@@ -34,19 +34,19 @@ _NORMALIZATION = NormalizationConfig(basic_latex=True, malformed_operators=True,
 _AND = re.compile(r"(?<![a-zA-Z\\])and(?![a-z])")
 # Two numbers math-verify calls equal must agree to this part of their size, unless one of them is rounded.
 _EXACT = 1e-12
-_NICE = 5  # as a sandbox's programs: a hostile answer keeps a processor busy to its deadline, while services answer
+_NICE = 5  # like sandboxed programs: a hostile answer uses a CPU until its deadline
 # What sympy raises for expressions it cannot handle.
 _SYMPY_ERRORS = (TypeError, ValueError, AttributeError, NotImplementedError, ArithmeticError)
 
 
 def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
-    """Judge a reference by itself. Return True if it is mathematics, False if it is text, to be repeated as it stands.
+    """Return True if a reference is mathematics, False if it is text, which an answer must repeat exactly.
 
     Raises:
-        BadReference: it can be neither, or it is true (or false) of everything.
+        BadReference: it is neither, or a statement that is always true or always false.
     """
     if reference.strip().casefold() in ("true", "false"):
-        raise BadReference(f"'{reference}' is no value; for questions of true or false use the verifier 'exact'")
+        raise BadReference(f"'{reference}' is not a value; for true-or-false questions use the verifier 'exact'")
     form = read(reference, policy.bare_braces)
     for leaf in form.leaves():
         if leaf.kind in (Kind.WORDS, Kind.CLOCK):
@@ -57,31 +57,29 @@ def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
                 raise BadReference(f"'{_short(reference)}' cannot be read as mathematics")
             return False
         if value in (sympy.nan, sympy.zoo):
-            raise BadReference(f"'{_short(reference)}' reads as {value}, which is no value to compare with")
-        if isinstance(value, BooleanAtom) or (_is_constant(value) and not _is_sum_done(leaf)):
-            raise BadReference(
-                f"'{_short(reference)}' is true (or false) of everything: nothing can be compared with it"
-            )
+            raise BadReference(f"'{_short(reference)}' reads as {value}, which cannot be compared")
+        if isinstance(value, BooleanAtom) or (_is_constant(value) and not _is_computation(leaf)):
+            raise BadReference(f"'{_short(reference)}' is always true or always false: nothing can be compared with it")
     return True
 
 
 def compare(reference: str, answer: str, policy: EqualityPolicy) -> bool:
-    """Return whether an answer equals a reference that `judge_reference` found usable.
+    """Return whether an answer equals a reference that `judge_reference` accepted; False if comparing them fails.
 
     Raises:
-        MemoryError: it takes too much. Whatever else is raised on the way makes the answer a wrong one.
+        MemoryError: the comparison needs too much memory.
     """
     try:
         forms = (read(text, policy.bare_braces) for text in (answer, reference))
         return SymbolicComparison(policy).equal(*forms) is True
     except MemoryError:
         raise
-    except Exception:  # such as a RecursionError, for an answer nested too deeply
+    except Exception:  # e.g. RecursionError for a deeply nested answer
         return False
 
 
 def warm_up() -> None:
-    """Make a first comparison of each kind, which builds the parser's tables: no answer's deadline pays for that."""
+    """Compare one answer of each kind, which builds the parser's tables before any deadline runs."""
     for reference, answer in (
         (r"x^2 + \sin x", r"\sin(x) + x^2 + y"),
         (r"(1, \sqrt{x})", "(1, y!)"),
@@ -91,7 +89,7 @@ def warm_up() -> None:
 
 
 class SymbolicComparison(Comparison):
-    """Decides by math-verify and sympy what is left."""
+    """Decides by math-verify and sympy what `Comparison` leaves open."""
 
     def expressions(self, answer: str, reference: str) -> Decision:
         """Return whether two expressions, equations or relations are equal."""
@@ -101,17 +99,17 @@ class SymbolicComparison(Comparison):
         if gold is None or found is None or isinstance(found, BooleanAtom):
             return False
         if isinstance(gold, sympy.Eq) and not isinstance(found, sympy.Eq):
-            # A reference of numbers alone, such as \log_2(32) = 5.
+            # A reference without variables, such as \log_2(32) = 5.
             return _is_constant(gold) and self._verified(gold.rhs, found)
         if isinstance(found, sympy.Eq) and _is_constant(found):
             return False
         if _is_relation(gold) or _is_relation(found):
             return self._same_solutions(gold, found)
-        # For math-verify the set [7,7] of one number is the number.
+        # math-verify holds the interval [7,7] equal to 7.
         return isinstance(gold, sympy.Set) is isinstance(found, sympy.Set) and self._verified(gold, found)
 
     def rounds(self, exact: str, rounded: str) -> Decision:
-        """Return whether one expression is the other, rounded to the places that are written."""
+        """Return whether one expression is the other one rounded to its written places."""
         values = _numbers([exact, rounded])
         if values is None:
             return False
@@ -124,12 +122,12 @@ class SymbolicComparison(Comparison):
             float_rounding=self.policy.decimal_places,
             strict=not self.policy.any_names,
             allow_set_relation_comp=self.policy.relations_as_sets,
-            timeout_seconds=None,  # its alarm cannot stop what hangs; the service kills this process
+            timeout_seconds=None,  # SIGALRM cannot interrupt native code; the service kills this process
         )
         return equal and not _apart(gold, found, self.policy)
 
     def _same_solutions(self, gold: sympy.Basic, found: sympy.Basic) -> bool:
-        """Compare relations by the sets that solve them, if each has one unknown; else as they stand."""
+        """Compare relations by their solution sets if each has one variable, else by math-verify."""
         expected, given = _solutions(gold), _solutions(found)
         if expected is None or given is None:
             return self._verified(gold, found)
@@ -142,7 +140,7 @@ def _solutions(value: sympy.Basic) -> tuple[str, sympy.Set] | None:
         return "", value
     if not isinstance(value, Boolean):
         return None
-    # 0 < f(x) < 1 is about f(x), not about x.
+    # The variable of 0 < f(x) < 1 is f(x), not x.
     value = value.xreplace({applied: sympy.Symbol(str(applied), real=True) for applied in value.atoms(AppliedUndef)})
     if len(value.free_symbols) != 1:
         return None
@@ -158,14 +156,14 @@ def _is_relation(value: sympy.Basic) -> bool:
 
 @lru_cache(maxsize=64)
 def _value(text: str) -> sympy.Basic | None:
-    """Return what sympy makes of an expression, an equation or a relation, or None if it cannot be read."""
+    """Return an expression, equation or relation as sympy's object, or None if it cannot be parsed."""
     try:
         if read(text).kind is Kind.RELATION and (AND_OR.search(text) or SIGNS.search(text) or "," in text):
             return _connected(text)
         value = latex2sympy(text, is_real=True, normalization_config=_NORMALIZATION)
     except MemoryError:
         raise
-    except Exception:  # the parser raises exceptions of its own, and many of Python's
+    except Exception:  # the parser raises its own exceptions and many of Python's
         return None
     if not isinstance(value, (sympy.Basic, sympy.MatrixBase)):
         return None
@@ -184,23 +182,23 @@ def _connected(text: str) -> sympy.Basic | None:
         if not values or not all(isinstance(value, Boolean) for value in values):
             return None
         alternatives.append(sympy.And(*values))
-    # What differs from one value and from another differs from both; of other relations, a comma means "or".
+    # A comma after \ne means "and" (x differs from each value), after other relations "or".
     both = differs and not re.search(r"\bor\b", text)
     return sympy.And(*alternatives) if both else sympy.Or(*alternatives)
 
 
 def _is_constant(value: sympy.Basic) -> bool:
-    """Return True for an equation that holds, or fails, whatever its variables are, such as x = x or 1 = 2."""
+    """Return whether an equation is always true or always false, such as x = x or 1 = 2."""
     if not isinstance(value, sympy.Eq):
         return False
     try:
         return bool(sympy.simplify(value.lhs - value.rhs).is_number)
     except _SYMPY_ERRORS:
-        return False  # what sympy cannot subtract, math-verify compares side by side
+        return False  # math-verify compares the sides that sympy cannot subtract
 
 
-def _is_sum_done(equation: Form) -> bool:
-    """Return True for `\\log_2(32) = 5`: true, and its sides are numbers written differently."""
+def _is_computation(equation: Form) -> bool:
+    """Return whether the sides are the same number, written differently: `\\log_2(32) = 5`."""
     sides = _numbers([side.text for side in equation.parts])
     written = {tokens(side.text) for side in equation.parts}
     return sides is not None and len(written) == len(sides) and all((side - sides[-1]).equals(0) for side in sides)
@@ -212,7 +210,7 @@ def _numbers(texts: list[str]) -> list[sympy.Expr] | None:
 
 
 def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:
-    """Return True for two numbers that math-verify holds equal although they differ beyond rounding."""
+    """Return whether two numbers differ by more than rounding; math-verify holds some such numbers equal."""
     if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr) and gold.is_number and found.is_number):
         return False
     if gold.has(sympy.UnevaluatedExpr) or found.has(sympy.UnevaluatedExpr):
@@ -225,7 +223,7 @@ def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:
         distance, scale = abs((one - other).evalf(30)), max(abs(one.evalf(30)), abs(other.evalf(30)))
         return bool(distance > tolerance * scale)
     except _SYMPY_ERRORS:
-        return False  # math-verify's word stands where they have no numeric value
+        return False  # without numeric values, math-verify's decision stands
 
 
 def _short(text: str) -> str:
@@ -233,7 +231,6 @@ def _short(text: str) -> str:
 
 
 def main() -> None:
-    """Limit this process, load math-verify, say so, and serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -258,13 +255,13 @@ def _answer(request: dict) -> dict:
     except BadReference as bad:
         return {"event": "bad_reference", "reason": str(bad)}
     except MemoryError:
-        return {"event": "out_of_memory", "last": True}  # what is left of it would fail the next answer too
-    except Exception as error:  # whatever sympy raises is told to the service, which decides
+        return {"event": "out_of_memory", "last": True}  # this process would lack memory for the next answer too
+    except Exception as error:  # of sympy
         return {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Let the kernel kill this process should the service not do so in time."""
+    """Let the kernel kill this process after so much more CPU time, in case the service does not."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
