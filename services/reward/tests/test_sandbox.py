@@ -131,10 +131,10 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 async def test_a_program_is_killed_at_its_time_by_a_service_that_is_out_of_descriptors(sandbox):
-    idle = len(below([sandbox.fork_server]))
-    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_seconds=1.0)))
-    await until(lambda: len(below([sandbox.fork_server])) > idle)
-    await asyncio.sleep(0.3)
+    idle = set(below([sandbox.fork_server]))
+    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_seconds=2.0)))
+    await until(lambda: set(below([sandbox.fork_server])) - idle)
+    await asyncio.sleep(0.5)  # the service has the program's handles
     with descriptors_left(0):
         async with asyncio.timeout(15):
             assert (await task).ending is ExitReason.TIMED_OUT

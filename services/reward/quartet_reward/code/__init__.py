@@ -1,9 +1,9 @@
-"""Judging programs. `docs/code.md` says how, and what is promised.
+"""Runs programs against tests; see `docs/code.md`.
 
-In the service: `tests` finds the program in a completion and reads what the reference tests it with; `judged` runs it
-in the sandbox and finds the outcome.
+In the service: `tests` reads the program from a completion and the tests from a reference; `judged` runs both in the
+sandbox and returns the outcome.
 
-In the two sandboxes of judged execution, with nothing but the standard library: `candidate` holds the program, `judge`
-the tests (`assertions`, `function_cases`), to which the program is a `program.Program`. They call each other by `rpc`;
-`plain` encodes the data that crosses, and holds proxies for everything else.
+In the two sandboxes of judged execution, with the standard library only: `candidate` runs the program, `judge` the
+tests (`assertions`, `function_cases`), which hold the program as a `program.Program`. They call each other by `rpc`;
+`plain` encodes data, and passes proxies for other objects.
 """

@@ -1,8 +1,8 @@
 """Assert-style test programs: HumanEval's `check(candidate)`, MBPP's bare asserts, `test_…` functions.
 
-The test runs here, in the judge. In strict mode it gets a proxy of the function under test, and what else it uses is
-defined before the program is seen: by itself, the library, or the code that completions continue. Else it gets proxies
-of all names that it uses and does not define; more would let the program put its own `set` in the place of the test's.
+The test runs here, in the judge. In strict mode it gets a proxy of the function under test only; its other names are
+defined before the program runs: by the test, the standard library, or the code that completions continue. Otherwise it
+gets proxies of all names that it uses and does not define, and no others, or the program could replace `set`.
 """
 
 import builtins
@@ -18,16 +18,16 @@ _FILE = "<test>"
 
 
 def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
-    """Run a test program. Returns if every test passed.
+    """Run a test program; return if every test passed.
 
     Args:
-        program: what is tested; it is strict if one function of it is.
+        program: the program under test.
         source: the test.
-        entry_point: names the function under test; empty: found from the names that the test uses.
-        prefix: defines what the test uses of the code that completions continue, in strict mode.
+        entry_point: the function under test; empty: inferred from the names that the test uses.
+        prefix: the code that completions continue; in strict mode the test may use what it defines.
 
     Raises:
-        Verdict: otherwise.
+        Verdict: a test failed, or the test program cannot be used.
     """
     try:
         code = compile(source, _FILE, "exec", dont_inherit=True)
@@ -75,7 +75,7 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
 
 
 def _run_functions(namespace: dict[str, Any], names: Names, under_test: Any) -> None:
-    """Call what the test program defines and leaves to its harness to call."""
+    """Call the `check` and `test_…` functions that the test program does not call itself."""
     for name in names.uncalled:
         function = namespace.get(name)
         if not isinstance(function, types.FunctionType):
@@ -94,14 +94,14 @@ def _undefined(names: set[str]) -> Verdict:
 
 
 def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
-    """What the code that completions continue defines of some names."""
+    """Return the definitions of `names` in `prefix`, the code that completions continue."""
     if not prefix or not names:
         return {}
     namespace: dict[str, Any] = {"__name__": "__prefix__", "__builtins__": vars(builtins) | USUAL_NAMES}
     try:
         try:
             code = compile(prefix, "<prefix>", "exec", dont_inherit=True)
-        except SyntaxError:  # it may end where a function's body is to begin
+        except SyntaxError:  # it may end before a function's body
             code = compile(f"{prefix}\n{' ' * 100}pass", "<prefix>", "exec", dont_inherit=True)
         exec(code, namespace)
     except BaseException as error:
@@ -111,7 +111,7 @@ def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
 
 
 def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
-    """The one function of the program that a strict test uses."""
+    """Return the only function of the program that a strict test uses."""
     others = undefined - {entry_point, entry_point.partition("()")[0]}
     if others:
         others.difference_update(*(module_names(_module(each)) for each in starred(source)))

@@ -1,6 +1,6 @@
-"""The program's side of judged execution: compiles it, runs it, and does to its objects what the judge asks.
+"""The program's side of judged execution: compiles it, runs it, and performs the judge's requests on its objects.
 
-Nothing here is trusted by the judge, but for the first message: it is sent before the program's first instruction.
+The judge trusts only the first message, which is sent before the program's first instruction.
 """
 
 import builtins
@@ -21,7 +21,7 @@ MODULE = "solution"
 
 
 def main(payload: bytes) -> None:
-    """Compile the program `payload`, tell the judge, and serve it until the judge has its verdict."""
+    """Compile the program `payload`, send the result to the judge, and serve its requests until it ends."""
     channel = Channel(PEER_DESCRIPTOR)
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
@@ -30,7 +30,7 @@ def main(payload: bytes) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
         return
-    # The usual names are beneath the module's own: the program does not define them.
+    # The usual names are builtins, so that they do not count as defined by the program.
     vars(module)["__builtins__"] = vars(builtins) | USUAL_NAMES
     channel.send({"compile_error": None})
     with contextlib.suppress(Gone):
@@ -50,7 +50,7 @@ class _Server:
         return getattr(self, operation)(*arguments)
 
     def begin(self, names: list[str], path: str) -> tuple[dict[str, Any], list[Any]]:
-        """Run the program; return its values of those names that it defines, and what `path` is, if it is anything."""
+        """Run the program; return those of `names` that it defines, and a list of the object at `path`, or none."""
         exec(self._code, self._names)
         found = {name: self._names[name] for name in names if name in self._names}
         if not path:
@@ -61,7 +61,7 @@ class _Server:
             return found, []
 
     def find(self, path: str, in_solution: bool) -> Any:
-        """`f`, `Solution().f`; with `in_solution`, `f` may be a method of the class Solution."""
+        """Return the object at `f` or `Solution().f`; with `in_solution`, `f` may be a method of the class Solution."""
         solution = self._names.get("Solution")
         if in_solution and isinstance(solution, type) and hasattr(solution, path):
             return getattr(solution(), path)

@@ -1,4 +1,4 @@
-"""Function-style cases: JSON arguments, JSON results, as in LeetCode-style data and ColossalChat's `fn_name`."""
+"""Cases with JSON arguments and JSON results, as in LeetCode-style data and ColossalChat's `fn_name`."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Check = Callable[[Any, Any, Any], bool]
 
 
 def load(source: str) -> Check:
-    """Return a checker program's function. Raises Verdict if it cannot be used."""
+    """Return the `check` function of a checker program. Raises Verdict if it cannot be used."""
     namespace: dict[str, Any] = {"__name__": "__checker__"}
     try:
         exec(compile(source, "<checker>", "exec", dont_inherit=True), namespace)
@@ -31,10 +31,7 @@ def load(source: str) -> Check:
 
 
 def require_usable(check: Check, given: Any, expected: Any) -> None:
-    """Raise Verdict unless the checker accepts the expected answer: then what it says of others can be believed.
-
-    Where nothing is expected (empty text, None) there is nothing to try it on.
-    """
+    """Raise Verdict (BAD_TEST) if the checker rejects the expected answer. Empty expected answers are not tried."""
     if expected is None or expected == "":
         return
     try:
@@ -46,7 +43,7 @@ def require_usable(check: Check, given: Any, expected: Any) -> None:
 
 
 def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
-    """True if the checker accepts an answer. Raises Verdict if it cannot read the answer."""
+    """Return whether the checker accepts an answer. Raises Verdict if it raises on the answer."""
     try:
         return check(given, output, expected)
     except Exception as error:
@@ -54,7 +51,7 @@ def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
 
 
 def judge_output(checker: str, input: str, output: str, expected: str) -> None:
-    """Judge what a program printed. Raises Verdict if it is wrong."""
+    """Check what a program printed. Raises Verdict if it is wrong."""
     check = load(checker)
     require_usable(check, input, expected)
     tell_begun()
@@ -73,14 +70,14 @@ def judge(
     tolerance: float,
     checker: str,
 ) -> None:
-    """Call the function with each case's arguments. Returns if all results are right.
+    """Call the function with each case's arguments; return if all results are right.
 
     Args:
-        cases: the JSON of arguments and result of each.
+        cases: the arguments and the expected result of each, as JSON.
         arguments: `list`, `lines` or `auto`, see docs/code.md.
 
     Raises:
-        Verdict: the first case whose result is not.
+        Verdict: for the first wrong result, or because the cases cannot be used.
     """
     count_passed(0)
     check = load(checker) if checker else None
@@ -90,7 +87,7 @@ def judge(
         readings = _usable(check, readings, [given for given, _ in cases], expected_results)
     program.begin()
     reading = _fitting(readings, program, entry_point, cases[0][0])
-    # Some data wraps every result into a list of one.
+    # Some datasets wrap every result in a list of one.
     wrapped = reading is _list_of_all and all(type(each) is list and len(each) == 1 for each in expected_results)
     for index, ((given, _), expected) in enumerate(zip(cases, expected_results, strict=True)):
         where = f"case {index + 1} of {len(cases)}"
@@ -110,7 +107,7 @@ def _same(found: Any, allowed: list[Any], tolerance: float) -> bool:
     try:
         result = plain(found)
         return any(same(result, plain(each), tolerance) for each in allowed)
-    except Exception:  # no value that comes from JSON: a signaling NaN, nested too deep, a number too long
+    except Exception:  # not a JSON value: a signaling NaN, nested too deep, a number too long
         return False
 
 
@@ -136,7 +133,7 @@ Reading = Callable[[str], list]
 
 
 def _readings(inputs: list[str], arguments: str) -> list[Reading]:
-    """The ways in which the inputs may be meant, the likelier one first."""
+    """Return the possible ways to read the inputs as arguments, the likelier one first."""
     for each in inputs:
         for line in each.splitlines():
             _loads(line)
@@ -154,7 +151,7 @@ def _readings(inputs: list[str], arguments: str) -> list[Reading]:
 
 
 def _usable(check: Check, readings: list[Reading], inputs: list[str], expected_results: list[Any]) -> list[Reading]:
-    """The readings with which the checker accepts every expected result. Raises Verdict if there are none."""
+    """Return the readings with which the checker accepts all expected results. Raises Verdict if there are none."""
     usable, refusal = [], None
     for reading in readings:
         try:
@@ -169,7 +166,7 @@ def _usable(check: Check, readings: list[Reading], inputs: list[str], expected_r
 
 
 def _fitting(readings: list[Reading], program: Program, entry_point: str, given: str) -> Reading:
-    """A list of two may be two arguments or one that is a list: the function's signature tells."""
+    """Choose by the function's signature: a list of two may be two arguments, or one argument that is a list."""
     if len(readings) == 1:
         return readings[0]
     count = len(readings[0](given))
@@ -182,15 +179,15 @@ def _fitting(readings: list[Reading], program: Program, entry_point: str, given:
 
 def _one_a_line(given: str) -> list:
     arguments = [_loads(line) for line in given.splitlines() if line.strip()]
-    return [_whole_keys(each) for each in arguments]
+    return [_integer_keys(each) for each in arguments]
 
 
 def _list_of_all(given: str) -> list:
-    return [_whole_keys(each) for each in _loads(given)]
+    return [_integer_keys(each) for each in _loads(given)]
 
 
-def _whole_keys(argument: Any) -> Any:
-    """JSON has no keys but text; where all of an argument's are whole numbers, that is what they were."""
+def _integer_keys(argument: Any) -> Any:
+    """Convert the keys of an object to integers if all of them are numerals: JSON has only text keys."""
     if type(argument) is not dict or not argument:
         return argument
     try:
@@ -209,5 +206,5 @@ def _loads(text: str) -> Any:
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:_SHOWN]
-    except Exception:  # the program's own __repr__, or a number too long to be written
+    except Exception:  # the program's own __repr__ raises, or a number is too long
         return f"of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""The tests' side of judged execution. It alone has the report pipe, and it reads nothing from the program but data."""
+"""The tests' side of judged execution. Only it has the report pipe, and it accepts only data from the program."""
 
 import json
 from collections.abc import Callable
@@ -12,15 +12,15 @@ PEER_DESCRIPTOR = 3
 
 
 def main(payload: bytes) -> None:
-    """Judge. `payload`: JSON with `kind` and what that kind takes."""
+    """Run the tests and report. `payload`: JSON with `kind` and the arguments of that kind's function."""
     end(_judge(json.loads(payload)))
 
 
 def _judge(task: dict[str, Any]) -> Report:
-    kind, rest = task["kind"], {name: value for name, value in task.items() if name not in _NOT_THE_KINDS}
+    kind, arguments = task["kind"], {name: value for name, value in task.items() if name not in _OF_EVERY_KIND}
     try:
         if kind == "output":
-            function_cases.judge_output(**rest)
+            function_cases.judge_output(**arguments)
         else:
             program = Program(
                 task["seconds"],
@@ -29,11 +29,11 @@ def _judge(task: dict[str, Any]) -> Report:
                 strict=task["strict"],
                 own_data=kind == "function_cases" and not task["checker"],
             )
-            _KINDS[kind](program, **rest)
+            _KINDS[kind](program, **arguments)
     except Verdict as verdict:
         return verdict.report
     return Report(Finding.PASSED, "every test passed")
 
 
 _KINDS: dict[str, Callable[..., None]] = {"test_program": assertions.judge, "function_cases": function_cases.judge}
-_NOT_THE_KINDS = {"kind", "seconds", "total_seconds", "strict"}
+_OF_EVERY_KIND = {"kind", "seconds", "total_seconds", "strict"}

@@ -1,7 +1,7 @@
-"""Judged execution, seen from the service: the program in one sandbox, its tests in another, and the outcome.
+"""Runs a program in one sandbox and its tests, the judge, in another, and returns the outcome.
 
-Whatever a program returns, raises or does is an outcome of that program. A failure is what would be so with any other
-program: tests that cannot be used, and a judge that ended before it had asked the program anything.
+Whatever the program returns, raises or does is an outcome. A failure is what any other program would have got too: the
+tests cannot be used, or the judge ended before its first request to the program.
 """
 
 import json
@@ -27,9 +27,9 @@ OF_FINDING = {
     Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
     Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
 }
-# The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
+# The judge enforces the time limit; the sandbox's, which is so much later, bounds the judge too.
 _SPARE_SECONDS = 1.0
-# A traceback that begins with its file has no frames: there was nothing to run yet.
+# How the traceback of a syntax error begins: it has no frames.
 _NOT_COMPILED = b'  File "program.py", line '
 _SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
 _SHOWN = 80
@@ -42,14 +42,14 @@ class Outcome:
     outcome: int
     reason: str
     passed: int | None = None
-    """Tests that passed before the first that did not; None: not known."""
+    """Tests that passed before the first failure; None: not known."""
 
 
 def of_limits(execution: Execution) -> Outcome | None:
-    """Return the outcome of a program that met a limit, None if it met none."""
+    """Return the outcome of a program that exceeded a limit, else None."""
     match execution.ending:
         case ExitReason.TIMED_OUT:
-            seconds = f"{execution.wall_seconds:.1f} s, of processor time {execution.cpu_seconds:.1f} s"
+            seconds = f"{execution.wall_seconds:.1f} s, {execution.cpu_seconds:.1f} s of CPU time"
             return Outcome(reward_pb2.OUTCOME_TIMED_OUT, f"killed after {seconds}")
         case ExitReason.MEMORY_EXCEEDED:
             return Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, "the program took more memory than allowed")
@@ -59,7 +59,7 @@ def of_limits(execution: Execution) -> Outcome | None:
 
 
 def of_end(execution: Execution) -> Outcome:
-    """Return the outcome of a program that ended where it should not have."""
+    """Return the outcome of a program that ended too early or with an error."""
     limits = of_limits(execution)
     if limits is not None:
         return limits
@@ -70,12 +70,12 @@ def of_end(execution: Execution) -> Outcome:
 
 
 def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
-    """Return the outcome that the judge reports, or what its end says of the program that kept it busy.
+    """Return the outcome that the judge reports, or, if it ended without one, the outcome that its end implies.
 
-    `program`: how that ended.
+    `program`: the program's execution.
 
     Raises:
-        VerifierFailure: the test is broken, or the judge came to no verdict, through no fault of the program.
+        VerifierFailure: the test is broken, or the judge ended without verdict through no fault of the program.
     """
     try:
         begun, last = read_report(judge.report)
@@ -101,10 +101,10 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
 
 
 async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
-    """Return what becomes of a program that is called by its tests.
+    """Return the outcome of a program that its tests call.
 
     Raises:
-        SandboxUnavailable: it could not be run.
+        SandboxUnavailable: the program could not be run.
         VerifierFailure: the tests cannot be used, or the judge failed.
     """
     if isinstance(tests, TestProgram):
@@ -126,19 +126,19 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
         Job("candidate", program.encode(), limits=limits),
     )
-    if execution.ending is ExitReason.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
+    if execution.ending is ExitReason.OUTPUT_EXCEEDED:
         return of_end(execution)
     return outcome_of(judging, execution)
 
 
 async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
-    """Return the outcome of the first case that fails, or of all.
+    """Return the outcome of the first case that fails, or CORRECT if none does.
 
     Raises:
         SandboxUnavailable: the program could not be run.
         VerifierFailure: the checker cannot be used.
     """
-    left = rules.total_seconds  # of the program's own time: how long it waits for a slot says nothing about it
+    left = rules.total_seconds  # the program's wall time; waiting for a slot does not count
     count = len(tests.cases)
     for index, (given, expected) in enumerate(tests.cases):
         if left <= 0:
@@ -177,10 +177,10 @@ async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expe
 
 
 def same_output(found: str, expected: str, rules: Rules) -> bool:
-    """True if two outputs are the same by the rules `compare` and `tolerance`.
+    """Return whether two outputs are the same by the rules `compare` and `tolerance`.
 
-    Lines are compared without the white space at their ends and without the empty lines at the end. Where numbers may
-    differ, every other token must be the same.
+    Trailing white space of lines and empty lines at the end are ignored. With a tolerance, tokens that are not numbers
+    must be the same.
     """
     ours, theirs = (_parts(text, rules.compare == "tokens") for text in (found, expected))
     if ours == theirs:

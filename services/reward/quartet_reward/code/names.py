@@ -1,4 +1,4 @@
-"""Names of test programs: which they use without defining them, who is to define them, and the usual imports."""
+"""Resolves the names that a test program uses without defining them: standard library, or program under test."""
 
 import ast
 import bisect
@@ -42,24 +42,24 @@ USUAL_NAMES = _usual_names()
 
 
 MODULES = {"np": "numpy", "pd": "pandas"}
-"""Modules that tests name otherwise."""
+"""Customary names of modules."""
 _OF_EVERY_MODULE = {"__name__", "__file__", "__doc__"}
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of a test program. The first two kinds are never the program's: it may have changed them."""
+    """The undefined names of a test program. Modules and `usual` never come from the program, which may change them."""
 
     modules: set[str]
-    """Modules that it uses without importing them, of the standard library and `MODULES`."""
+    """Modules that it uses without import, of the standard library and `MODULES`."""
     usual: set[str]
-    """Functions of the standard library that it uses without importing them."""
+    """Functions of the standard library that it uses without import."""
     unknown: set[str]
     """Names that only the program under test can define."""
     hidden: set[str]
-    """Builtins that it calls, if nothing names a function under test: a program may define one of them."""
+    """Builtins that it calls, if no other name can be the function under test: a program may redefine one."""
     uncalled: dict[str, bool]
-    """Its `check` and `test_…` functions that it does not call itself, and whether they take anything."""
+    """Its `check` and `test_…` functions that it does not call itself, and whether they have parameters."""
 
 
 def read_names(source: str, file: str, entry_point: str) -> Names:
@@ -70,7 +70,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
     modules = outside & (sys.stdlib_module_names | MODULES.keys()) - {entry_point}
     called: set[str] = set()
     named = entry_point or "check" in functions
-    if modules or not named:  # the tree costs more than all else here
+    if modules or not named:  # only then: parsing is the slowest step
         uses = _Uses()
         uses.visit(ast.parse(source))
         modules -= uses.plainly
@@ -78,7 +78,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
     unknown = {name for name in outside - modules if name == entry_point or not hasattr(builtins, name)}
     unknown -= _OF_EVERY_MODULE
     usual = {name for name in unknown - {entry_point} if name in USUAL_NAMES}
-    # `gcd` is a function of the library, unless nothing else is left that might be under test.
+    # A name like `gcd` is the library's, unless no other name can be the function under test.
     usual = usual if entry_point or unknown - usual else set()
     unknown -= usual
     return Names(
@@ -95,7 +95,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
 
 
 def avoids(source: str, file: str, entry_point: str) -> bool:
-    """True if a test program uses neither a name nor what its `check` is given."""
+    """Return whether a test program uses neither `entry_point` nor the parameters of its `check`."""
     table = symtable.symtable(source, file, "exec")
     checks = [
         each for each in table.get_children() if isinstance(each, symtable.Function) and each.get_name() == "check"
@@ -112,13 +112,13 @@ def _uses(table: symtable.SymbolTable, name: str) -> bool:
 
 
 def starred(source: str) -> list[str]:
-    """Return the modules of which a test program imports all names."""
+    """Return the modules that a test program imports by `from … import *`."""
     imports = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ImportFrom)]
     return [each.module or "" for each in imports if each.names[0].name == "*"]
 
 
 def _used_and_bound(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
-    """Names that are read from the module's scope, in it or below, and those that the module binds."""
+    """Return the names that are read from the module's scope, at any depth, and those that the module binds."""
     bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
     used: set[str] = set()
     tables = [table]
@@ -136,7 +136,7 @@ def _used_and_bound(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
 class _Uses(ast.NodeVisitor):
     def __init__(self) -> None:
         self.plainly: set[str] = set()
-        """Names that are used otherwise than as `name.attribute`."""
+        """Names that are used in other ways than `name.attribute`."""
         self.called: set[str] = set()
 
     def visit_Name(self, node: ast.Name) -> None:

@@ -1,7 +1,7 @@
-"""Plain data as JSON: what comes out has exact builtin types, whatever class its sender made it of.
+"""Encodes plain data as JSON; decoded values have exact builtin types, not the sender's subclasses.
 
-A message holds `value` and a table `nodes` of the containers that can be changed: they refer to each other by number,
-so that sharing and cycles survive, and so that an answer can tell what became of the containers of the question.
+A message has a `value` and a table `nodes` of mutable containers. Containers refer to each other by number, so that
+sharing and cycles survive, and an answer can return the changes to the containers of its question.
 
 | encoded | is |
 |---|---|
@@ -21,15 +21,15 @@ from typing import Any, Literal
 
 
 class Malformed(Exception):
-    """What came is not what the other side of the protocol may send."""
+    """The other side sent an invalid message."""
 
 
 class TooLarge(Exception):
-    """What was to be sent exceeds a limit."""
+    """The data to send exceeds a limit."""
 
 
 class NotPlain(Exception):
-    """What was to be sent is an object, and none is to cross."""
+    """The data to send contains an object, which is not allowed."""
 
 
 _MOST_HANDLES = 100_000
@@ -38,7 +38,7 @@ Kind = Literal["callable", "iterator", "object"]
 
 
 class Remote:
-    """Stands for an object of the other side. Equal to nothing but itself: its holder has no say in that."""
+    """A proxy for an object of the other side; equal only to itself."""
 
     __slots__ = ("_ask", "_number")
 
@@ -48,14 +48,15 @@ class Remote:
 
 
 class Handles:
-    """The objects that this side has lent, and the proxies of those that it was lent."""
+    """The objects that this side has lent to the other, and the proxies of those that it has borrowed."""
 
     def __init__(self, ask: Callable[..., Any], proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
-        """
+        """Start without objects.
+
         Args:
             ask: called by proxies as ask(number, operation, *arguments).
-            proxies: the class that stands for each kind of object.
-            lends_objects: what is neither a function nor an iterator is lent too.
+            proxies: the proxy class for each kind of object.
+            lends_objects: also lend objects that are neither functions nor iterators.
         """
         self._ask = ask
         self._proxies = proxies
@@ -64,48 +65,48 @@ class Handles:
         self._numbers: dict[int, int] = {}
         self._borrowed: dict[int, Remote] = {}
 
-    def encode(self, thing: Any) -> list:
-        """Return the wire's word for an object that is no plain data.
+    def encode(self, value: Any) -> list:
+        """Return the encoded reference to an object that is not plain data.
 
         Raises:
-            NotPlain: objects are not lent.
-            TooLarge: too many were.
+            NotPlain: such objects are not lent.
+            TooLarge: too many objects are lent.
         """
-        if isinstance(thing, Remote):
-            return ["mine", object.__getattribute__(thing, "_number")]
-        number = self._numbers.get(id(thing))
+        if isinstance(value, Remote):
+            return ["mine", object.__getattribute__(value, "_number")]
+        number = self._numbers.get(id(value))
         if number is None:
-            kind = _kind(thing)
+            kind = _kind(value)
             if kind == "object" and not self._lends_objects:
-                raise NotPlain(f"an object of {type(thing).__name__}; strict mode passes data, functions and iterators")
+                raise NotPlain(f"an object of {type(value).__name__}; strict mode passes data, functions and iterators")
             if len(self._lent) >= _MOST_HANDLES:
-                raise TooLarge(f"more than {_MOST_HANDLES} objects that are no plain data")
-            number = self._numbers[id(thing)] = len(self._lent)
-            self._lent.append((thing, kind))
+                raise TooLarge(f"more than {_MOST_HANDLES} objects that are not plain data")
+            number = self._numbers[id(value)] = len(self._lent)
+            self._lent.append((value, kind))
         return ["yours", number, self._lent[number][1]]
 
-    def decode(self, word: list) -> Any:
-        """Return the object that a word stands for. Raises Malformed."""
-        match word:
+    def decode(self, encoded: list) -> Any:
+        """Return the object of an encoded reference. Raises Malformed."""
+        match encoded:
             case ["mine", int(number)] if 0 <= number < len(self._lent):
                 return self._lent[number][0]
             case ["yours", int(number), str(kind)] if kind in self._proxies and 0 <= number < _MOST_HANDLES:
                 if number not in self._borrowed:
                     self._borrowed[number] = self._proxies[kind](number, self._ask)
                 return self._borrowed[number]
-        raise Malformed(f"no object is called {str(word)[:80]}")
+        raise Malformed(f"no object is called {str(encoded)[:80]}")
 
     def lent(self, number: Any) -> tuple[Any, Kind]:
-        """Return an object of this side. Raises Malformed if none has this number."""
+        """Return the object of this side with this number, and its kind. Raises Malformed."""
         if type(number) is not int or not 0 <= number < len(self._lent):
             raise Malformed(f"no object has the number {str(number)[:80]}")
         return self._lent[number]
 
 
-def _kind(thing: Any) -> Kind:
-    if callable(thing):
+def _kind(value: Any) -> Kind:
+    if callable(value):
         return "callable"
-    return "iterator" if hasattr(type(thing), "__next__") else "object"
+    return "iterator" if hasattr(type(value), "__next__") else "object"
 
 
 def _ask(proxy: Remote, operation: str, *arguments: Any, **named: Any) -> Any:
@@ -122,7 +123,7 @@ class RemoteFunction(Remote):
 
 
 class RemoteIterator(Remote):
-    """An iterator or generator; each item is asked for when it is needed."""
+    """An iterator or generator; each `next` is a remote call."""
 
     __slots__ = ()
 
@@ -134,7 +135,7 @@ class RemoteIterator(Remote):
 
 
 class OpaqueObject(Remote):
-    """Another object of the other side, which can only be passed on or given back."""
+    """Another object of the other side, which can only be passed on or returned."""
 
     __slots__ = ()
 
@@ -147,12 +148,12 @@ OPAQUE_PROXIES: dict[Kind, type[Remote]] = {
 
 
 class ProgramObject(Remote):
-    """An object of the program that is no plain data. Comparisons know only whether it is the same object."""
+    """An object of the program that is not plain data; equal only to itself."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Special methods are what the language asks for, not what tests name; the few that make sense are below.
+        # The interpreter looks up special methods; those that are supported are below.
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         return _ask(self, "get", name)
@@ -212,7 +213,7 @@ def _of_type(kind: type, value: Any) -> Any:
 _DEEPEST = 60
 _INT64 = 1 << 63
 _AS_THEY_ARE = frozenset({type(None), bool, str, float})
-# What is derived from one of these crosses as that type, by the type's own method: another one may lie.
+# Subclasses are sent as their base type, converted by that type's own method, because an override may lie.
 _EXACTLY: dict[type, Callable[[Any], Any]] = {int: int.__index__, float: float.__float__, str: str.__str__}
 _TYPES = {
     each.__name__: each
@@ -223,35 +224,35 @@ _TYPE_NAMES = {each: name for name, each in _TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a value crosses that cannot be changed: as its name and its parts, each of which is a value in turn."""
+    """The encoding of an immutable type: its name and parts, which are values in turn."""
 
     name: str
     take_apart: Callable[[Any], Iterable[Any]]
     put_together: Callable[..., Any]
     parts: tuple[type, ...] | None = None
-    """Their exact types; None: any parts, however many."""
+    """The exact types of the parts; None: any number of any."""
 
 
 _FORMS: dict[type, _Form] = {
     tuple: _Form("tuple", tuple.__iter__, lambda *parts: parts),
     frozenset: _Form("frozenset", frozenset.__iter__, lambda *parts: frozenset(parts)),
-    complex: _Form("complex", lambda thing: _real_and_imaginary(complex.__complex__(thing)), complex, (float, float)),
-    bytes: _Form("bytes", lambda thing: [bytes.decode(thing, "latin-1")], lambda text: text.encode("latin-1"), (str,)),
-    range: _Form("range", lambda thing: (thing.start, thing.stop, thing.step), range, (int, int, int)),
-    Decimal: _Form("Decimal", lambda thing: [Decimal.__str__(thing)], Decimal, (str,)),
+    complex: _Form("complex", lambda value: _real_and_imaginary(complex.__complex__(value)), complex, (float, float)),
+    bytes: _Form("bytes", lambda value: [bytes.decode(value, "latin-1")], lambda text: text.encode("latin-1"), (str,)),
+    range: _Form("range", lambda value: (value.start, value.stop, value.step), range, (int, int, int)),
+    Decimal: _Form("Decimal", lambda value: [Decimal.__str__(value)], Decimal, (str,)),
     Fraction: _Form(
         "Fraction",
-        lambda thing: [Fraction.numerator.fget(thing), Fraction.denominator.fget(thing)],  # type: ignore[attr-defined]
+        lambda value: [Fraction.numerator.fget(value), Fraction.denominator.fget(value)],  # type: ignore[attr-defined]
         Fraction,
         (int, int),
     ),
     type({}.keys()): _Form("keys", iter, lambda *parts: dict.fromkeys(parts).keys()),
     type({}.values()): _Form("values", iter, lambda *parts: dict(enumerate(parts)).values()),
     type({}.items()): _Form("items", iter, lambda *parts: dict(parts).items()),
-    type(...): _Form("...", lambda thing: (), lambda: ..., ()),
+    type(...): _Form("...", lambda value: (), lambda: ..., ()),
 }
 _FORM_NAMES = {form.name: form for form in _FORMS.values()}
-# In this order: a class comes before what it is derived from.
+# Subclasses before their bases.
 _CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, deque, bytearray)
 _CONTAINER_NAMES = {each.__name__: each for each in _CONTAINERS}
 _EXACT_CONTAINERS = frozenset(_CONTAINERS)
@@ -262,47 +263,47 @@ def _real_and_imaginary(number: complex) -> tuple[float, float]:
 
 
 class Encoder:
-    """Encodes the values of one message, which share one table."""
+    """Encodes the values of one message, which share a table of containers."""
 
     def __init__(self, handles: Handles, known: list[Any] | None = None):
-        """`known`: containers that the receiver has already, by their numbers."""
+        """`known`: the receiver has these containers already, numbered in this order."""
         self._handles = handles
         self.containers = list(known or ())
         self._numbers = {id(container): number for number, container in enumerate(self.containers)}
         self._done = len(self.containers)
         self._nodes: list[list] = []
 
-    def value(self, thing: Any, depth: int = 0) -> Any:
-        """Return a value's word; its containers go to the table. Raises TooLarge."""
-        kind: Any = type(thing)
+    def value(self, value: Any, depth: int = 0) -> Any:
+        """Return an encoded value and add its containers to the table. Raises TooLarge."""
+        kind: Any = type(value)
         if kind in _AS_THEY_ARE:
-            return thing
+            return value
         if kind is int:
-            return thing if -_INT64 <= thing < _INT64 else ["int", f"{thing:x}"]
-        if kind is type and thing in _TYPE_NAMES:
-            return ["type", _TYPE_NAMES[thing]]
-        # By the classes that it is derived from: what it calls its __class__ may be a lie.
+            return value if -_INT64 <= value < _INT64 else ["int", f"{value:x}"]
+        if kind is type and value in _TYPE_NAMES:
+            return ["type", _TYPE_NAMES[value]]
+        # By the real base classes: its __class__ may lie.
         for base in kind.__mro__:
             if base in _EXACT_CONTAINERS:
-                return ["#", self._number(thing)]
+                return ["#", self._number(value)]
             if base in _EXACTLY:
-                return self.value(_EXACTLY[base](thing), depth)
+                return self.value(_EXACTLY[base](value), depth)
             if base in _FORMS:
                 if depth > _DEEPEST:
                     raise TooLarge(f"tuples nested deeper than {_DEEPEST}")
                 form = _FORMS[base]
-                return [form.name, *(self.value(each, depth + 1) for each in form.take_apart(thing))]
-        return self._handles.encode(thing)
+                return [form.name, *(self.value(each, depth + 1) for each in form.take_apart(value))]
+        return self._handles.encode(value)
 
     def nodes(self) -> list[list]:
-        """Return the table: the containers that the receiver did not know."""
+        """Return the table of the containers that the receiver does not know."""
         while self._done < len(self.containers):
             self._nodes.append(self.node(self.containers[self._done]))
             self._done += 1
         return self._nodes
 
     def node(self, container: Any) -> list:
-        """Return what a container holds."""
+        """Return an encoded container."""
         kind: Any = next(each for each in type(container).__mro__ if each in _EXACT_CONTAINERS)
         if issubclass(kind, dict):
             items = [each for pair in kind.items(container) for each in pair]
@@ -310,16 +311,16 @@ class Encoder:
             items = list(kind.__iter__(container))
         kinds = set(map(type, items))
         if kinds <= _AS_THEY_ARE or (kinds == {int} and min(items) >= -_INT64 and max(items) < _INT64):
-            words = items
+            encoded = items
         else:
-            words = [self.value(each) for each in items]
+            encoded = [self.value(each) for each in items]
         extra = []
         if kind is deque:
             extra = [self.value(container.maxlen)]
         elif kind is defaultdict:
             factory = container.default_factory
             extra = [self.value(factory if type(factory) is type and factory in _TYPE_NAMES else None)]
-        return [kind.__name__, words, *extra]
+        return [kind.__name__, encoded, *extra]
 
     def _number(self, container: Any) -> int:
         number = self._numbers.get(id(container))
@@ -331,7 +332,7 @@ class Encoder:
 
 class Decoder:
     def __init__(self, handles: Handles, nodes: Any, known: list[Any] | None = None):
-        """`known`: the containers with the first numbers. Raises Malformed."""
+        """`known`: the containers with the first numbers; `nodes` follow. Raises Malformed."""
         self._handles = handles
         self.containers = list(known or ())
         first = len(self.containers)
@@ -341,21 +342,21 @@ class Decoder:
         for number, node in enumerate(nodes, first):
             self.fill(number, node)
 
-    def value(self, word: Any, depth: int = 0) -> Any:
-        """Return the value of a word. Raises Malformed."""
-        if type(word) is not list:
-            if type(word) is dict:
+    def value(self, encoded: Any, depth: int = 0) -> Any:
+        """Return a decoded value. Raises Malformed."""
+        if type(encoded) is not list:
+            if type(encoded) is dict:
                 raise Malformed("an object where a value is expected")
-            return word
+            return encoded
         if depth > _DEEPEST + 2:
             raise Malformed("values nested too deep")
         try:
-            return self._tagged(word, depth)
+            return self._tagged(encoded, depth)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise Malformed(f"{str(word)[:80]} is no value: {error}") from None
+            raise Malformed(f"{str(encoded)[:80]} is no value: {error}") from None
 
-    def _tagged(self, word: list, depth: int) -> Any:
-        match word:
+    def _tagged(self, encoded: list, depth: int) -> Any:
+        match encoded:
             case ["#", int(number)] if 0 <= number < len(self.containers):
                 return self.containers[number]
             case ["int", str(text)]:
@@ -363,15 +364,15 @@ class Decoder:
             case ["type", str(name)] if name in _TYPES:
                 return _TYPES[name]
             case ["mine" | "yours", *_]:
-                return self._handles.decode(word)
+                return self._handles.decode(encoded)
             case [str(name), *rest] if name in _FORM_NAMES:
                 form, parts = _FORM_NAMES[name], [self.value(each, depth + 1) for each in rest]
                 if form.parts is None or form.parts == tuple(map(type, parts)):
                     return form.put_together(*parts)
-        raise Malformed(f"{str(word)[:80]} is no value")
+        raise Malformed(f"{str(encoded)[:80]} is no value")
 
     def fill(self, number: Any, node: Any) -> None:
-        """Make a container hold what a node says, and nothing else. Raises Malformed."""
+        """Replace a container's content by that of a node. Raises Malformed."""
         if type(number) is not int or not 0 <= number < len(self.containers):
             raise Malformed(f"no container has the number {str(number)[:80]}")
         container: Any = self.containers[number]

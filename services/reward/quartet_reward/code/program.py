@@ -1,4 +1,4 @@
-"""The program under test, as the judge holds it: its functions by proxy, its time, and what ends the judgment."""
+"""The judge's view of the program under test: calls its functions by proxy, enforces its time, and reports."""
 
 import json
 import os
@@ -26,12 +26,12 @@ _passed: int | None = None  # of the judgment under way
 
 
 class Finding(StrEnum):
-    """What the judge found."""
+    """The judge's finding."""
 
     PASSED = "passed"
     """Every test passed."""
     WRONG = "wrong"
-    """A test failed, or the program answered with what is no answer."""
+    """A test failed, or the program's answer was invalid."""
     RAISED = "raised"
     """The program raised where the test did not expect it."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -41,19 +41,19 @@ class Finding(StrEnum):
     LATE = "late"
     """The program did not answer in time."""
     GONE = "gone"
-    """The program's process ended; how is in its Execution."""
+    """The program's process ended; its Execution says how."""
     BAD_TEST = "bad_test"
-    """The test itself is broken: it does not compile, fails before it asks the program anything, or never asks."""
+    """The test is broken: it does not compile, fails before it calls the program, or never calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The judge's last word."""
+    """The judge's final report."""
 
     finding: Finding
     reason: str
     passed: int | None = None
-    """Cases that passed before it; None: there are none to count."""
+    """Cases that passed before the finding; None: the test has no cases."""
 
 
 class Verdict(Exception):
@@ -65,7 +65,7 @@ class Verdict(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's type and text, without the text if that raises: what it is made of may be the program's."""
+    """Return an exception's type and text; only the type if the text raises, as an object of the program may."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"[:_LONGEST_ERROR]
@@ -74,12 +74,12 @@ def describe(error: BaseException) -> str:
 
 
 def tell_begun(begun: bool = True) -> None:
-    """Tell that what happens from now on may be the program's doing; with False, that it is the test's own."""
+    """Report whether from now on an abnormal end of the judge may be the program's doing."""
     _write({"begun": begun})
 
 
 def count_passed(cases: int | None) -> None:
-    """Take note of how many cases have passed; whatever is told last says it too. None: there are none to count."""
+    """Set how many cases have passed, for the final report. None: the test has no cases."""
     global _passed
     _passed = cases
 
@@ -93,10 +93,10 @@ def _write(message: dict) -> None:
 
 
 def read_report(written: bytes) -> tuple[bool, Report | None]:
-    """Return whether what happened last may be the program's doing, and the last word, if the judge came to one.
+    """Return what `tell_begun` reported last, and the final report, None if the judge ended without one.
 
     Raises:
-        ValueError: no judge writes so.
+        ValueError, KeyError: it is not a judge's report.
     """
     begun, last = False, None
     for line in written.splitlines():
@@ -109,20 +109,21 @@ def read_report(written: bytes) -> tuple[bool, Report | None]:
 
 
 class Program:
-    """The program under test, as the tests see it."""
+    """The program under test, for the tests."""
 
     def __init__(self, seconds: float, total_seconds: float, channel: Channel, *, strict: bool, own_data: bool = False):
-        """
+        """Connect to the program.
+
         Args:
-            seconds: how long the program may take for a case; the first one includes its start.
-            total_seconds: how long it may take for all.
-            channel: leads to the program.
-            strict: the test gets plain data, functions and iterators; it can ask other objects nothing, and pass none.
-            own_data: all that it is given comes from the reference.
+            seconds: time limit of a case; the first one includes the program's start.
+            total_seconds: time limit of all cases.
+            channel: to the program.
+            strict: the test gets and passes only plain data, functions and iterators; other objects are opaque.
+            own_data: all arguments come from the reference.
         """
         self.strict = strict
         self._channel = channel
-        self._peer = _UnforgivingPeer(self._channel, _serve, OPAQUE_PROXIES if strict else JUDGE_PROXIES, not strict)
+        self._peer = _ExitingPeer(self._channel, _serve, OPAQUE_PROXIES if strict else JUDGE_PROXIES, not strict)
         self._peer.own_data = own_data
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds
@@ -132,10 +133,10 @@ class Program:
         """Wait until the program is compiled, and run it.
 
         Returns:
-            What it defines of `names`, and its function `path`: the name of a function, or `Solution().name`.
+            Those of `names` that it defines, and its function `path`: the name of a function, or `Solution().name`.
 
         Raises:
-            Verdict: it does not compile, raises, or has no such function.
+            Verdict: the program does not compile, raises, or has no such function.
         """
         tell_begun()
         self.begin_case()
@@ -152,10 +153,10 @@ class Program:
             case (dict(found), [*functions]) if set(found) <= set(names):
                 pass
             case _:
-                raise Verdict(Finding.WRONG, "the program's process sent what is no answer")
+                raise Verdict(Finding.WRONG, "the program's process sent an invalid answer")
         if path and not functions:
             raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
-        # Of distinct functions a test learns nothing but by calling them.
+        # A test that got only distinct functions has learned nothing of the program before it calls one.
         proxies = [*found.values(), *functions]
         self._asked = len(set(map(id, found.values()))) < len(found) or any(
             not isinstance(each, RemoteFunction) for each in proxies
@@ -166,33 +167,33 @@ class Program:
         self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
 
     def find(self, path: str) -> Any:
-        """Return the program's function, which may be a method of its class Solution. Raises Verdict if it has none."""
+        """Return the program's function `path`, or that method of its class Solution. Raises Verdict if it has none."""
         try:
             return self._ask("find", path, True)
         except Exception as error:
             raise Verdict(Finding.RAISED, f"the program has no '{path}': {describe(error)}") from None
 
     def accepts(self, function: Any, count: int) -> bool:
-        """True if the function says that it can be called with so many arguments."""
+        """Return whether the function's signature takes so many arguments."""
         try:
             return self._ask("accepts", function, count) is True
-        except Exception:  # of the program's own __signature__
+        except Exception:  # e.g. the program's own __signature__ raises
             return False
 
     def was_called(self) -> bool:
-        """True if a test asked anything of the program's objects, or was given values that are none."""
+        """Return whether a test has used an object of the program, or got a value that is not a function."""
         return self._asked or self._peer.called
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
         return self._peer.ask(None, operation, *arguments)
 
 
-class _UnforgivingPeer(Peer):
-    """What ends the judgment does so at once: a test that expects an exception might take it for the program's."""
+class _ExitingPeer(Peer):
+    """Ends the process on protocol errors: raised as exceptions, a test might expect or catch them."""
 
     called = False
     own_data = False
-    """Whether all that the program is given comes from the reference."""
+    """Whether all arguments come from the reference."""
 
     def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
         first = number is not None and not self.called
@@ -202,7 +203,7 @@ class _UnforgivingPeer(Peer):
         try:
             return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
         except TooLarge as error:
-            # What a test passes later may be made of what the program answered.
+            # Later arguments may contain the program's earlier answers.
             finding = Finding.BAD_TEST if first or self.own_data else Finding.WRONG
             end(Report(finding, f"the test's arguments are too large: {error}"))
         except NotPlain as error:
@@ -210,16 +211,16 @@ class _UnforgivingPeer(Peer):
         except (StopIteration, StopAsyncIteration) as error:
             if operation == "next":
                 raise
-            # It would end a loop of the test that calls the program, as `all(map(f, …))`: hence PEP 479's rule.
+            # As in PEP 479: StopIteration would silently end a loop of the test, such as `all(map(f, …))`.
             raise from_other_side(RuntimeError(f"{type(error).__name__} in a call")) from error
 
 
 def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
-    """The program may call the functions and take from the iterators that the test passed to it, and nothing else."""
+    """Serve the program: it may call functions and advance iterators that the test passed to it, nothing else."""
     if operation == "call" and callable(target):
         try:
             return target(*arguments, **named)
-        except AssertionError:  # the program could take it and go on
+        except AssertionError:  # the program could catch it
             end(Report(Finding.WRONG, "an assertion fails in a function that the test passed to the program"))
     if operation == "next" and hasattr(type(target), "__next__"):
         return next(target)
@@ -238,6 +239,6 @@ def _or_end(work: Callable[[], Any]) -> Any:
 
 
 def end(last: Report) -> NoReturn:
-    """Report and end this process at once: a test must not take what ends its judgment for the program's error."""
+    """Report and end this process at once, so that the test cannot catch it."""
     tell(last)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Calls over a channel, both ways: while one side waits for an answer it serves what the other asks in the meantime."""
+"""Remote calls in both directions: while a side waits for an answer, it serves the other side's calls."""
 
 import builtins
 import json
@@ -13,7 +13,7 @@ from quartet_reward.code.plain import Decoder, Encoder, Handles, Kind, Malformed
 
 LARGEST_FRAME = 16 << 20
 _HEADER = struct.Struct(">I")
-# Writable, for a unix stream, means that at least three quarters of its buffer are free: so much never blocks.
+# A unix stream is writable when at least three quarters of its buffer are free: a write of this size never blocks.
 _CHUNK = 32 << 10
 
 
@@ -26,7 +26,7 @@ class Late(Exception):
 
 
 class Channel:
-    """Frames both ways. With a `deadline` (of `time.monotonic`) no read and no write waits longer."""
+    """Sends and receives frames. Reads and writes wait until `deadline` (time.monotonic()) at most."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
@@ -84,7 +84,7 @@ class Channel:
 
 Serve = Callable[[Any, str, tuple, dict[str, Any]], Any]
 _DEEPEST_CALLS = 40
-# What the other side may raise here, by name. What is not derived from Exception (SystemExit) is no answer to a call.
+# Exceptions that the other side may raise here, by name: builtin ones derived from Exception.
 _EXCEPTIONS = {
     name: each
     for name, each in vars(builtins).items()
@@ -94,10 +94,11 @@ _EXCEPTIONS = {
 
 class Peer:
     def __init__(self, channel: Channel, serve: Serve, proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
-        """
+        """Connect to the other side.
+
         Args:
-            serve: does what the other side asks: serve(object or None, operation, arguments, keyword arguments).
-            proxies: the classes of what the other side lends.
+            serve: handles its requests: serve(object or None, operation, arguments, keyword arguments).
+            proxies: the proxy classes for its objects.
             lends_objects: see `Handles`.
         """
         self.channel = channel
@@ -107,14 +108,14 @@ class Peer:
         self._depth = 0
 
     def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Have the other side do something to its object `number`, and return the result.
+        """Perform an operation on the other side's object `number`; return the result.
 
-        Containers among the arguments that it changes are changed here too.
+        Changes there to containers among the arguments are made here too.
 
         Raises:
-            Exception: what it raised there, by its builtin name; `from_other_side` tells such ones.
-            Malformed, Gone, Late: there is no answer.
-            TooLarge: the arguments are.
+            Exception: what was raised there, by its builtin name, marked by `from_other_side`.
+            Malformed, Gone, Late: there is no valid answer.
+            TooLarge: the arguments are too large.
         """
         if self._depth >= _DEEPEST_CALLS:
             raise RecursionError(f"calls between program and test are nested deeper than {_DEEPEST_CALLS}")
@@ -135,7 +136,7 @@ class Peer:
         return self._outcome(message, encoder.containers)
 
     def serve_forever(self) -> None:
-        """Answer questions. Raises Gone when the other side ends."""
+        """Serve requests. Raises Gone when the other side ends."""
         while True:
             self._answer(self.channel.receive())
 
@@ -170,24 +171,24 @@ class Peer:
             raise
         except Exception as error:
             try:
-                self._reply(message, decoder.containers, _sayable(error), raised=_names(error))
+                self._reply(message, decoder.containers, _plain_arguments(error), raised=_names(error))
             except (Gone, Late):
                 raise
-            except Exception as refusal:  # what it changed cannot cross either
-                self._reply(message, [], _sayable(refusal), raised=_names(refusal))
+            except Exception as refusal:  # the changed containers cannot be encoded either
+                self._reply(message, [], _plain_arguments(refusal), raised=_names(refusal))
 
     def _reply(
         self, message: dict[str, Any], containers: list[Any], value: Any, raised: list[str] | None = None
     ) -> None:
         encoder = Encoder(self.handles, containers)
-        word = encoder.value(value)
+        encoded = encoder.value(value)
         changed = []
         for number, container in enumerate(containers):
             node = encoder.node(container)
-            # As text: 1, 1.0 and True are equal, and not the same.
+            # Compared as text, because 1, 1.0 and True are equal.
             if repr(node) != repr(message["nodes"][number]):
                 changed.append([number, node])
-        reply = {"answer": message.get("question"), "value": word, "nodes": encoder.nodes(), "changed": changed}
+        reply = {"answer": message.get("question"), "value": encoded, "nodes": encoder.nodes(), "changed": changed}
         self.channel.send(reply if raised is None else {**reply, "raised": raised})
 
 
@@ -195,8 +196,8 @@ def _names(error: BaseException) -> list[str]:
     return [each.__name__ for each in type(error).__mro__ if _EXCEPTIONS.get(each.__name__) is each]
 
 
-def _sayable(error: Exception) -> tuple:
-    """Return an exception's arguments as plain data, or nothing where its own `args` or their `__str__` raise."""
+def _plain_arguments(error: Exception) -> tuple:
+    """Return an exception's arguments as plain data, or () if `args` or a `__str__` raises."""
     try:
         return tuple(each if type(each) in (int, float, str, bool, type(None)) else str(each) for each in error.args)
     except Exception:
@@ -211,12 +212,12 @@ def _exception(names: Any, arguments: Any) -> Exception:
         raise Malformed(f"{str(names)[:80]} is no exception that may be raised")
     try:
         error = kind(*arguments)
-    except Exception:  # some take arguments of a certain form
+    except Exception:  # some exceptions require certain arguments
         error = kind.__new__(kind)
     return from_other_side(error)
 
 
 def from_other_side(error: Exception) -> Exception:
-    """Return an exception, marked as raised by the other side."""
+    """Return the exception, marked as raised by the other side."""
     error.from_other_side = True  # type: ignore[attr-defined]
     return error

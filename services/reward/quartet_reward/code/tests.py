@@ -1,4 +1,4 @@
-"""What a reference gives to test a program with: one of three styles."""
+"""Reads the program from a completion, and a reference's tests, which have one of three styles."""
 
 import json
 import re
@@ -18,14 +18,14 @@ _ANY_FENCE = re.compile(r"```[^\n`]*\n")
 
 
 class ProgramIn(StrEnum):
-    """Where a completion's program stands."""
+    """Where the program is in a completion."""
 
     LAST_PYTHON_FENCE = "last_python_fence"
-    """After the last ```python, up to the next ``` or the end: ColossalChat's way."""
+    """After the last ```python, up to the next ``` or the end, as in ColossalChat."""
     LAST_FENCE = "last_fence"
-    """In the last fenced block, whatever language it names."""
+    """In the last fenced block of any language."""
     COMPLETION = "completion"
-    """The completion is the program. Fenced blocks are no exception."""
+    """The completion is the program, even if it has fenced blocks."""
 
 
 def find_program(completion: str, place: ProgramIn) -> str | None:
@@ -36,7 +36,7 @@ def find_program(completion: str, place: ProgramIn) -> str | None:
         if not fence:
             return None
         program = rest.partition(_FENCE)[0]
-        # Of ```python3 the digit would be left.
+        # Drop the "3" of ```python3.
         first, newline, others = program.partition("\n")
         if newline and first.strip().isalnum():
             program = others
@@ -65,14 +65,14 @@ def _blocks(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OutputCases:
-    """Standard input, and what is to be printed."""
+    """Cases of standard input and expected output."""
 
     cases: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCases:
-    """Arguments and result of a function, as JSON."""
+    """Cases of a function's arguments and expected result, as JSON."""
 
     entry_point: str
     cases: list[tuple[str, str]]
@@ -86,14 +86,14 @@ class TestProgram:
 
     source: str
     entry_point: str
-    """The function under test; empty: found from the names that the test uses."""
+    """The function under test; empty: inferred from the names that the test uses."""
 
 
 Tests = OutputCases | FunctionCases | TestProgram
 
 
 def read_tests(reference: reward_pb2.Reference) -> Tests:
-    """Return what the reference gives. Raises BadReference: nothing, two styles at once, or what cannot be used."""
+    """Return the reference's tests. Raises BadReference: there are none, two styles at once, or invalid JSON."""
     cases = [(case.input, case.output) for case in reference.test_cases]
     entry_point = reference.entry_point.strip()
     if cases and reference.test_program:
@@ -119,7 +119,7 @@ def _require_json(field: str, text: str) -> None:
 
 
 class Rules(BaseModel):
-    """The parameters of `code` that are about judging."""
+    """The parameters of `code` for running and comparing."""
 
     prefix: str = Field("", description="Source put before the program, e.g. a prompt that completions continue.")
     timeout_seconds: float = Field(
@@ -127,12 +127,12 @@ class Rules(BaseModel):
     )
     total_seconds: float = Field(120.0, ge=0.1, le=3600, description="Seconds for all cases together.")
     memory_bytes: int = Field(512 << 20, ge=32 << 20, le=64 << 30, description="Memory that the program may use.")
-    output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most that the program may print.")
+    output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most bytes that the program may print.")
     compare: Literal["lines", "tokens"] = Field(
-        "lines", description="Printed output: lines without trailing white space, or what white space separates."
+        "lines", description="Compare printed output by lines, without trailing white space, or by tokens."
     )
     tolerance: float = Field(
-        0.0, ge=0, le=1, description="Numbers may differ by so much, absolutely or by that share of the expected one."
+        0.0, ge=0, le=1, description="Largest difference of numbers, absolute or relative to the expected one."
     )
     checker: str = Field(
         "", description="Source of a checker program, which defines check(input, output, expected) -> bool."
@@ -140,10 +140,8 @@ class Rules(BaseModel):
     arguments: Literal["auto", "list", "lines"] = Field(
         "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
     )
-    strict: bool = Field(
-        True, description="Of the program a test program sees `entry_point` alone, which answers with plain data."
-    )
+    strict: bool = Field(True, description="A test program can call only `entry_point`, which must return plain data.")
 
     def limits(self, seconds: float) -> Limits:
-        """Return the limits of a program that may take so long, in wall time and in processor time."""
+        """Return the sandbox limits of a program that may take so much wall time and CPU time."""
         return Limits(seconds, seconds, self.memory_bytes, output_bytes=self.output_bytes)

@@ -1,4 +1,4 @@
-"""Is a function's result the expected one? Expected values come from JSON."""
+"""Compares a function's result with the expected value, which comes from JSON."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ _NUMBERS = (int, float)
 
 
 def plain(value: Any) -> Any:
-    """Return a result as JSON would have it: tuples as lists, keys as text."""
+    """Return a result as JSON represents it: tuples as lists, keys as text."""
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, dict):
@@ -16,7 +16,7 @@ def plain(value: Any) -> Any:
 
 
 def same(found: Any, expected: Any, tolerance: float) -> bool:
-    """True if two values that went through `plain` are equal; numbers up to a tolerance, see `close`."""
+    """Return whether two values returned by `plain` are equal; numbers may differ as in `close`."""
     if type(found) in _NUMBERS and type(expected) in _NUMBERS:
         return found == expected or (tolerance > 0 and close(found, expected, tolerance))
     if type(found) is list and type(expected) is list:
@@ -29,10 +29,10 @@ def same(found: Any, expected: Any, tolerance: float) -> bool:
 
 
 def close(found: float, expected: float, tolerance: float) -> bool:
-    """True if two numbers differ by at most `tolerance`, or by that share of the expected one."""
+    """Return whether two numbers differ by at most `tolerance`, absolutely or relative to the expected one."""
     try:
         return math.isclose(found, expected, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(float(expected))))
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 

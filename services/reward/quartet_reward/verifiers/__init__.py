@@ -1,4 +1,4 @@
-"""The verifiers. `base` is their interface; a new one is a class in a module here, named in `VERIFIERS` or `registry`.
+"""The built-in verifiers. `base` is the interface; each is a class, named in its module's `VERIFIERS` or `registry`.
 
-A verifier outside this package is a Python entry point of the group `quartet.verifiers` (see docs/reward.md).
+Other packages offer verifiers by the entry point group `quartet.verifiers` (docs/reward.md).
 """

@@ -1,4 +1,4 @@
-"""Verifiers of a mathematical answer: `boxed`, `think_answer_tags`, and `math`, which reads it wherever it stands."""
+"""Verifiers of mathematical answers: `boxed`, `think_answer_tags`, and `math`, which reads tags, boxes and prose."""
 
 from functools import cached_property
 
@@ -22,7 +22,7 @@ _LONGEST_ANSWER = 1_000_000
 
 
 def require_answer(item: reward_pb2.ScoreItem) -> None:
-    """Raise BadReference if the item has no reference answer, or one that no completion could give."""
+    """Raise BadReference if the item's reference answer is empty or too long."""
     if len(item.reference.answer) > _LONGEST_ANSWER:
         raise BadReference(
             f"reference.answer has {len(item.reference.answer)} characters; allowed: at most {_LONGEST_ANSWER}"
@@ -35,13 +35,13 @@ NO_BOX = "there is no complete \\boxed{} after the thought"
 
 
 class AnswerParameters(CompletionParameters):
-    """Rewards of a verifier of mathematical answers; the defaults are ColossalChat's."""
+    """Rewards for mathematical answers; the defaults are ColossalChat's."""
 
     correct_reward: float = Field(10.0, description="Reward of a right answer in the right form.")
     string_match_reward: float = Field(
-        5.0, description="Reward where the reference is no mathematics and the answer is the same text."
+        5.0, description="Reward where the reference is not mathematics and the answer is the same text."
     )
-    format_reward: float = Field(0.0, description="Reward of the right form where the answer is not right.")
+    format_reward: float = Field(0.0, description="Reward of the right form with a wrong answer.")
 
 
 def judge_math(
@@ -53,18 +53,18 @@ def judge_math(
     *,
     fault: str = "",
 ) -> Verdict | Later:
-    """Compare an answer with the reference, or say what is the `fault` of its form: it then counts as not given.
+    """Compare an answer with the reference. With a `fault` (why its form is wrong) the verdict is MALFORMED.
 
-    Both only if the reference can be used: whether an item is scored never depends on its completion.
+    Even then the reference is checked first, so that whether an item fails never depends on its completion.
     """
 
-    def verdict(found: Equality) -> Verdict:
+    def verdict(compared: Equality) -> Verdict:
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
-        right = found.outcome == reward_pb2.OUTCOME_CORRECT
-        paid = parameters.string_match_reward if found.as_text else parameters.correct_reward
-        reward = paid if right else parameters.format_reward
-        return Verdict(reward, found.outcome, found.reason, answer, 1.0, float(right))
+        right = compared.outcome == reward_pb2.OUTCOME_CORRECT
+        right_reward = parameters.string_match_reward if compared.as_text else parameters.correct_reward
+        reward = right_reward if right else parameters.format_reward
+        return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
 
     equality = tools.math.compare(None if fault else answer, reference, policy)
     if isinstance(equality, Equality):
@@ -120,7 +120,7 @@ class ThinkAnswerTags:
 
 
 class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
-    """Parameters of `math`: rewards, which answer is read, and what counts as equal."""
+    """Parameters of `math`."""
 
     @cached_property
     def equality(self) -> EqualityPolicy:
@@ -128,7 +128,7 @@ class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
 
 
 class Math:
-    """The answer that the completion states, in whatever form; compared as mathematics.
+    """The answer in tags, boxes or prose; compared as mathematics.
 
     >>> score("math", "The answer is 8.", "8")
     (10.0, 'correct')
@@ -137,7 +137,7 @@ class Math:
     name = "math"
     description = (
         "An answer in <answer> tags, in \\boxed{} or in prose (the answer is ...) that equals the reference "
-        "mathematically; what stands in <think> is not read."
+        "mathematically; text in <think> is ignored."
     )
     parameters = MathParameters
 
@@ -145,7 +145,7 @@ class Math:
         require_answer(item)
         text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
         answer = final_answer(after_thinking(text), parameters) or ""
-        fault = "" if answer else f"no answer is stated after the thought (read: {parameters.described()})"
+        fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
         reference = reference_answer(item.reference.answer, parameters)
         return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)
 

@@ -1,4 +1,4 @@
-"""Programs, by running them against their tests in the sandbox."""
+"""The verifier `code`: runs a completion's program against the reference's tests, in the sandbox."""
 
 from dataclasses import replace
 
@@ -19,12 +19,10 @@ _LARGEST_PROGRAM = 1 << 20
 class CodeParameters(Rules, Parameters):
     correct_reward: float = Field(1.0, description="Reward of a program that passes every test.")
     wrong_reward: float = Field(0.0, description="Reward of a program that fails a test.")
-    error_reward: float = Field(
-        0.0, description="Reward of a program that raises, runs into the time limit or exceeds another."
-    )
+    error_reward: float = Field(0.0, description="Reward of a program that raises or exceeds a limit.")
     compile_error_reward: float = Field(0.0, description="Reward of a program that does not compile.")
     program_in: ProgramIn = Field(
-        ProgramIn.LAST_PYTHON_FENCE, description="Where in the completion the program stands, see docs/code.md."
+        ProgramIn.LAST_PYTHON_FENCE, description="Where the program is in the completion, see docs/code.md."
     )
 
     @model_validator(mode="after")
@@ -35,8 +33,6 @@ class CodeParameters(Rules, Parameters):
 
 
 class Code:
-    """The program passes its tests."""
-
     name = "code"
     description = "The completion's Python program passes the reference's tests, run in the sandbox."
     parameters = CodeParameters
@@ -77,7 +73,7 @@ async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> O
 
 
 def _counted(verdict: Verdict, outcome: Outcome, tests: Tests) -> Verdict:
-    """Return the verdict with the number of tests, and of those that passed."""
+    """Return the verdict with the numbers of tests and of passed tests."""
     count = 1 if isinstance(tests, TestProgram) else len(tests.cases)
     if outcome.outcome == reward_pb2.OUTCOME_CORRECT:
         passed: int | None = count

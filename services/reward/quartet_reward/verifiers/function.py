@@ -1,4 +1,4 @@
-"""A reward function of the user's, `FILE.py:NAME`, called in processes of its own."""
+"""The verifier of a user's reward function, `FILE.py:NAME`, which runs in worker processes."""
 
 import json
 import os
@@ -17,8 +17,7 @@ from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 _MODULE = "quartet_reward.workers.function"
-# The file may import torch.
-_START_SECONDS = 120.0
+_START_SECONDS = 120.0  # the file may import torch
 _OUTCOMES = {
     None: reward_pb2.OUTCOME_UNJUDGED,
     True: reward_pb2.OUTCOME_CORRECT,
@@ -30,21 +29,20 @@ class RewardFunction:
     """Calls the function with the completion, the prompt, the reference answer and the row's columns, by name."""
 
     def __init__(self, path: str, field: str, section: RewardSection):
-        """`field`: where the run file names `path`.
+        """`field`: the key of the run file that names `path`.
 
         Raises:
-            ConfigError: the file cannot be read or raises, has no such function, or one that takes no completion.
+            ConfigError: the file cannot be read, raises, or has no such function; or that takes no completion.
         """
         self.name = path
-        taken = _describe(path, field)
-        self.description = taken["description"] or "A reward function."
-        self.parameters = _parameters(path, taken["names"], taken["takes_any"])
-        # Its environment is the service's: it may call a judge, and needs its key.
+        signature = _describe(path, field)
+        self.description = signature["description"] or "A reward function."
+        self.parameters = _parameters(path, signature["names"], signature["takes_any"])
+        # With the service's environment: it may need the API key of a judge.
         command = WorkerCommand(_MODULE, [f"--function={path}"], os.environ, _START_SECONDS, may_wait=True)
         self.pool = WorkerPool(path, command, section.function_seconds, section.queue_seconds, section.function_workers)
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Later:
-        """See `Verifier`."""
         request = {
             "completion": without_trailing_special_tokens(item.completion, SPECIAL_TOKENS),
             "answer": item.reference.answer,
@@ -60,7 +58,7 @@ class RewardFunction:
             except TaskTimedOut as error:
                 raise self._crashed(f"took too long: {error} (reward.function_seconds)") from error
             except WorkerDied as error:
-                raise self._crashed(f"ended its process: {error}") from error
+                raise self._crashed(f"{'ended its process' if error.crashed else 'failed'}: {error}") from error
             return self._verdict(answer)
 
         return later
@@ -93,15 +91,16 @@ class RewardFunction:
 def _describe(path: str, field: str) -> dict[str, Any]:
     command = [sys.executable, "-m", _MODULE, f"--function={path}", "--describe"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS)
-        taken = json.loads(ended.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS)
+        signature = json.loads(process.stdout)
     except subprocess.TimeoutExpired:
-        taken = {"error": f"'{path}' was not loaded within {_START_SECONDS:g} s"}
+        signature = {"error": f"'{path}' was not loaded within {_START_SECONDS:g} s"}
     except ValueError:
-        taken = {"error": f"'{path}' ended its process with status {ended.returncode}: {ended.stderr[-500:].strip()}"}
-    if "error" in taken:
-        raise ConfigError(f"{field}: {taken['error']}")
-    return taken
+        error = process.stderr[-500:].strip()
+        signature = {"error": f"'{path}' ended its process with status {process.returncode}: {error}"}
+    if "error" in signature:
+        raise ConfigError(f"{field}: {signature['error']}")
+    return signature
 
 
 def _parameters(path: str, names: list[str], takes_any: bool) -> type[Parameters]:

@@ -1,4 +1,4 @@
-"""Finds verifiers, built in and of the entry points `quartet.verifiers`, and binds them to the specs of items."""
+"""Loads the verifiers, built in and by the entry points `quartet.verifiers`, and binds them to items' specs."""
 
 import difflib
 import json
@@ -23,7 +23,7 @@ from quartet_reward.verifiers.reward_model import RewardModel
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
-# Any: to a type checker each has parameters of another class than the Protocol's.
+# Any: the parameters of their `verify` are narrower than the Protocol's, which mypy rejects.
 _BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, RewardModel)
 _PARTS = ("name", "description", "parameters", "verify")
 
@@ -38,19 +38,18 @@ def load_verifiers(
         points: the entry points to load; by default those of the installed packages.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is no verifier, or takes a name that is taken.
+        ConfigError: an entry point cannot be loaded, is not a verifier, or its name is taken.
     """
     own = [*(one() for one in _BUILT_IN), *functions]
     return load_plugins("verifier", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)
 
 
-# A run's items carry the same few specs again and again: each is read once.
-_CACHED_SPECS = 1024
+_CACHED_SPECS = 1024  # a run's items repeat a few specs
 
 
 @dataclass(frozen=True, slots=True)
 class BoundVerifier:
-    """A verifier with what its spec says."""
+    """A verifier with the weight and parameters of a spec."""
 
     verifier: Verifier
     weight: float
@@ -65,11 +64,11 @@ class SpecReader:
         self._read: OrderedDict[bytes, BoundVerifier] = OrderedDict()
 
     def read(self, spec: reward_pb2.VerifierSpec, field: str) -> BoundVerifier:
-        """Return the verifier that `spec` names; `field` is where it stands, for the error.
+        """Return the verifier that `spec` names; `field` is the spec's field, for errors.
 
         Raises:
-            ContractError: INVALID_ARGUMENT with the field, what came and what is allowed.
-            VerifierFailure: the verifier's own model of its parameters raised something else.
+            ContractError: INVALID_ARGUMENT with the field, the value and what is allowed.
+            VerifierFailure: the verifier's parameter model raised another exception.
         """
         key = spec.SerializeToString(deterministic=True)
         bound = self._read.get(key)

@@ -1,4 +1,4 @@
-"""A learned reward model's judgement of a completion, scaled: clip(scale · logit + shift)."""
+"""The verifier `reward_model`: clip(scale · logit + shift) of a learned reward model."""
 
 import math
 
@@ -13,14 +13,14 @@ from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tool
 class RewardModelParameters(Parameters):
     scale: float = Field(1.0, description="Factor of the logit.")
     shift: float = Field(0.0, description="Added after the scaling.")
-    clip_low: float | None = Field(None, description="Least reward; none: no bound.")
-    clip_high: float | None = Field(None, description="Most reward; none: no bound.")
-    label: int = Field(0, ge=0, description="Which of the model's logits is the reward, counted from 0.")
+    clip_low: float | None = Field(None, description="Lower bound of the reward; none: no bound.")
+    clip_high: float | None = Field(None, description="Upper bound of the reward; none: no bound.")
+    label: int = Field(0, ge=0, description="Index of the logit, from 0.")
     keep_special_tokens: bool = Field(
-        True, description="Leave the special tokens at the completion's end, as models trained on whole chats expect."
+        True, description="Keep the special tokens at the completion's end, as models trained on whole chats expect."
     )
     special_tokens: SpecialTokens = Field(
-        list(SPECIAL_TOKENS), description="What is dropped from the completion's end if keep_special_tokens is false."
+        list(SPECIAL_TOKENS), description="Tokens that are dropped from the end if keep_special_tokens is false."
     )
 
     @model_validator(mode="after")
@@ -32,7 +32,7 @@ class RewardModelParameters(Parameters):
 
 
 class RewardModel:
-    """The logit of the service's reward model. Judges neither form nor answers, and needs no reference."""
+    """Judges neither form nor answers, and needs no reference."""
 
     name = "reward_model"
     description = "A learned reward model's logit, scaled and clipped. The service must have one configured."
@@ -47,7 +47,7 @@ class RewardModel:
         completion = item.completion
         if not parameters.keep_special_tokens:
             completion = without_trailing_special_tokens(completion, parameters.special_tokens)
-        # One pass, so that a prompt in which "{completion}" stands is left as it is.
+        # Split first, so that "{completion}" in the prompt's own text is not replaced.
         before, _, after = model.template.partition("{completion}")
         text = before.replace("{prompt}", item.prompt) + completion + after.replace("{prompt}", item.prompt)
 
@@ -59,7 +59,7 @@ class RewardModel:
                 )
             logit = reading.logits[parameters.label]
             if not math.isfinite(logit):
-                raise VerifierCrashed(f"the reward model said {logit}")
+                raise VerifierCrashed(f"the reward model's logit is {logit}")
             reward = parameters.scale * logit + parameters.shift
             reward = reward if parameters.clip_low is None else max(reward, parameters.clip_low)
             reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)

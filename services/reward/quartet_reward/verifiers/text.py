@@ -1,4 +1,4 @@
-"""Verifiers of the text alone: `exact` compares it, `format` checks its form, `length` counts its tokens."""
+"""Verifiers of plain text: `exact` compares it, `format` checks its form, `length` its number of tokens."""
 
 from typing import Literal
 
@@ -23,20 +23,20 @@ _LARGEST_DEFAULT_BUFFER = 1024
 class ExactParameters(CompletionParameters):
     correct_reward: float = Field(10.0, description="Reward of the same text.")
     answer_in: Literal["completion", "answer_tags", "box"] = Field(
-        "completion", description="Where the answer stands: the whole completion, the last <answer> tags, the last box."
+        "completion", description="The answer is the whole completion, the last <answer> tags, or the last box."
     )
-    ignore_case: bool = Field(False, description="Compare without regard to case.")
+    ignore_case: bool = Field(False, description="Ignore case.")
 
 
 class Exact:
-    """The answer, white space around it aside, is the reference.
+    """The answer is the reference text, except for white space around it.
 
     >>> score("exact", " eight\\n", "eight")
     (10.0, 'correct')
     """
 
     name = "exact"
-    description = "The completion (or its tagged or boxed answer) is the reference text; white space around it aside."
+    description = "The completion (or its tagged or boxed answer) is the reference, except for white space around it."
     parameters = ExactParameters
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: ExactParameters, tools: Tools) -> Verdict:
@@ -56,11 +56,11 @@ class Exact:
         same = _folded(answer) == _folded(expected) if parameters.ignore_case else answer == expected
         if same:
             return Verdict(parameters.correct_reward, reward_pb2.OUTCOME_CORRECT, "the same text", answer, 1.0, 1.0)
-        return Verdict(0.0, reward_pb2.OUTCOME_INCORRECT, "another text than the reference", answer, 1.0, 0.0)
+        return Verdict(0.0, reward_pb2.OUTCOME_INCORRECT, "not the text of the reference", answer, 1.0, 0.0)
 
 
 def _folded(text: str) -> str:
-    """Return text without regard to case; in parts, as no other thread runs while one is folded."""
+    """Return text case-folded, in parts, because casefold() holds the GIL."""
     return "".join(text[at : at + _FOLDED_AT_ONCE].casefold() for at in range(0, len(text), _FOLDED_AT_ONCE))
 
 
@@ -74,7 +74,7 @@ def _find(text: str, place: str) -> str | None:
 
 class FormatParameters(CompletionParameters):
     form: Literal["think_answer_tags", "boxed"] = Field(
-        "think_answer_tags", description="The required form: that of the verifier of this name."
+        "think_answer_tags", description="The required form: that of the verifier with this name."
     )
     reward: float = Field(1.0, description="Reward of the right form.")
 
@@ -87,7 +87,7 @@ class Format:
     """
 
     name = "format"
-    description = "The completion has the required form, whatever its answer."
+    description = "The completion has the required form; its answer does not matter."
     parameters = FormatParameters
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: FormatParameters, tools: Tools) -> Verdict:
@@ -103,7 +103,7 @@ class Format:
 
 
 class LengthParameters(Parameters):
-    penalty: float = Field(10.0, ge=0, description="What the longest completion loses.")
+    penalty: float = Field(10.0, ge=0, description="Largest penalty, at the limit and beyond.")
     max_tokens: int = Field(0, ge=0, description="The limit M, in tokens; 0: the item's max_new_tokens.")
     buffer_tokens: int = Field(0, ge=0, description="The buffer B, in tokens; 0: a quarter of M, at most 1024.")
 
