@@ -231,6 +231,4 @@ def token_weights(name: AggregationName, mask: Tensor, rows: Tensor, completions
         return trained / (tokens.clamp(min=1)[rows] * counted)
     if name == "sequence-mean-token-sum":
         return trained / counted
-    if name == "constant":
-        return trained / (completions * length)
-    raise ValueError(f"aggregation: got {name!r}")
+    return trained / (completions * length)

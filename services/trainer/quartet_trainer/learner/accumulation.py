@@ -28,8 +28,8 @@ class Accumulator:
         settings: LearnerSettings,
         algorithm: Algorithm,
         plugin: Plugin,
-        texts: PretrainingTexts | None = None,
-        head: HeadCritic | None = None,
+        texts: PretrainingTexts | None,
+        head: HeadCritic | None,
     ) -> None:
         """`plugin` is boosted and has the reference model, if any; `texts` are PTX's; `head` is a value head."""
         self._settings = settings

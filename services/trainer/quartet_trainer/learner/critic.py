@@ -208,9 +208,8 @@ class HeadCritic:
     file = "value_head.safetensors"
 
     def __init__(self, settings: LearnerSettings, plugin: Plugin, max_steps: int) -> None:
-        """`plugin` is boosted with `plugin.value_head`; without one, raises RuntimeError. `max_steps`: of the run."""
-        if plugin.value_head is None:
-            raise RuntimeError("the plugin was given no value head before it was boosted")
+        """`plugin` is boosted and has a value head; `max_steps` are the run's."""
+        assert plugin.value_head is not None
         self._plugin = plugin
         self._head = plugin.value_head
         self._coefficient = settings.critic.value_coefficient

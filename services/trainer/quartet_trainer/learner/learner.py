@@ -44,12 +44,6 @@ log = get_logger(__name__)
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
-_WIRE_DTYPE = {
-    torch.float32: tensor_pb2.DTYPE_FLOAT32,
-    torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16,
-    torch.float16: tensor_pb2.DTYPE_FLOAT16,
-}
-
 
 @dataclass(frozen=True)
 class _Done:
@@ -96,7 +90,7 @@ class Learner:
         self._plugin = create_plugin(settings, self._ranks)
         with distributed.in_turn(self._ranks):
             causal_lm = self._load(dtype)
-            self._plugin.look_at(causal_lm)
+            self._plugin.inspect(causal_lm)
             if run.router_replay:
                 self._plugin.routing = routing_of(causal_lm)
             if not settings.lora.r:  # with an adapter, the base model's weights are not read again below
@@ -268,7 +262,7 @@ class Learner:
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """Hugging Face's name, `quartet.v1.tensor_pb2.Dtype` and shape of each tensor of `weights`, in order. Local."""
-        dtype = _WIRE_DTYPE[self._wire_dtype]
+        dtype = tensor_pb2.Dtype.Value(f"DTYPE_{str(self._wire_dtype).removeprefix('torch.').upper()}")
         specs = self._plugin.specs if self._plugin.adapter else self._shapes_in_files()
         return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
 

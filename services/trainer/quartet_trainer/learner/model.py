@@ -215,8 +215,7 @@ class Policy(nn.Module):
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The values [t] alone, as `forward` computes them. There must be a value head."""
-        if self.value_head is None:
-            raise RuntimeError("this policy has no value head")
+        assert self.value_head is not None
         return self.value_head(self._hidden(*micro_batch.states, micro_batch.routed_experts))
 
     def _hidden(

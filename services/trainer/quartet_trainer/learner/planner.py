@@ -60,7 +60,7 @@ class Planner:
         algorithm: Algorithm,
         plugin: Plugin,
         max_new_tokens: int,
-        critic: Critic | HeadCritic | None = None,
+        critic: Critic | HeadCritic | None,
     ) -> None:
         """`max_new_tokens` is the length by which the "constant" aggregation divides."""
         self._settings = settings

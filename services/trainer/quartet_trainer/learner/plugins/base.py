@@ -151,7 +151,7 @@ class Plugin(ABC):
         self.dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         """The dtype of the optimizer's weights."""
 
-    def look_at(self, causal_lm: PreTrainedModel) -> None:
+    def inspect(self, causal_lm: PreTrainedModel) -> None:
         """Check a whole model, and compute what is needed of it after it is spread. Local."""
         self.router = RouterStatistics.of(causal_lm, self.ranks.device)
 
@@ -239,7 +239,7 @@ class Plugin(ABC):
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The policy's log-probs [t], without gradient; may be zeros on ranks whose `counts` is false.
 
-        Collective among the ranks with the same share of the batch, or among all if `passes` returns the same for all.
+        Collective among the ranks with the same share of the batch; among all ranks under the plugins of `Ranged`.
         """
         return self.model.unwrap()(*micro_batch.inputs)[0]
 

@@ -97,7 +97,7 @@ class HybridParallel(Plugin):
         self.data_size = data_size
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
 
-    def look_at(self, causal_lm: PreTrainedModel) -> None:
+    def inspect(self, causal_lm: PreTrainedModel) -> None:
         """Check it, and compute the log-probs that `verify` compares with."""
         check_model(causal_lm.config, self.settings)
         check_modules(causal_lm, self.settings)
