@@ -1,4 +1,4 @@
-"""The asyncio client: everything a program may ask of a running system."""
+"""The asyncio client of the four services."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from quartet_client.models import (
     Score,
     ServiceStatus,
 )
-from quartet_client.prompts import Prompt, PromptLike
+from quartet_client.prompts import Prompt, PromptLike, parse_prompts
 from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
 from quartet_common import tracing
 from quartet_common.config import (
@@ -102,11 +102,11 @@ class AsyncClient:
     # Runs
 
     async def create_run(self, run: RunSection | broker_pb2.RunSpec | str, extend: bool = False) -> Run:
-        """Make a run, or confirm that it stands with the same specification.
+        """Create a run, or return the existing one if it has the same specification.
 
         Args:
-            run: its [run] section, its RunSpec, or just its id: then all else is the broker's default.
-            extend: let one that stands go on, to a higher `max_steps` or with more prompts, also after it succeeded.
+            run: its [run] section, its RunSpec, or only its id, with the broker's defaults for all else.
+            extend: let an existing run continue to a higher `max_steps` or with more prompts, even after it succeeded.
         """
         if isinstance(run, str):
             spec = broker_pb2.RunSpec(run_id=run)
@@ -132,7 +132,7 @@ class AsyncClient:
             request.page_token = response.next_page_token
 
     async def finish_run(self, run_id: str, state: str = "cancelled", reason: str = "") -> Run:
-        """End a run: no more leases. `state` is "cancelled", "succeeded" or "failed"; a first outcome stands."""
+        """End a run as "cancelled", "succeeded" or "failed". A run that has ended keeps its state."""
         if state not in _END_STATES:
             raise InputError(f"state: got '{state}'; allowed: {', '.join(_END_STATES)}")
         request = broker_pb2.FinishRunRequest(
@@ -141,16 +141,16 @@ class AsyncClient:
         return Run.from_proto((await self._broker("FinishRun", request)).run)
 
     async def delete_run(self, run_id: str, force: bool = False) -> bool:
-        """Remove a finished run (any with `force`) and its data. Return False if there was none."""
+        """Delete a finished run (with `force`, any run) and its data. Return False if it does not exist."""
         request = broker_pb2.DeleteRunRequest(run_id=run_id, force=force)
         return (await self._broker("DeleteRun", request)).deleted
 
     async def end_prompts(self, run_id: str, follows: str = "") -> None:
-        """Say that no more training prompts will come.
+        """Declare that all training prompts have been submitted.
 
         Args:
-            follows: id of the last prompt instance that was submitted. A broker that does not know it, because its
-                Redis was restored from an earlier state, refuses with ABORTED: submit again from the first one on.
+            follows: id of the last submitted prompt instance. A broker that lacks it, because its Redis was restored
+                from an earlier state, answers ABORTED: submit again from the first prompt on.
         """
         request = broker_pb2.EndPromptsRequest(run_id=run_id, follows_instance_id=follows)
         await self._broker("EndPrompts", request)
@@ -172,14 +172,13 @@ class AsyncClient:
         Args:
             prompts: texts, dictionaries with the fields of a JSONL line, or Prompts.
             purpose: "serve" (answered, never trained), "train", or "evaluate" (stored in `evaluation_set`).
-            instance_ids: idempotency keys, one per prompt; by default new unique ones. Give your own to be able to
-                submit again after a failure without doubling anything.
+            instance_ids: idempotency keys, one per prompt; random by default. With your own keys, a retry after a
+                failure duplicates nothing.
             timeout: seconds to wait for room in the queue.
         """
         if purpose not in _PURPOSES:
             raise InputError(f"purpose: got '{purpose}'; allowed: {', '.join(_PURPOSES)}")
-        items = [prompts] if isinstance(prompts, (str, dict, Prompt)) else list(prompts)
-        parsed = [Prompt.parse(item, f"prompts[{index}]") for index, item in enumerate(items)]
+        parsed = parse_prompts(prompts)
         if instance_ids is None:
             call = uuid.uuid4().hex
             instance_ids = [f"{purpose}-{call}/{index}" for index in range(len(parsed))]
@@ -197,12 +196,12 @@ class AsyncClient:
         return [Handle(run_id, instance_id) for instance_id in instance_ids]
 
     def results(self, handles: Iterable[Handle], timeout: float = 600.0) -> AsyncGenerator[Group, None]:
-        """Yield the group of each handle as it is finished, in order of completion, each once.
+        """Yield the group of each handle as it is finished; handles of several runs, one run after the other.
 
-        A prompt that was set aside comes as a group without completions, its `dead` set.
+        A dead prompt comes as a group without completions and with `dead` set.
 
         Args:
-            timeout: seconds without any result after which it gives up; the error says what the run waits for.
+            timeout: seconds without a new result after which QuartetError is raised.
         """
         return collect_results(self.connections, handles, timeout)
 
@@ -215,13 +214,12 @@ class AsyncClient:
         sampling_masks: bool = False,
         timeout: float = 300.0,
     ) -> list[Completion]:
-        """Return completions of the live policy for one prompt, straight from a rollout; not scored, not stored.
+        """Return completions of one prompt by a rollout's current weights. They are neither scored nor stored.
 
         Args:
             address: of the rollout; by default the configured one.
-            run_id: the run whose policy is meant; a rollout that works for another refuses. By default whichever it
-                works for.
-            sampling_masks: have each token's candidates, where top_p, top_k or min_p cut others off.
+            run_id: the run that the rollout must work for; by default any.
+            sampling_masks: also return each token's candidates, where top_p, top_k or min_p exclude others.
         """
         request = rollout_pb2.GenerateRequest(
             prompt=Prompt.parse(prompt).to_proto("generate"), run_id=run_id, sampling_masks=sampling_masks
@@ -239,7 +237,7 @@ class AsyncClient:
         """Return the reward service's score of each completion of one prompt.
 
         Args:
-            completions: a lone surrogate is read as its escape, `\\ud800`.
+            completions: texts; a lone surrogate is sent as its escape, `\\ud800`.
             reference: the prompt with its gt_answer, test_cases or test_program.
             verifiers: names, or names with weight and parameters; by default the prompt's own.
         """
@@ -276,7 +274,7 @@ class AsyncClient:
         run_id: str,
         evaluation_set: str,
         *,
-        prompts: Iterable[PromptLike] | None = None,
+        prompts: PromptLike | Iterable[PromptLike] | None = None,
         policy_version: int | None = None,
         hold: bool = False,
         timeout: float = 600.0,
@@ -287,17 +285,17 @@ class AsyncClient:
         Args:
             evaluation_set: name of the set.
             prompts: stored as that set first, if given; the same prompts may be given again.
-            policy_version: whose every token must be. If the trainer has moved on before the evaluation is done, the
-                rest can no longer be answered and the wait ends by its timeout. By default the policy that is live as
-                each prompt is drawn: the result says from which version to which.
-            hold: pause the training between two steps meanwhile: all tokens are of the version that it has then.
+            policy_version: generate all tokens with this version. If weights are updated before the evaluation is
+                done, the remaining prompts cannot be answered and it times out. By default each prompt is answered
+                with the weights that are live at the time; the result has the range of versions.
+            hold: pause training between two steps until it is done, so that all tokens are of one version.
         """
         if hold and policy_version is not None:
             raise InputError(
                 "hold: got a policy_version as well; allowed: hold, which takes the trainer's, or a version"
             )
         if prompts is not None:
-            parsed = list(prompts)
+            parsed = parse_prompts(prompts)
             ids = [f"{evaluation_set}/{index}" for index in range(len(parsed))]
             await self.submit(
                 run_id, parsed, purpose="evaluate", evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
@@ -306,13 +304,13 @@ class AsyncClient:
             async with self._held(timeout) as version:
                 return await self._evaluate(run_id, evaluation_set, version, "", timeout, summary_only)
         live = "" if policy_version is not None else secrets.token_hex(4)
-        # A broker that does not have `live` evaluates the newest version.
+        # A broker of an earlier release ignores `live` and evaluates this version.
         version = policy_version if policy_version is not None else (await self.run(run_id)).policy_version
         return await self._evaluate(run_id, evaluation_set, version, live, timeout, summary_only)
 
     @asynccontextmanager
     async def _held(self, limit: float) -> AsyncIterator[int]:
-        """Pause the training for so many seconds at most; yield its policy version. It stays paused if it was."""
+        """Pause training for at most `limit` seconds; yield its policy version. Resume unless it was paused before."""
         status = await self.connections.call("trainer", "GetStatus", trainer_pb2.TrainerServiceGetStatusRequest())
         request = trainer_pb2.PauseRequest(reason="an evaluation", limit=to_duration(limit + self.connections.timeout))
         paused = await self.connections.call("trainer", "Pause", request)
@@ -352,31 +350,31 @@ class AsyncClient:
                     grpc.StatusCode.DEADLINE_EXCEEDED,
                 )
 
-    # What is going on
+    # Monitoring
 
     def watch(self, run_id: str, after: str = "") -> AsyncGenerator[RunEvent, None]:
-        """Yield the run's events after the event `after`, then new ones; ends after the run's end.
+        """Yield the run's stored events after the event `after`, then new ones until the run has ended.
 
         Args:
-            after: an event id; empty: all that are kept; "$": only new ones.
+            after: an event id; "" for all stored events, "$" for new ones only.
         """
         return watch_run(self.connections, run_id, after)
 
     async def status(self) -> list[ServiceStatus]:
-        """Ask all four services, and the other rollouts of the newest run, how they are.
+        """Return the status of the four services, and of the other rollouts of the newest run.
 
-        Never raises for a service that cannot be reached: its status says so.
+        For a service that cannot be reached nothing is raised: its status has the error.
         """
         return await service_statuses(self.connections)
 
     async def service(self, kind: str) -> ServiceStatus:
-        """Ask one service, "broker", "reward", "rollout" or "trainer", how it is. Raises as little as `status`."""
+        """Return the status of one service, "broker", "reward", "rollout" or "trainer", as `status` does."""
         return await service_status(self.connections, kind)
 
     async def dead(
         self, run_id: str, limit: int = 100, instance_ids: Sequence[str] = ()
     ) -> tuple[list[DeadPrompt], int]:
-        """Return the prompts that were set aside, oldest first, and how many there are in all.
+        """Return the dead prompts, oldest first, and their total number.
 
         Args:
             limit: most to return.
@@ -392,27 +390,27 @@ class AsyncClient:
             request.page_token, request.limit = answer.next_page_token, limit - len(found)
 
     async def unscored(self, handle: Handle) -> Group:
-        """Return the completions that are kept of a prompt whose verifier failed, with the scores that were found."""
+        """Return the stored completions of a dead prompt whose verifier failed, with the scores that it has."""
         request = broker_pb2.GetUnscoredRequest(run_id=handle.run_id, instance_id=handle.instance_id)
         answer = await self._broker("GetUnscored", request)
         kept = experience_pb2.UnscoredGroup.FromString(answer.unscored)
         return Group.from_transcript(handle.run_id, kept.group.transcript)
 
     async def requeue_dead(self, run_id: str, instance_ids: Sequence[str] = ()) -> int:
-        """Put dead prompts back into the queue, all if none is named; return how many.
+        """Put dead prompts back into the queue (all, if none is named) and return their number.
 
-        Completions that are kept are scored; the others are generated again.
+        Stored completions are scored; the others are generated again.
         """
         request = broker_pb2.RequeueDeadRequest(run_id=run_id, instance_ids=instance_ids)
         return (await self._broker("RequeueDead", request)).requeued
 
     async def place(self, handle: Handle) -> GroupPlace:
-        """Tell where a prompt instance is in its life."""
+        """Return the state of a prompt instance at the broker."""
         request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
         return GroupPlace.from_proto(await self._broker("GetGroup", request))
 
     async def history(self, handle: Handle) -> GroupHistory:
-        """Return what became of a prompt instance, from its submit to the weights that carry it."""
+        """Return the history of a prompt instance, from its submission to the weights that were trained on it."""
         return await group_history(self.connections, handle)
 
     life = history  # an alias

@@ -1,15 +1,17 @@
-"""The blocking client: AsyncClient on an event loop of its own, in a private thread."""
+"""The blocking client: it runs AsyncClient on an event loop in a private thread."""
 
 import asyncio
 import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from quartet_client.async_client import AsyncClient
+from quartet_client.errors import QuartetError
 from quartet_common.config import SecuritySection
 
 P = ParamSpec("P")
@@ -17,27 +19,44 @@ T = TypeVar("T")
 
 
 class _LoopThread:
-    """An event loop in a daemon thread."""
+    """The event loop of an AsyncClient, in a daemon thread."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="quartet-client", daemon=True)
+    def __init__(self, client: AsyncClient) -> None:
+        self.closed = False
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, args=[client], name="quartet-client", daemon=True)
         self._thread.start()
 
+    def _serve(self, client: AsyncClient) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # its exit cancels all other tasks
+            runner.run(self._closing.wait())
+            runner.run(client.close())
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and return its result; an interrupt here cancels it there."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Run a coroutine on the loop and return its result; an interrupt of the calling thread cancels it.
+
+        Raises QuartetError if the loop is closed, also during the call.
+        """
+        if self.closed:
+            coroutine.close()
+            raise QuartetError("the client is closed")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except CancelledError as error:
+            raise QuartetError("the client is closed") from error
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Stop the loop and the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        """Close the client, cancel what runs on the loop, and end the thread."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout=10)
-        self.loop.close()
 
 
 def _blocking(
@@ -81,7 +100,8 @@ def _iterating(
                     return
                 yield item
         finally:
-            self._thread.run(closing())
+            if not self._thread.closed:
+                self._thread.run(closing())
 
     signature = inspect.signature(method)
     returned = GenericAlias(Iterator, get_args(signature.return_annotation)[:1])
@@ -111,7 +131,7 @@ class Client:
 
     def _use(self, client: AsyncClient) -> None:
         self._client = client
-        self._thread = _LoopThread()
+        self._thread = _LoopThread(client)
 
     @classmethod
     def from_config(cls, path: Path | None = None, overrides: Sequence[str] = (), timeout: float = 30.0) -> "Client":
@@ -127,8 +147,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the private thread."""
-        self._thread.run(self._client.close())
+        """Close the connections and end the private thread. Calls of other threads end with a QuartetError."""
         self._thread.close()
 
     create_run = _blocking(AsyncClient.create_run)

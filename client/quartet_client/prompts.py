@@ -1,9 +1,9 @@
-"""A prompt as its author writes it, in a line of JSONL or in Python: one vocabulary, ColossalChat's extended."""
+"""The fields of a prompt, in a line of JSONL or in Python: those of ColossalChat and more."""
 
 import difflib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -16,12 +16,12 @@ from quartet_common.values import check_values
 
 
 def _answer_text(value: Any) -> Any:
-    # A whole number loses nothing as text; a float would (1.50, 1e400), so its author must write it as a string.
+    # An integer keeps its value as text; a float might not (1.50, 1e400), and is refused.
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _json_text(value: Any) -> Any:
-    # Notes, and function-style cases of ColossalChat's data, are JSON values; the contract carries their JSON.
+    # Notes, and ColossalChat's function-style cases, may be any JSON value; the contract has a string.
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -71,17 +71,17 @@ class Prompt(Section):
     sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
     environment: EnvironmentSection | None = Field(
         None,
-        description="What answers the policy's turns on this prompt, by name or with parameters; unset: the run's.",
+        description="Environment of this prompt, by name or with parameters; unset: the run's.",
     )
     metadata: dict[str, Annotated[str, BeforeValidator(_json_text)]] = Field({}, description="Notes, kept as text.")
     columns: dict[str, Any] = Field(
-        {}, description="What reward functions read; so is each key that is not listed here."
+        {}, description="Further values for reward functions; keys that are not listed here are added to them."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _columns(cls, fields: Any) -> Any:
-        """Move keys that are no fields to `columns`, but for those that look like a misspelt field."""
+        """Move unknown keys to `columns`; refuse those that look like a misspelled field."""
         if not isinstance(fields, dict):
             return fields
         columns = {key: value for key, value in fields.items() if key not in cls.model_fields}
@@ -97,7 +97,7 @@ class Prompt(Section):
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"values that JSON has are allowed: {error}") from error
+            raise ValueError(f"JSON values are allowed: {error}") from error
         return value
 
     @field_validator("messages", mode="before")
@@ -199,6 +199,12 @@ class Prompt(Section):
 
 
 PromptLike = Prompt | str | Mapping[str, Any]
+
+
+def parse_prompts(prompts: PromptLike | Iterable[PromptLike]) -> list[Prompt]:
+    """Parse one prompt or several. Raises InputError with the index of the one that is invalid."""
+    items = [prompts] if isinstance(prompts, Prompt | str | Mapping) else prompts
+    return [Prompt.parse(item, f"prompts[{index}]") for index, item in enumerate(items)]
 
 
 def _shown(value: object, most: int = 80) -> str:

@@ -3,6 +3,9 @@
 import asyncio
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import pytest
 from real_broker import Life, door
@@ -49,6 +52,21 @@ def test_threads_share_a_blocking_client_and_an_interrupt_ends_an_iteration_at_o
         for _ in client.watch("demo"):
             break  # and leaving one early
         assert client.run("demo").active
+
+
+def test_closing_a_blocking_client_ends_the_calls_of_other_threads(address):
+    Life(address, "demo")
+    client = Client(address)
+    groups = client.results(client.submit("demo", "?"))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(next, groups)
+        time.sleep(0.3)
+        client.close()
+        with pytest.raises(QuartetError, match="the client is closed"):
+            waiting.result(timeout=5)
+    client.close()
+    with pytest.raises(QuartetError, match="the client is closed"):
+        client.runs()
 
 
 async def test_results_survive_a_broken_stream(address, nowhere):
@@ -98,6 +116,8 @@ async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
         mistaken = AsyncClient(addresses["reward"])
         for call, sentence in (
             (client.submit("demo", PROMPTS, purpose="sell"), "purpose: got 'sell'; allowed: serve, train, evaluate"),
+            (client.submit("demo", MappingProxyType({"gt_answer": "5"})), "prompts[0]: got none of them;"),
+            (client.evaluate("demo", "set", prompts={"gt_answer": "5"}), "prompts[0]: got none of them;"),
             (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
             (client.submit("gone", ["a"]), "run 'gone' does not exist: make it with CreateRun; there are no runs"),
             (client.score(["x"], "y"), "verifiers: got none"),
