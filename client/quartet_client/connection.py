@@ -1,4 +1,4 @@
-"""Channels to the services, each opened with one handshake; outages of the broker; the status of each service."""
+"""Channels to the services, with a handshake at first use; retries of broker calls; the status of each service."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ _STUBS = {
     "trainer": trainer_pb2_grpc.TrainerServiceStub,
 }
 KINDS = tuple(_STUBS)
-_RUNS_NAMED = 8  # of those there are, in the error about one that does not exist
+_RUNS_NAMED = 8  # in the error about a run that does not exist
 
 
 class Connections:
@@ -48,30 +48,26 @@ class Connections:
         self.timeout = timeout
         self._security = security
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
-        self._introduced: set[tuple[str, str]] = set()
+        self._checked: set[tuple[str, str]] = set()
 
     def address(self, kind: str) -> str:
-        """Return the configured address of a service."""
         return getattr(self.addresses, kind)
-
-    def peer(self, kind: str, address: str | None = None) -> Peer:
-        """Return who is called, for what is said of failures."""
-        return Peer(kind, address or self.address(kind), self._security)
 
     @asynccontextmanager
     async def errors(self, kind: str, address: str | None = None) -> AsyncIterator[None]:
-        """Turn errors of calls to a service into QuartetError; that of an unknown run names those there are."""
+        """Turn errors of calls to a service into QuartetError; the error about an unknown run names existing ones."""
         try:
             yield
         except ContractError as error:
             raise QuartetError(error.message, error.code) from error
         except grpc.RpcError as error:
-            message = await self.peer(kind, address).explain_aside(error)
+            peer = Peer(kind, address or self.address(kind), self._security)
+            message = await peer.explain_aside(error)
             if kind == "broker" and missing_kind(error) == "run":
-                message += await self._runs_there_are()
+                message += await self._existing_runs()
             raise QuartetError(message, error.code(), retry_delay(error)) from error
 
-    async def _runs_there_are(self) -> str:
+    async def _existing_runs(self) -> str:
         request = broker_pb2.ListRunsRequest(limit=_RUNS_NAMED)
         try:
             found = await self.call("broker", "ListRuns", request)
@@ -82,7 +78,6 @@ class Connections:
         return f"; the runs there are: {names}{more}" if names else "; there are no runs"
 
     def channel(self, kind: str, address: str) -> grpc.aio.Channel:
-        """Return the channel to a service at an address."""
         if (kind, address) not in self._channels:
             self._channels[kind, address] = connect(address, self._security, service=kind)
         return self._channels[kind, address]
@@ -95,12 +90,12 @@ class Connections:
         """
         address = address or self.address(kind)
         channel = self.channel(kind, address)
-        if (kind, address) not in self._introduced:
-            await self._introduce(kind, address, channel)
-            self._introduced.add((kind, address))
+        if (kind, address) not in self._checked:
+            await self._check(kind, address, channel)
+            self._checked.add((kind, address))
         return _STUBS[kind](channel)
 
-    async def _introduce(self, kind: str, address: str, channel: grpc.aio.Channel) -> None:
+    async def _check(self, kind: str, address: str, channel: grpc.aio.Channel) -> None:
         async with self.errors(kind, address):
             answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=self.timeout)
         came = enum_name(common_pb2.ServiceKind, answer.service)
@@ -116,20 +111,19 @@ class Connections:
             return await getattr(stub, method)(request, timeout=timeout or self.timeout)
 
     async def close(self) -> None:
-        """Close all channels."""
         channels, self._channels = self._channels, {}
-        self._introduced.clear()
+        self._checked.clear()
         for channel in channels.values():
             await channel.close(grace=None)
 
 
 class Outage(AnyOutage):
-    """Decides whether a call that failed is made again.
+    """Retries calls while the broker is away.
 
     Args:
-        patience: seconds without any answer after which an outage is an error.
-        what: what was being done, for that error.
-        stop: set it to wait no longer.
+        patience: seconds without an answer after which to give up.
+        what: what the call is for, for the error.
+        stop: set it to end a wait.
     """
 
     def __init__(self, patience: float, what: str, stop: asyncio.Event | None = None) -> None:
@@ -137,8 +131,8 @@ class Outage(AnyOutage):
         self._what = what
         self._stop = stop or asyncio.Event()
 
-    async def ride_out(self, error: QuartetError) -> None:
-        """Return when the call should be made again; raise QuartetError if that is of no use."""
+    async def wait_or_raise(self, error: QuartetError) -> None:
+        """Wait until the next attempt; raise the error if the broker refused the call or is away for too long."""
         if error.code not in AWAY:
             raise error
         pause = self.failed(error.retry_after)
@@ -150,7 +144,7 @@ class Outage(AnyOutage):
 
 
 async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
-    """Do these side by side until the first has ended; the others are cancelled. Raises what it raises."""
+    """Run coroutines concurrently until the first ends, raise its exception if any, and cancel the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +157,7 @@ async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
 
 
 async def repeatedly(stop: asyncio.Event, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do this again and again, so many seconds apart, until `stop` is set. Raises what it raises."""
+    """Call `work`, with pauses of `seconds`, until `stop` is set or it raises."""
     while not stop.is_set():
         await work()
         await wait_for(stop, seconds)
@@ -179,8 +173,8 @@ async def wait_for(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-_ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)  # what a member says is somebody else's text
-_PATIENCE = 3.0  # seconds for each question: a person waits for the answer
+_ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)  # members report their own address: untrusted text
+_PATIENCE = 3.0  # seconds per call: a person waits for the answer
 
 _STATUS_CALLS = {
     "broker": ("ListRuns", broker_pb2.ListRunsRequest(limit=1)),
@@ -191,9 +185,9 @@ _STATUS_CALLS = {
 
 
 async def service_statuses(connections: Connections) -> list[ServiceStatus]:
-    """Ask all four services at once, then the other rollouts of the newest run, which follow the one of [addresses].
+    """Query the four services concurrently, then the newest run's other rollouts, listed after that of [addresses].
 
-    One that cannot be reached has its status say so.
+    The status of a service that cannot be reached has the error.
     """
     broker, reward, rollout, trainer = await asyncio.gather(*(service_status(connections, kind) for kind in KINDS))
     others = await _other_rollouts(connections, broker, rollout.instance_id)
@@ -202,7 +196,7 @@ async def service_statuses(connections: Connections) -> list[ServiceStatus]:
 
 
 async def _other_rollouts(connections: Connections, broker: ServiceStatus, known: str) -> list[str]:
-    """Return the addresses of the newest run's live rollouts but the one with the instance id `known`."""
+    """Return the addresses of the newest run's live rollouts, except that with the instance id `known`."""
     runs = broker.details.get("runs")
     if not runs:
         return []
@@ -210,7 +204,7 @@ async def _other_rollouts(connections: Connections, broker: ServiceStatus, known
     try:
         members = (await connections.call("broker", "GetRun", request, timeout=_PATIENCE)).members
     except QuartetError:
-        return []  # what is wrong with the broker stands in its own status
+        return []  # the broker's own status has the error
     rollouts = [member for member in members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT]
     return [member.address for member in rollouts if member.instance_id != known and _ADDRESS.fullmatch(member.address)]
 
@@ -235,7 +229,7 @@ async def _health(channel: grpc.aio.Channel) -> str:
 
 
 async def _details(connections: Connections, kind: str, address: str) -> Mapping[str, Any]:
-    """Return what a service says of itself; {"error": sentence} if it cannot say it now (the broker without Redis)."""
+    """Return the service's own status; {"error": sentence} if the call fails (the broker without Redis)."""
     method, request = _STATUS_CALLS[kind]
     try:
         answer = await connections.call(kind, method, request, address=address, timeout=_PATIENCE)

@@ -1,4 +1,4 @@
-"""What happens in a run, as `watch` yields it: one dataclass for each kind of the contract's RunEvent."""
+"""Events of a run, as `watch` yields them: one dataclass for each kind of the contract's RunEvent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from typing import Any
 
 from quartet.v1 import broker_pb2
 
-from quartet_client.models import Group, Member, Read, to_datetime
+from quartet_client.models import FromProto, Group, Member, to_datetime
 from quartet_common.durations import to_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class RunStateChanged(Read):
-    """The run was made ("active") or ended ("succeeded", "failed", "cancelled")."""
+class RunStateChanged(FromProto):
+    """The run was created or extended ("active"), or ended ("succeeded", "failed", "cancelled")."""
 
     state: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished(Read):
-    """An optimizer step was done; `policy_version` is the weights' after it."""
+class StepFinished(FromProto):
+    """An optimizer step has finished; `policy_version` is that of the new weights."""
 
     step: int
     policy_version: int
@@ -29,8 +29,8 @@ class StepFinished(Read):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationFinished(Read):
-    """An evaluation was done."""
+class EvaluationFinished(FromProto):
+    """An evaluation has finished."""
 
     evaluation_set: str
     policy_version: int
@@ -38,8 +38,8 @@ class EvaluationFinished(Read):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished(Read):
-    """Rollouts took over weights; `seconds` from pause to resume, `bytes` to each rollout."""
+class WeightsPublished(FromProto):
+    """Rollouts installed new weights: `seconds` from pause to resume, `bytes` sent to each."""
 
     policy_version: int
     group_epoch: int
@@ -49,7 +49,7 @@ class WeightsPublished(Read):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved(Read):
+class CheckpointSaved(FromProto):
     """A checkpoint of the first `step` steps is durable at `path` on the trainer's host."""
 
     step: int
@@ -57,8 +57,8 @@ class CheckpointSaved(Read):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberChanged(Read):
-    """A member came, changed its state, or is gone."""
+class MemberChanged(FromProto):
+    """A member joined, changed its state, or left."""
 
     member: Member
     gone: bool
@@ -67,14 +67,14 @@ class MemberChanged(Read):
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """A finished group, shown to people."""
+    """A finished group, as a sample for people to read."""
 
     group: Group
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Read):
-    """Something a person should know; `level` is "info", "warning" or "error"."""
+class Notice(FromProto):
+    """A message for people; `level` is "info", "warning" or "error"."""
 
     level: str
     text: str
@@ -106,7 +106,6 @@ class RunEvent:
 
     @classmethod
     def from_proto(cls, run_id: str, event: broker_pb2.RunEvent) -> "RunEvent":
-        """Return the contract's RunEvent."""
         what: Any = None
         match kind := event.WhichOneof("event"):
             case "weights":
@@ -114,5 +113,5 @@ class RunEvent:
             case "sample":
                 what = GroupSample(Group.from_transcript(run_id, event.sample.transcript))
             case str():
-                what = Read.any_from_proto(getattr(event, kind))
+                what = FromProto.any_from_proto(getattr(event, kind))
         return cls(event_id=event.event_id, at=to_datetime(event.at), what=what)

@@ -1,7 +1,7 @@
 """The feeder: creates a run from its run file and keeps its queue filled until the prompts, or the run, end.
 
-It may be stopped and started again at any time: the run is confirmed, and prompts that were submitted before are known
-to the broker by their instance ids.
+It may be stopped and started again at any time: creating the run is idempotent, and the broker recognizes prompts that
+it has by their instance ids.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ PATIENCE = 600.0  # seconds for a broker that was there to come back
 
 @dataclass
 class FeedReport:
-    """What was fed.
+    """The result of `feed`.
 
     Attributes:
         submitted: training prompt instances that were new.
         known: training prompt instances that had been submitted before.
-        ended_by: what ended the feeding: the prompts, the run's end, or the stop event.
+        ended_by: what ended it: all prompts were submitted, the run ended, or the stop event.
     """
 
     submitted: int = 0
@@ -57,16 +57,16 @@ class _Stopped(Exception):
 async def feed(
     config: LoadedConfig, client: AsyncClient, stop_event: asyncio.Event, data: RunData | None = None
 ) -> FeedReport:
-    """Create the run, submit its evaluation sets, then its training prompts as there is room, then end the prompts.
+    """Create the run, submit its evaluation sets, then its training prompts as the queue has room; end the prompts.
 
     Args:
         config: the run file; [run] and [data] are read.
         stop_event: set it to stop feeding; the run stays as it is.
-        data: the prompts, if they were read before.
+        data: the prompts, if they are loaded already.
 
     Raises:
-        InputError: [data] or one of its files is broken; nothing was created.
-        QuartetError: the run stands with another specification, or the broker is away for too long.
+        InputError: [data] or one of its files is invalid; nothing was created.
+        QuartetError: the run exists with another specification, or the broker is away for too long.
     """
     data = data or RunData.load(config)
     tracing.configure("client", f"{socket.gethostname()}-{os.getpid()}", config.tracing)
@@ -85,7 +85,7 @@ async def keep_fed(
     data: RunData | None = None,
     look_seconds: float = 15.0,
 ) -> FeedReport:
-    """Feed, and again when the broker has lost the end of the prompts (a restored Redis), until the run ends.
+    """Feed until the run ends; feed again when the broker has lost the end of the prompts (Redis was restored).
 
     Args, Raises: as `feed`.
     """
@@ -93,7 +93,7 @@ async def keep_fed(
     while (report := await feed(config, client, stop_event, data)).ended_by == "prompts":
         with suppress(_Stopped):
             while not await wait_for(stop_event, look_seconds):
-                run = await _patiently(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
+                run = await _retrying(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
                 if run.active and not run.prompts_ended:
                     log.warning("the broker has lost the end of the prompts; submitting again from the first prompt")
                     break
@@ -104,16 +104,14 @@ async def keep_fed(
     return report
 
 
-async def _patiently(
-    call: Callable[[Outage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event
-) -> T:
-    """Return the call's result, made again while the broker is away. Raises _Stopped, QuartetError."""
+async def _retrying(call: Callable[[Outage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event) -> T:
+    """Return the call's result; retry while the broker is away. Raises _Stopped, QuartetError."""
     outage = Outage(patience, what, stop_event)
     while not stop_event.is_set():
         try:
             return await call(outage)
         except QuartetError as error:
-            await outage.ride_out(error)
+            await outage.wait_or_raise(error)
     raise _Stopped
 
 
@@ -124,11 +122,11 @@ class _Feeder:
         self._stop = stop
         self._data = data
         self.report = FeedReport()
-        self._last = ""  # instance submitted
+        self._last = ""  # id of the last submitted instance
 
     async def feed(self) -> None:
         """Feed until the prompts or the run end. Raises _Stopped, QuartetError."""
-        run = await self._patiently(lambda _: self._client.create_run(self._config.run), "creation", START_PATIENCE)
+        run = await self._retrying(lambda _: self._client.create_run(self._config.run), "creation", START_PATIENCE)
         while run.active and not run.prompts_ended:
             try:
                 await self._submit_all(run)
@@ -146,7 +144,7 @@ class _Feeder:
         self.report.ended_by = "prompts" if run.active else "run"
 
     async def _submit_all(self, run: Run) -> None:
-        # A call must fit an empty queue, and should not wait for all of it to drain.
+        # A batch must fit into the queue, and should not have to wait until all of it is empty.
         most = max(1, min(MAX_INSTANCES, run.spec.max_queued_prompts // 4))
         for name in self._data.evaluation:
             for batch in batches(self._data.evaluation_instances(name), most):
@@ -155,11 +153,11 @@ class _Feeder:
             answer = await self._submit(run, batch)
             self.report.submitted += answer.accepted
             self.report.known += answer.duplicates
-        await self._patiently(lambda _: self._client.end_prompts(run.run_id, self._last), "end of the prompts")
+        await self._retrying(lambda _: self._client.end_prompts(run.run_id, self._last), "end of the prompts")
 
     async def _submit(self, run: Run, batch: list, evaluation_set: str = "") -> broker_pb2.SubmitPromptsResponse:
         connections = self._client.connections
-        answer = await self._patiently(
+        answer = await self._retrying(
             lambda outage: submit_batch(
                 connections, run.run_id, batch, evaluation_set, follows=self._last, stop=self._stop, outage=outage
             ),
@@ -170,38 +168,38 @@ class _Feeder:
         self._last = batch[-1].instance_id
         return answer
 
-    async def _patiently(self, call: Callable[[Outage], Awaitable[T]], what: str, patience: float = PATIENCE) -> T:
-        return await _patiently(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
+    async def _retrying(self, call: Callable[[Outage], Awaitable[T]], what: str, patience: float = PATIENCE) -> T:
+        return await _retrying(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
 
 
 async def take_up(config: LoadedConfig, data: RunData, client: AsyncClient) -> Run:
-    """Make the run, or go on with the one that stands: a finished one, too, if the run file asks for more.
+    """Create the run, or continue the existing one, even if it has finished and the run file asks for more.
 
-    More are a higher run.max_steps, and more data.passes where the prompts had ended and the steps had not.
+    That is a higher run.max_steps, or more data.passes where the run did not end by its max_steps.
 
     Raises:
-        QuartetError: the broker cannot be reached, or refuses the run; e.g. one that failed does not go on.
+        QuartetError: the broker cannot be reached, or refuses the run, e.g. because it has failed.
     """
     try:
-        stands = await client.run(config.run.id)
+        existing = await client.run(config.run.id)
     except QuartetError as error:
         if error.code is not grpc.StatusCode.NOT_FOUND:
             raise
         return await client.create_run(config.run)
-    more_steps = (config.run.max_steps or math.inf) > (stands.spec.max_steps or math.inf)
-    more_passes = stands.prompts_ended and (data.section.passes or math.inf) > stands.newest_data_pass + 1
-    return await client.create_run(config.run, extend=more_steps or (more_passes and stands.ending != "max_steps"))
+    more_steps = (config.run.max_steps or math.inf) > (existing.spec.max_steps or math.inf)
+    more_passes = existing.prompts_ended and (data.section.passes or math.inf) > existing.newest_data_pass + 1
+    return await client.create_run(config.run, extend=more_steps or (more_passes and existing.ending != "max_steps"))
 
 
 async def feed_and_watch(
     config: LoadedConfig, data: RunData, client: AsyncClient, view: RunView, patience: float = 0.0
 ) -> None:
-    """Create the run, feed it and show it until it ends; `view.progress` tells how.
+    """Create the run, feed it and show it until it ends; `view.progress` then has its final state.
 
-    The run goes on without this process: cancelled, it can be attached to again.
+    When this is cancelled the run goes on, and may be attached to again.
 
     Args:
-        patience: seconds to wait for a broker that may be started after this.
+        patience: seconds to wait for a broker that is not up yet.
 
     Raises:
         QuartetError: the broker cannot be reached, or refuses the run or its prompts.
@@ -211,7 +209,7 @@ async def feed_and_watch(
         try:
             made = await take_up(config, data, client)
         except QuartetError as error:
-            await outage.ride_out(error)
+            await outage.wait_or_raise(error)
             if outage.to_be_logged():
                 view.console.print(f"waiting for the broker at {config.addresses.broker}", soft_wrap=True)
     stop = asyncio.Event()
@@ -219,7 +217,7 @@ async def feed_and_watch(
     watching = asyncio.create_task(watch_progress(client, view))
     try:
         with view:
-            # Feeding ends with the run, or by an error that the watcher would wait for in vain.
+            # Feeding ends with the run, or with an error: then the run may never end, and watching must stop.
             await asyncio.wait([feeding, watching], return_when=asyncio.FIRST_COMPLETED)
             if not watching.done():
                 await feeding

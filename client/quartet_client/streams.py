@@ -1,4 +1,4 @@
-"""Prompts to the broker, in calls it accepts; its streams of results and events; a group's history."""
+"""Submission of prompts in batches; the broker's streams of results and events; the history of a group."""
 
 import asyncio
 import time
@@ -13,18 +13,17 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_client.connection import Connections, Outage, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
-from quartet_client.models import Group, Handle, Read, enum_name, to_datetime
+from quartet_client.models import FromProto, Group, Handle, enum_name, to_datetime
 from quartet_common import tracing
 
-MAX_INSTANCES = 256  # of a call; the contract allows 1024, smaller calls find room in the queue sooner
-MAX_BYTES = 16 << 20  # of a call; a message may have 64 MiB
-DEFAULT_RETRY = 1.0  # seconds, where the broker suggests none
+MAX_INSTANCES = 256  # per call; the contract allows 1024, but a smaller batch has room in the queue sooner
+MAX_BYTES = 16 << 20  # per call; a message may have 64 MiB
 
 
 def batches(
     instances: Iterable[experience_pb2.PromptInstance], most: int = MAX_INSTANCES
 ) -> Iterator[list[experience_pb2.PromptInstance]]:
-    """Cut instances into lists that fit a call each, at most `most` long."""
+    """Split instances into batches that fit into one call, of at most `most` instances."""
     batch: list[experience_pb2.PromptInstance] = []
     size = 0
     for instance in instances:
@@ -49,20 +48,20 @@ async def submit_batch(
     stop: asyncio.Event | None = None,
     outage: Outage | None = None,
 ) -> broker_pb2.SubmitPromptsResponse | None:
-    """Submit one call's instances, waiting while the queue is full.
+    """Submit one batch; wait while the queue is full.
 
     Args:
-        follows: id of the last instance that was submitted before. A broker that does not know it, because its Redis
-            was restored from an earlier state, refuses with ABORTED: submit again from the first one on.
-        deadline: loop time until which it waits for room; None: as long as it takes.
+        follows: id of the instance that was submitted before. A broker that lacks it, because its Redis was restored
+            from an earlier state, answers ABORTED: submit again from the first prompt on.
+        deadline: event-loop time until which to wait for room; None: no limit.
         stop: set it to give up.
-        outage: of the broker; over when it says that the queue is full.
+        outage: ended when the broker answers that the queue is full.
 
     Returns:
         The broker's answer; None if `stop` was set first.
 
     Raises:
-        QuartetError: the broker refuses, cannot be reached, or has no room until the deadline.
+        QuartetError: the broker refuses, cannot be reached, or has no room before the deadline.
     """
     _begin_traces(run_id, batch)
     request = broker_pb2.SubmitPromptsRequest(
@@ -74,11 +73,11 @@ async def submit_batch(
         try:
             return await connections.call("broker", "SubmitPrompts", request)
         except QuartetError as error:
-            if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
+            if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is None:
+                raise  # a limit without a retry delay stays reached: waiting does not help
             if outage is not None:
                 outage.over()
-            pause = error.retry_after or DEFAULT_RETRY
+            pause = error.retry_after
             if deadline is not None and loop.time() + pause > deadline:
                 raise
         await wait_for(stop, pause)
@@ -86,7 +85,7 @@ async def submit_batch(
 
 
 def _begin_traces(run_id: str, batch: list[experience_pb2.PromptInstance]) -> None:
-    """Begin the trace of each instance: all that becomes of it is part of it."""
+    """Start a trace for each instance; the spans of all services join it."""
     if not tracing.enabled():
         return
     for instance in batch:
@@ -104,7 +103,7 @@ def _begin_traces(run_id: str, batch: list[experience_pb2.PromptInstance]) -> No
             )
 
 
-_STREAM_SECONDS = 300.0  # deadline of one call; a stream that outlives it is asked again where it stood
+_STREAM_SECONDS = 300.0  # deadline of one call; a longer stream is resumed by the next call
 _MAX_IDS = 65536
 _PATIENCE = 60.0  # seconds that a broker may be away
 
@@ -121,7 +120,7 @@ async def _messages(connections: Connections, method: str, request, seconds: flo
 
 
 async def _end_outage(connections: Connections, run_id: str, outage: Outage) -> None:
-    """After a failure: ask for the run. Its answer ends the outage, as a stream may have nothing to say for long."""
+    """After a failure call GetRun: its answer ends the outage. The stream itself may stay silent for long."""
     if outage.seconds:
         await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
         outage.over()
@@ -156,18 +155,18 @@ async def _collect_run(
             async for message in _messages(connections, "CollectResults", request, min(left, _STREAM_SECONDS)):
                 deadline = loop.time() + timeout
                 if pending.pop(message.instance_id, "unknown") == "unknown":
-                    continue  # sent before a break
+                    continue  # received before a reconnect
                 if message.WhichOneof("result") == "dead":
                     yield Group.from_dead(run_id, message.dead)
                 else:
                     yield Group.from_transcript(run_id, message.transcript)
         except QuartetError as error:
             if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                await outage.ride_out(error)
+                await outage.wait_or_raise(error)
 
 
 async def _no_results(connections: Connections, run_id: str, total: int, missing: int, timeout: float) -> QuartetError:
-    """Return the error of a wait in vain, with what the run waits for."""
+    """Return the error for a timeout without results; it says how many rollouts work."""
     answer = await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
     rollouts = sum(1 for member in answer.members if member.policy_version >= 0)
     at_work = (
@@ -190,27 +189,26 @@ async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncG
                 event = RunEvent.from_proto(run_id, message.event)
                 after = event.event_id
                 yield event
-            return  # the broker ends the stream after the run's end: the last one, if it went on after another
+            return  # the broker ends the stream when the run has ended and was not extended
         except QuartetError as error:
-            # The broker ends a stream that is not read for long, and says when to watch again.
+            # The broker ends a stream whose reader is too slow, with a retry delay.
             unread = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
             if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED and not unread:
-                await outage.ride_out(error)
+                await outage.wait_or_raise(error)
 
 
-_QUIET_SECONDS = 1.0  # after which the events of a run that goes on are all there
+_QUIET_SECONDS = 1.0  # without an event: then all stored events of an active run have come
 _RESULT_SECONDS = 5.0
 _ANSWERED = frozenset({"ready", "leased_to_trainer", "trained", "committed", "delivered"})
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to a group.
+    """An event in the history of a group.
 
     Attributes:
         kind: as GroupMomentKind in broker.proto ("submitted", "leased", …), or "trained", "published", "durable".
-        who: the rollout that leased or put it; "" for the rest.
-        detail: in words.
+        who: the rollout that leased or uploaded it, else "".
     """
 
     at: datetime
@@ -220,15 +218,15 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHistory(Read):
-    """What became of a prompt instance.
+class GroupHistory(FromProto):
+    """The history of a prompt instance.
 
     Attributes:
         state: as GroupState in broker.proto.
         step: the optimizer step it was leased, trained or committed for; -1 if none.
-        policy_version: of the first weights at the rollouts that carry it; -1 if none do, or it is no longer known.
-        moments: oldest first, as far as they are kept.
-        group: prompt, completions and scores, while the broker keeps the transcript; else None.
+        policy_version: of the first published weights that were trained on it; -1 if none were, or no longer known.
+        moments: oldest first, as far as the broker stores them.
+        group: prompt, completions and scores, while the broker stores the transcript; else None.
         traceparent: W3C context of its trace; "" if it is not traced.
     """
 
@@ -245,7 +243,7 @@ class GroupHistory(Read):
 
 
 async def group_history(connections: Connections, handle: Handle) -> GroupHistory:
-    """Return the history of a group. Raises QuartetError if the run never saw it, or forgot it."""
+    """Return the history of a group. Raises QuartetError if the broker has no record of it."""
     request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
     answer = await connections.call("broker", "GetGroup", request)
     state = enum_name(broker_pb2.GroupState, answer.state)
@@ -255,8 +253,8 @@ async def group_history(connections: Connections, handle: Handle) -> GroupHistor
         of_step, policy_version = await _of_step(connections, handle.run_id, answer.step)
         moments = sorted([*moments, *of_step], key=lambda moment: moment.at)
     group = await _transcript(connections, handle) if state in _ANSWERED else None
-    told = {"policy_version": policy_version, "moments": tuple(moments), "group": group}
-    return GroupHistory.from_proto(answer, run_id=handle.run_id, instance_id=handle.instance_id, **told)
+    found = {"policy_version": policy_version, "moments": tuple(moments), "group": group}
+    return GroupHistory.from_proto(answer, run_id=handle.run_id, instance_id=handle.instance_id, **found)
 
 
 def _moment(moment: broker_pb2.GroupMoment) -> Moment:
@@ -269,13 +267,13 @@ def _moment(moment: broker_pb2.GroupMoment) -> Moment:
 
 
 async def _of_step(connections: Connections, run_id: str, step: int) -> tuple[list[Moment], int]:
-    """Return what a run's events tell of a step and its weights, and the version that carried it to the rollouts."""
+    """Return a step's moments from the run's events, and the version that was first published with it."""
     trained = published = durable = None
     version = -1
     async for event in _events_so_far(connections, run_id):
         match event.what:
             case StepFinished(step=done, policy_version=made) if done == step:
-                # Trained again after a resume, all that followed is of the later time.
+                # A step that is replayed after a resume is published and saved again.
                 published = durable = None
                 trained, version = Moment(event.at, "trained", detail=f"step {step} made version {made}"), -1
             case WeightsPublished(policy_version=made, rollouts=rollouts) if made > step and not published and trained:
@@ -287,7 +285,7 @@ async def _of_step(connections: Connections, run_id: str, step: int) -> tuple[li
 
 
 async def _events_so_far(connections: Connections, run_id: str) -> AsyncIterator[RunEvent]:
-    """Yield the events that are kept; of a run that goes on, until none comes for a moment."""
+    """Yield the stored events; of an active run until none comes for _QUIET_SECONDS."""
     async with aclosing(watch_run(connections, run_id, "")) as events:
         while True:
             try:
@@ -299,7 +297,7 @@ async def _events_so_far(connections: Connections, run_id: str) -> AsyncIterator
 
 
 async def _transcript(connections: Connections, handle: Handle) -> Group | None:
-    """Return the group while its transcript is kept to be collected."""
+    """Return the group if the broker still stores its transcript."""
     with suppress(QuartetError):
         async with aclosing(collect_results(connections, [handle], _RESULT_SECONDS)) as groups:
             async for group in groups:

@@ -53,7 +53,19 @@ async def test_a_full_queue_is_an_answer():
             if (error := next(answers)) is not None:
                 raise error
 
-    await outage.ride_out(QuartetError("away", grpc.StatusCode.UNAVAILABLE))
+    await outage.wait_or_raise(QuartetError("away", grpc.StatusCode.UNAVAILABLE))
     assert outage.seconds > 0
     await submit_batch(Connections(), "demo", [], outage=outage)
     assert outage.seconds == 0
+
+
+async def test_a_limit_that_stays_reached_is_an_error_at_once():
+    full = resource_exhausted("evaluation set 'heldout'", "it has 16384 prompts and at most 16384 are stored")
+
+    class Connections:
+        async def call(self, *_):
+            raise QuartetError(full.message, full.code)
+
+    with pytest.raises(QuartetError, match="at most 16384 are stored"):
+        async with asyncio.timeout(5):
+            await submit_batch(Connections(), "demo", [])
