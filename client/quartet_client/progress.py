@@ -33,13 +33,8 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def figure_of(metrics: Mapping[str, Any], evaluation_set: str, name: str) -> Any:
-    """Return `eval/{set}/{name}`; None if it was not reported, or is no figure of the set because prompts were lost."""
-    return None if incomplete(metrics, evaluation_set) else metrics.get(f"eval/{evaluation_set}/{name}")
-
-
 def incomplete(metrics: Mapping[str, Any], evaluation_set: str) -> str:
-    """Return "incomplete: 78 of 80" of an evaluation that lost prompts; else ""."""
+    """Return "incomplete: 78 of 80" if prompts of the evaluation died; else ""."""
     dead = metrics.get(f"eval/{evaluation_set}/dead")
     answered = metrics.get(f"eval/{evaluation_set}/prompts")
     if not isinstance(dead, int | float) or not isinstance(answered, int | float) or not dead:
@@ -48,7 +43,7 @@ def incomplete(metrics: Mapping[str, Any], evaluation_set: str) -> str:
 
 
 def incomplete_of(answered: float, prompts: float) -> str:
-    """Return the words for an evaluation of so many prompts, of which so many were answered."""
+    """Return "incomplete: 78 of 80"."""
     return f"incomplete: {answered:.0f} of {prompts:.0f}"
 
 
@@ -65,12 +60,12 @@ KEPT = (
     *(STEP_SECONDS, "time/waiting_for_batch", "time/training", "time/publishing", "time/evaluating"),
     *("time/checkpointing", IDLE, FAILED_UPDATES),
 )
-"""Metrics that are kept of each step: those that are drawn."""
+"""Metrics that are stored of each step, for the charts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A finished step: when (seconds since 1970), its metrics; `recorded`: known from metrics.jsonl alone."""
+    """A finished step: its time (seconds since 1970) and metrics; `recorded`: from metrics.jsonl, without an event."""
 
     time: float
     metrics: Mapping[str, float]
@@ -78,7 +73,7 @@ class Step:
 
     @classmethod
     def of(cls, at: float, metrics: Mapping[str, Any], recorded: bool = False) -> "Step":
-        """Return a step with those of its metrics that are kept and are finite numbers."""
+        """Return a step with the metrics of KEPT that are finite numbers."""
         return cls(at, {name: float(metrics[name]) for name in KEPT if is_number(metrics.get(name))}, recorded)
 
 
@@ -87,8 +82,8 @@ class EvaluationPoint:
     """An evaluation of a set at a policy version.
 
     Attributes:
-        accuracy: None if no answer was judged, or prompts were lost.
-        incomplete: "incomplete: 78 of 80" if prompts were lost.
+        accuracy: None if no answer was judged, or prompts died.
+        incomplete: "incomplete: 78 of 80" if prompts died.
         interval: the ends of the accuracy's 95% interval; None if the trainer gives none.
         judged: completions whose answers were judged.
     """
@@ -102,11 +97,12 @@ class EvaluationPoint:
 
     @classmethod
     def of(cls, name: str, policy_version: int, metrics: Mapping[str, Any]) -> "EvaluationPoint":
-        """Return what the metrics tell of the set `name`; values that are no finite numbers are left out."""
-        told = (figure_of(metrics, name, key) for key in ("ans_acc", "reward", "ans_acc_low", "ans_acc_high", "judged"))
-        accuracy, reward, low, high, judged = (float(value) if is_number(value) else None for value in told)
+        """Read the metrics of the set `name`; those that are no finite numbers, or of a part of the set, are None."""
+        keys, lost = ("ans_acc", "reward", "ans_acc_low", "ans_acc_high", "judged"), incomplete(metrics, name)
+        values = (None if lost else metrics.get(f"eval/{name}/{key}") for key in keys)
+        accuracy, reward, low, high, judged = (float(value) if is_number(value) else None for value in values)
         interval = None if low is None or high is None else (low, high)
-        return cls(policy_version, accuracy, reward, incomplete(metrics, name), interval, int(judged or 0))
+        return cls(policy_version, accuracy, reward, lost, interval, int(judged or 0))
 
 
 def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
@@ -121,7 +117,7 @@ def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that a person should know; `level` is "info", "warning" or "error"."""
+    """A notice for people; `level` is "info", "warning" or "error"."""
 
     at: datetime
     level: str
@@ -131,21 +127,21 @@ class Happening:
 
 @dataclass
 class RunProgress:
-    """A run as it stands; `fold` takes its events, `fold_run` its counts, `fold_service` a service's state.
+    """The state of a run. `fold` adds an event, `fold_run` the run's counts, `fold_service` a service's status.
 
     Attributes:
         state: "waiting" before the run's first event, then as Run.state.
-        max_steps: where the run ends; 0: when its prompts end.
-        stepped: True from the first step on, and again after each resume.
-        steps: by number. One that is replayed undoes those that came after it.
-        evaluations: by set and policy version; of each set there is one at least.
+        max_steps: steps after which the run ends; 0: when its prompts end.
+        stepped: whether a step has finished since the run was created or extended.
+        steps: by number. A step that is replayed removes the later ones.
+        evaluations: by set and policy version; no set is empty.
         members: live members by instance id.
-        samples, samples_seen: the last finished groups that were shown, and how many there were.
-        services: by kind; empty until asked.
+        samples, samples_seen: the last sampled groups, and the number of all that came.
+        services: by kind; empty before the first `fold_service`.
         notices: the last ones, oldest first.
         weights: the last weight updates and when they were, oldest first.
         versions: of each rollout, (seconds since 1970, policy version) at each change.
-        busy: whether completions were running at the configured rollout, at each of the last questions.
+        busy: whether completions were running at the configured rollout, at each of its last statuses.
         spec: the run's; None until `fold_run`.
     """
 
@@ -175,17 +171,14 @@ class RunProgress:
 
     @property
     def ended(self) -> bool:
-        """True once the run has ended."""
         return self.state in ("succeeded", "failed", "cancelled")
 
     @property
     def succeeded(self) -> bool:
-        """True if it ended as planned."""
         return self.state == "succeeded"
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps done."""
         return max(self.steps, default=-1) + 1
 
     @property
@@ -194,7 +187,6 @@ class RunProgress:
         return self.steps[self.steps_done - 1].metrics if self.steps else {}
 
     def rows(self) -> list[tuple[int, Step]]:
-        """Return all steps in order."""
         return sorted(self.steps.items())
 
     def points(self, evaluation_set: str) -> list[EvaluationPoint]:
@@ -202,7 +194,7 @@ class RunProgress:
         return [point for _, point in sorted(self.evaluations.get(evaluation_set, {}).items())]
 
     def fold(self, event: RunEvent) -> None:
-        """Take in an event. Events come in order; each once."""
+        """Add an event. Events come in order, each once."""
         self.last_event_id = event.event_id
         self.started_at = self.started_at or event.at
         match event.what:
@@ -218,7 +210,7 @@ class RunProgress:
                 self.evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, metrics)
             case WeightsPublished() as weights:
                 while self.weights and self.weights[-1][1].policy_version >= weights.policy_version:
-                    self.weights.pop()  # steps that are trained again, from a checkpoint
+                    self.weights.pop()  # of steps that are trained again, from a checkpoint
                 self.weights.append((event.at, weights))
             case MemberChanged() as changed:
                 self._fold_member(event, changed)
@@ -229,7 +221,7 @@ class RunProgress:
                 self._note(event, notice.level, notice.text, notice.source)
 
     def fold_run(self, run: Run) -> None:
-        """Take in the run's counts, versions and live members."""
+        """Add the run's counts, versions and live members."""
         self.stats, self.spec, self.max_steps = run.stats, run.spec, run.spec.max_steps
         self.policy_version = run.policy_version
         self.started_at = self.started_at or run.created_at
@@ -239,20 +231,20 @@ class RunProgress:
         if self.state == "waiting":
             self.stepped = run.policy_version > 0
         if self.state == "waiting" or (self.state == "active" and not run.active):
-            # The event of the end comes too, unless the broker keeps it no more.
+            # The event of the end comes too, unless the broker no longer stores it.
             self.state, self.reason = run.state, run.reason
 
     def fold_service(self, service: ServiceStatus) -> None:
-        """Take in how a service is."""
+        """Add the status of a service."""
         self.services[service.kind] = service
         running, version = service.details.get("running"), service.details.get("policy_version")
-        known = isinstance(version, int | str) and int(version) >= 0  # without weights it starts
+        known = isinstance(version, int | str) and int(version) >= 0  # -1 before its first weights
         if service.kind == "rollout" and isinstance(running, int) and known:
-            # Its own answer at a moment of our choosing; the gauges of its heartbeats are those of its own moments.
+            # Sampled at our own times: the gauges in its heartbeats are sampled when it chooses to send them.
             self.busy.append(running > 0)
 
     def fold_rows(self, anew: bool, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what metrics.jsonl has more, an event counts more; `anew`: it was written from its beginning."""
+        """Add rows of metrics.jsonl; a step's event takes precedence. `anew`: the file was written again."""
         if anew:
             self.steps = {number: step for number, step in self.steps.items() if not step.recorded}
         for row in rows:
@@ -297,56 +289,58 @@ class RunProgress:
         self.notices.append(Happening(event.at, level, text, source))
 
 
-_MAX_READ = 16 << 20  # bytes at one go: the page must not stop for a long run's file
+_MAX_READ = 16 << 20  # bytes per read, so that a long file does not delay the page
 
 
 class MetricsFile:
-    """Follows a metrics.jsonl (docs/metrics.md), which its trainer may cut and write again from a checkpoint on.
+    """Follows a metrics.jsonl (docs/metrics.md), which the trainer may truncate and continue from a checkpoint.
 
     Attributes:
-        problem: why it cannot be read, in a sentence; empty while it can, or while there is none.
+        problem: why it, or one of its lines, cannot be read, in a sentence; empty while there is no file.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.problem = ""
         self._position = 0
-        self._last_line = b""  # the bytes before `_position`: others there mean that the file was written again
+        self._last_line = b""  # before `_position`; if it differs, the file was written again
+        self._bad_line = ""  # the problem of the last line that is no JSON
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file began anew since the last call, and its new rows, at most 16 MiB of them."""
+        """Return whether the file was written again since the last call, and at most 16 MiB of new rows."""
         anew = False
         try:
             with self.path.open("rb") as file:
                 file.seek(self._position - len(self._last_line))
                 if anew := file.read(len(self._last_line)) != self._last_line:
-                    self._position, self._last_line = 0, b""
+                    self._position, self._last_line, self._bad_line = 0, b"", ""
                 file.seek(self._position)
                 fresh = file.read(_MAX_READ)
         except FileNotFoundError:
             anew, fresh = self._position > 0, b""
-            self._position, self._last_line = 0, b""
+            self._position, self._last_line, self._bad_line = 0, b"", ""
         except OSError as error:
             self.problem = f"{self.path} cannot be read: {error.strerror}"
             return False, []
-        self.problem = ""
         whole = fresh[: fresh.rfind(b"\n") + 1]  # the last line may be half written
         if whole:
             self._position += len(whole)
             self._last_line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
-        return anew, [row for line in whole.splitlines() if isinstance(row := self._row(line), dict)]
+        rows = [row for line in whole.splitlines() if isinstance(row := self._row(line), dict)]
+        self.problem = self._bad_line
+        return anew, rows
 
     def _row(self, line: bytes) -> Any:
         try:
             return json.loads(line)
         except ValueError as error:
-            self.problem = f"{self.path} has a line that is no JSON: {error}"
+            self._bad_line = f"{self.path} has a line that is no JSON: {error}"
 
 
 def read_run(folder: Path) -> RunProgress:
-    """Return what a run's folder tells of it: all that its metrics.jsonl has, if it has one.
+    """Return a run as its folder's metrics.jsonl has it, if there is one.
 
-    A run that was resumed wrote some steps twice: the last writing counts.
+    Of a step that a resumed run wrote twice, the last row counts.
     """
     progress, file = RunProgress(folder.name), MetricsFile(folder / "metrics.jsonl")
     while (read := file.read())[1]:
@@ -354,7 +348,7 @@ def read_run(folder: Path) -> RunProgress:
     return progress
 
 
-# Of the trainer, by phase; a phase that is not here has nothing to say.
+# What the trainer does, by phase; other phases are not shown.
 _PHASES = {
     "starting": "loads the model {model}",
     "publishing": "sends weights to the rollouts",
@@ -365,7 +359,7 @@ _PHASES = {
 
 
 def starting(state: RunProgress) -> dict[str, str]:
-    """Return what keeps the next step from coming, by service; empty once there was a step, or the run has ended."""
+    """Return by service what delays the first step; empty once a step has finished or the run has ended."""
     trainer = state.services.get("trainer")
     if state.ended or (state.stepped and _phase(trainer) != "starting"):
         return {}
@@ -383,13 +377,13 @@ def starting(state: RunProgress) -> dict[str, str]:
 
 
 def first_batch(state: RunProgress) -> tuple[int, int]:
-    """Return how many groups of the first step's batch are there, and how many it has."""
+    """Return how many groups of the first step's batch are ready, and how many it needs."""
     ready = state.stats.ready + state.stats.leased_to_trainer if state.stats else 0
     return ready, state.spec.groups_per_step if state.spec else 0
 
 
 def problem_of(service: ServiceStatus) -> str:
-    """Return what a service lacks, as a clause; empty if it serves and waits for nothing."""
+    """Return a service's problem as a clause; empty if it serves and waits for nothing."""
     if service.health == "unreachable":
         return f"the {service.kind} cannot be reached at {service.address}"
     waits = f"waits for {', '.join(service.waiting_for)}" if service.waiting_for else ""
@@ -398,13 +392,13 @@ def problem_of(service: ServiceStatus) -> str:
     if waits:
         return f"the {service.kind} {waits}"
     problem = service.details.get("error")
-    return f"the {service.kind} cannot say how it is: {problem}" if problem else ""
+    return f"the {service.kind} cannot report its status: {problem}" if problem else ""
 
 
 def work_of(service: ServiceStatus) -> list[str]:
-    """Return the lines that say what a service that answers is at work with."""
+    """Return lines about the current work of a service that can be reached."""
     details: Mapping[str, Any] = service.details
-    if "error" in details:  # it answers, but cannot say: the broker without Redis
+    if "error" in details:  # the status call failed: the broker without Redis
         return [str(details["error"])]
     if not details:
         return []

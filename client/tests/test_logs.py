@@ -78,12 +78,13 @@ def test_followed_lines_come_whole_and_ctrl_c_ends_it(folder):
         with (folder / "logs" / "broker.log").open("a") as file:
             file.write(half)
             file.flush()
-            (folder / "logs" / "trainer.log").touch()  # not there when it began: not followed
             with (folder / "logs" / "rollout.log").open("a") as other:
                 other.write(line(8, "rollout", "meanwhile") + "\n")
             assert json.loads(process.stdout.readline())["message"] == "meanwhile"
             file.write(rest + "\n")
         assert json.loads(process.stdout.readline())["message"] == "said in two writes"
+        (folder / "logs" / "trainer.log").write_text(line(9, "trainer", "started later") + "\n")
+        assert json.loads(process.stdout.readline())["message"] == "started later"
         # A service that is started again may begin its log anew.
         (folder / "logs" / "broker.log").write_text(line(10, "broker", "anew") + "\n")
         assert json.loads(process.stdout.readline())["message"] == "anew"

@@ -15,15 +15,15 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from quartet_client.cli.options import Target, asynchronous, console, targeted
+from quartet_client.cli.options import Target, asynchronous, targeted
 from quartet_client.errors import InputError
-from quartet_client.terminal import echo
+from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _HEAD = frozenset({"time", "level", "logger", "message", "service", "instance", "exc_info", "stack_info", "taskName"})
-_LONGEST_READ = 8 << 20  # bytes of a file at one go
+_LONGEST_READ = 8 << 20  # bytes per read
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Line:
     """A line of a log.
 
     Attributes:
-        at: by the clock and in the time zone of who wrote it; of a line without a time, that of the line before it.
+        at: by the writer's clock and time zone; for a line without a time, that of the line before it.
         level: one of LEVELS; "" for a line that is no JSON: Redis', or of a program that died.
-        fields: what else stands in it, by name: run, group, version, …
+        fields: all others, by name: run, group, version, …
         raw: as it stands in the file.
     """
 
@@ -54,7 +54,7 @@ class LogFile:
         self._at = datetime.fromtimestamp(0, UTC).astimezone()
 
     def read(self) -> Iterator[Line]:
-        """Yield the whole lines that came since the last call; from the beginning if the file was begun anew.
+        """Yield the complete lines since the last call; all lines if the file was truncated.
 
         Raises InputError if it cannot be read.
         """
@@ -66,7 +66,7 @@ class LogFile:
                 while data := file.read(_LONGEST_READ):
                     end = data.rfind(b"\n") + 1
                     if not end and len(data) < _LONGEST_READ:
-                        return  # half a line: the rest is still to be written
+                        return  # half a line, still being written
                     whole = data[: end or len(data)]
                     self._position += len(whole)
                     file.seek(self._position)
@@ -112,11 +112,11 @@ def _time(text: object, before: datetime) -> datetime:
         return before
 
 
-def log_files(folder: Path) -> list[LogFile]:
+def log_files(folder: Path) -> list[Path]:
     """Return the logs in a run's folder, or in its folder `logs`. Raises InputError if there are none."""
     for place in (folder / "logs", folder):
         if found := sorted(place.glob("*.log")):
-            return [LogFile(path) for path in found]
+            return found
     raise InputError(
         f"no logs in '{folder / 'logs'}': it must be the folder of a run that `quartet run` started here; services "
         "that are started otherwise write theirs where you sent them, e.g. the journal"
@@ -124,7 +124,7 @@ def log_files(folder: Path) -> list[LogFile]:
 
 
 def merged(files: Iterable[LogFile]) -> Iterator[Line]:
-    """Yield what came in all files since the last call, by time."""
+    """Yield the new lines of all files, by time."""
     return heapq.merge(*(file.read() for file in files), key=lambda line: line.at)
 
 
@@ -137,9 +137,9 @@ _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug":
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Only of this one; may be repeated.")
 @click.option("--level", type=click.Choice(LEVELS), help="Only lines of this level or above.")
 @click.option("--group", "groups", multiple=True, metavar="GROUP_ID", help="Only lines about this group; repeatable.")
-@click.option("--text", default="", help="Only lines that contain this, in whatever case.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+@click.option("--text", default="", help="Only lines that contain this, ignoring case.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N lines.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the lines as they stand in the files.")
 @targeted
 @asynchronous
@@ -155,7 +155,8 @@ async def logs(
     as_json: bool,
 ) -> int:
     """Print the logs of the run in FOLDER (by default that of the run file), the services' lines merged by time."""
-    files = log_files(folder or target.config().run.path)
+    folder = folder or target.config().run.path
+    files: dict[Path, LogFile] = {}
     levels = LEVELS[LEVELS.index(level) :] if level else ("", *LEVELS)
 
     def wanted(line: Line) -> bool:
@@ -166,11 +167,16 @@ async def logs(
             and text.casefold() in line.raw.casefold()
         )
 
-    out = console()
-    _print(out, deque(filter(wanted, merged(files)), maxlen=lines), as_json)
+    def new_lines() -> Iterator[Line]:
+        for path in log_files(folder):  # also of services that have started since
+            files.setdefault(path, LogFile(path))
+        return filter(wanted, merged(files.values()))
+
+    out = Terminal()
+    _print(out, deque(new_lines(), maxlen=lines), as_json)
     while follow:
         await asyncio.sleep(_LOOK_SECONDS)
-        _print(out, filter(wanted, merged(files)), as_json)
+        _print(out, new_lines(), as_json)
     return 0
 
 
@@ -188,7 +194,7 @@ def _shown(line: Line) -> Text:
     first, *more = line.message.splitlines() or [""]
     text.append(f"{line.level:7} " if line.level else "        ", _STYLES.get(line.level, ""))
     text.append(first, _STYLES.get(line.level, ""))
-    # Which run it is, is known.
+    # The run is known.
     for key, value in line.fields.items():
         if key != "run":
             text.append(one_line(f" {key}={value}"), "dim")
