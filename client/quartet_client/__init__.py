@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# What type checkers see; `__getattr__` imports it.
+# For type checkers; at run time `__getattr__` imports these.
 # ruff: noqa: F401
 if TYPE_CHECKING:
     from quartet_client.async_client import AsyncClient
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported at first use: gRPC takes half a second, and the command must be able to say "interrupted" before it is there.
+# Imported on first use: importing gRPC takes half a second, and Ctrl-C during it must not print a traceback.
 _MODULES = {
     "async_client": ("AsyncClient",),
     "client": ("Client",),

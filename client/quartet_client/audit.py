@@ -1,8 +1,8 @@
-"""`audit`: does each prompt group count exactly once in the weights? The broker's books against the trainer's ledger.
+"""`audit`: checks that each prompt group counts exactly once, by the broker's books and the trainer's ledger.
 
-The broker says what became of every instance; the newest complete checkpoint says, by its ledger, what is in its
-weights. Each is kept by another process, on another disk, so that where both agree neither can have lost or repeated a
-group on its own. `docs/audit.md` says what follows from that, and what does not.
+The books have the state of every instance; the ledger of the newest complete checkpoint lists the instances in its
+weights. Different processes write them to different disks, so a group that one of them loses or repeats is a difference
+between the two. `docs/audit.md` says what this proves, and what it does not.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ _UNDER_WAY = ("queued", "leased", "ready", "leased_to_trainer", "trained")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the broker has a training instance; `state` as GroupState in broker.proto, `step` -1 if none."""
+    """The broker's state of a training instance; `state` as GroupState in broker.proto, `step` -1 if none."""
 
     state: str
     step: int = -1
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """A run as its broker knows it.
+    """The broker's records of a run.
 
     Attributes:
         state: "active", "succeeded", "failed" or "cancelled".
@@ -43,9 +43,9 @@ class Books:
         committed_step: steps known to be durable.
         max_steps: steps after which the run ends; 0: when the prompts end.
         ending: what ended the run, as Run.ending.
-        places: every training instance that the broker remembers.
-        forgotten: settled ones that it no longer remembers one by one.
-        faults: what the broker found wrong with its own books, in words.
+        places: of every training instance that the broker stores.
+        forgotten: number of terminal instances that it no longer stores.
+        faults: what the broker found wrong in its own books, in words.
     """
 
     run_id: str
@@ -78,12 +78,12 @@ class AuditReport:
         exactly_once: in the checkpoint's weights once, and known to the broker as trained.
         lost: committed at the broker, but in no weights.
         twice: in the checkpoint's weights more than once.
-        stuck: the run is over, and nothing will move them any more though something should have.
+        stuck: the run is over and should have finished them, but has not.
         dropped: taken out by the trainer's filters, or left over from the last batch.
         dead: set aside after too many failures.
         waiting: under way, or left over in a run that was ended before its data.
-        forgotten: settled, and no longer remembered one by one by the broker.
-        over: the run has ended; what still waits is left over.
+        forgotten: terminal, and no longer stored by the broker.
+        over: the run has ended.
         faults: all that is wrong, in words.
     """
 
@@ -106,7 +106,7 @@ class AuditReport:
         return not (self.lost or self.twice or self.stuck or self.faults)
 
     def sentence(self) -> str:
-        """The numbers in one line; those of no concern are left out where they are 0."""
+        """Return the counts in one line; those that are no error are left out if 0."""
         always = ("exactly_once", "lost", "twice", "stuck")
         counts = [(name, getattr(self, name)) for name in (*always, "waiting", "dropped", "dead", "forgotten")]
         names = {
@@ -173,7 +173,7 @@ def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
 
 
 def _agree(place: Place, step: int) -> bool:
-    """Whether the broker knows that the instance was trained by `step`. -1: it was told so by a checkpoint."""
+    """Return whether the broker has the instance as trained by `step`; -1: a checkpoint told it so."""
     return place == Place("trained", step) or (place.state == "committed" and place.step in (step, -1))
 
 
@@ -182,10 +182,10 @@ def _should_be_in(place: Place, checkpoint_step: int) -> bool:
 
 
 def _is_stuck(books: Books, place: Place) -> bool:
-    """Whether nothing will move an instance that is under way by its state.
+    """Return whether a run that has ended should have finished an instance that is under way.
 
-    A run that ended with its data leaves none behind, one that ended otherwise may leave prompts and groups; and one
-    that succeeded has all that it trained in a checkpoint.
+    A run that ended with its data leaves none behind; one that ended otherwise may leave prompts and groups. A run that
+    succeeded has all that it trained in a checkpoint.
     """
     if books.state == "active":
         return False
@@ -227,14 +227,14 @@ class _Checkpoint(BaseModel):
 
 
 class _Trainer(Section):
-    """Of [trainer] only where the checkpoints are; all else is the trainer's business."""
+    """The key of [trainer] with the checkpoint folder; all others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     checkpoint: _Checkpoint = _Checkpoint()
 
 
 def checkpoint_folder(path: Path | None, overrides: Sequence[str], run_id: str) -> Path:
-    """Where the trainer of a run puts its checkpoints, by the run file or by default. Raises ConfigError."""
+    """Return the checkpoint folder of a run: that of the run file, or the default. Raises ConfigError."""
     config = load_config("trainer", _Trainer, path, overrides)
     if config.section.checkpoint.folder is not None:
         return config.section.checkpoint.folder
@@ -250,7 +250,7 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
         InputError: the checkpoints are another run's, or have no ledger.
     """
     books = await fetch_books(client, run_id)
-    # After the books: what the broker calls committed is in a checkpoint by then.
+    # Read after the books, so that a checkpoint has every step that they have as committed.
     try:
         checkpoint = read_checkpoint(folder, run_id, books.created_at if books else None)
     except LedgerError as error:
@@ -264,7 +264,7 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
         )
         books = replace(books, faults=[*books.faults, missing])
     elif checkpoint.step > books.policy_version:
-        # A step is marked trained before it is in a checkpoint: unless the trainer went on since, the books lack it.
+        # A step is marked trained before its checkpoint is written: the books lost it, or were read before it.
         trained = (await client.run(run_id)).policy_version
         if checkpoint.step > trained:
             behind = (
@@ -276,14 +276,14 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
 
 
 def _deleted(run_id: str, checkpoint: Checkpoint) -> Books:
-    """Books that agree with the ledger, so that only the ledger's own faults are found."""
+    """Return books that agree with the ledger, so that the audit finds only the ledger's own faults."""
     gone = f"the broker does not know run '{run_id}': it was deleted, or never made; only the ledger was looked at"
     trained = {name: Place("committed", step) for step, names in checkpoint.ledger for name in names}
     return Books(run_id, state="deleted", places=trained, faults=[gone])
 
 
 async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
-    """Ask the broker for a run's books; None if it does not know the run."""
+    """Fetch a run's books from the broker; None if the run does not exist."""
     stub = await client.connections.stub("broker")
     places: dict[str, Place] = {}
     summary: broker_pb2.AuditSummary | None = None
@@ -302,7 +302,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     if summary is None:
         raise QuartetError(f"the broker's audit of run '{run_id}' ended without its summary; ask again")
     run = summary.run
-    # The instances were read between the two: whatever was trained since the first may stand as it was.
+    # The instances were read between the two: those trained since the first may have their earlier state.
     return Books(
         run_id=run_id,
         created_at=run.created_at.ToJsonString(),
@@ -322,11 +322,11 @@ def read_checkpoint(folder: Path, run_id: str, created_at: str | None = None) ->
     """Read the newest complete checkpoint in a folder; one of 0 steps if there is none.
 
     Args:
-        created_at: when the run was made, as RFC 3339; None: not known.
+        created_at: creation time of the run, as RFC 3339; None: unknown.
 
     Raises:
         InputError: it is another run's, or of a trainer that kept no ledger.
-        LedgerError: the ledger is not the checkpoint's.
+        LedgerError: the ledger does not match the checkpoint.
     """
     found = newest_checkpoint(folder)
     if found is None:

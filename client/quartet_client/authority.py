@@ -1,9 +1,9 @@
 """A small certificate authority for the services of one deployment: mutual TLS without a PKI.
 
-A folder holds the CA (`ca.pem`, `ca-key.pem`) and, for each name, `NAME.pem` and `NAME-key.pem`. A certificate says the
-hosts its holder answers at and the roles it has (`quartet_common.identity`). Keys are P-256, files that hold one are
-readable by their owner alone, and every file is replaced whole, so that running services can take up a renewed set.
-The CA's key stays in that folder: a service gets a folder of its own (`export`).
+A folder holds the CA (`ca.pem`, `ca-key.pem`) and, for each name, `NAME.pem` and `NAME-key.pem`. A certificate has the
+hosts and the roles of its holder (`quartet_common.identity`). Keys are P-256, files that hold one are readable by their
+owner alone, and files are replaced atomically, so that running services can reload them. The CA's key stays in that
+folder: a service gets a folder of its own (`export`).
 """
 
 import datetime
@@ -29,20 +29,20 @@ _CLOCK_SKEW = datetime.timedelta(minutes=5)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 EXPORTED = ("ca.crt", "tls.crt", "tls.key")
-"""Of a service's folder: names that Kubernetes gives the files of such a secret."""
+"""The files of a service's folder, named as in a TLS secret of Kubernetes."""
 
 
 @dataclass(frozen=True)
 class CertificateInfo:
-    """What a certificate says."""
+    """The contents of a certificate."""
 
     name: str
     roles: tuple[str, ...]
     hosts: tuple[str, ...]
     not_after: datetime.datetime
-    """UTC; it is no good from then on."""
+    """UTC."""
     server_roles: tuple[str, ...] = ()
-    """Roles that its names prove to callers, of those that answer calls."""
+    """Roles of servers that callers can check by its names."""
 
     def days_left(self) -> float:
         """Days until it expires; negative when it has."""
@@ -50,22 +50,22 @@ class CertificateInfo:
 
 
 def create_authority(folder: Path, days: int = CA_DAYS) -> None:
-    """Make a CA in `folder`, which is made if need be.
+    """Make a CA in `folder`, which is created if needed.
 
     Raises:
-        InputError: there is one already (every certificate it signed would be worth nothing), or it cannot be written.
+        InputError: there is a CA already (its certificates would become invalid), or it cannot be written.
     """
     if (folder / "ca-key.pem").exists():
         raise InputError(f"'{folder}' holds a CA already; a new one would make all its certificates worthless")
     key = ec.generate_private_key(ec.SECP256R1())
-    # Of two CAs that a service trusts at once, TLS finds a certificate's own by this name.
+    # Unique, so that TLS finds the issuer of a certificate where a service trusts two CAs.
     common_name = f"Quartet CA {secrets.token_hex(4)}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     _write_pair(folder, "ca", _sign_authority(name, key, days), key)
 
 
 def renew_authority(folder: Path, days: int = CA_DAYS) -> CertificateInfo:
-    """Sign the CA's certificate anew, with its key: what it signed stays good.
+    """Renew the CA's certificate with the same key: certificates that it signed stay valid.
 
     Raises:
         InputError: no CA there, or files that cannot be read or written.
@@ -89,14 +89,14 @@ def _sign_authority(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int)
 def issue(
     folder: Path, name: str, roles: Sequence[str], hosts: Sequence[str] = (), days: int = CERTIFICATE_DAYS
 ) -> CertificateInfo:
-    """Sign a certificate `name` with the CA of `folder`; one that is there is replaced (renewed).
+    """Sign a certificate `name` with the CA of `folder`; an existing one is replaced.
 
     Args:
         folder: of `create_authority`.
         name: of its files and its common name: lower-case letters, digits, dots, dashes.
         roles: of `quartet_common.identity.ROLES`, at least one.
         hosts: names and IP addresses it answers at; `localhost`, 127.0.0.1 and ::1 are always among them.
-        days: it lives, 1 to 825.
+        days: of validity, 1 to 825.
 
     Raises:
         InputError: a value that is not allowed, no CA there, or files that cannot be read or written.
@@ -118,7 +118,7 @@ def issue(
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        # Each service answers some and calls others.
+        # A service is a server and a client.
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
         )
@@ -135,7 +135,7 @@ def export(folder: Path, name: str, into: Path, owner: int | None = None) -> lis
     Args:
         folder: of `create_authority`.
         name: of a certificate there.
-        into: made if need be; its files are replaced.
+        into: created if needed; its files are replaced.
         owner: the user who will read them; None: whoever calls this.
 
     Returns: the files, those of EXPORTED.
@@ -165,7 +165,7 @@ def export(folder: Path, name: str, into: Path, owner: int | None = None) -> lis
 
 
 def read_info(path: Path) -> CertificateInfo:
-    """Return what a PEM certificate says. Raises InputError if it cannot be read."""
+    """Read a PEM certificate. Raises InputError if it cannot be read."""
     return _info(_read_certificate(path))
 
 
@@ -258,7 +258,7 @@ def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.
 
 
 def _replace(path: Path, content: bytes, mode: int, owner: int | None = None) -> None:
-    """Write a file aside, for `owner` or with the owner that the one it replaces has, and put it in its place."""
+    """Replace a file atomically; it belongs to `owner`, by default to the owner of the replaced file."""
     writing = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

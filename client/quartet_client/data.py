@@ -26,7 +26,7 @@ from quartet_common.plugins import install_command
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _MODULE_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_NO_JSON = (date, time, timedelta, Decimal)  # kept as text; a datetime is a date
+_NO_JSON = (date, time, timedelta, Decimal)  # become text; a datetime is a date
 
 Row = tuple[str, Any]
 """A row with its place in its source, "line 7" or "row 7"."""
@@ -70,7 +70,7 @@ class DataSource(Section):
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return str(self.path) if self.path is not None else f"{self.dataset} ({self.split or 'train'})"
 
     @property
@@ -83,7 +83,7 @@ class DataSource(Section):
         """Yield its rows, their columns under the names of a prompt's fields.
 
         Args:
-            key: of the run file, which has this source, for errors.
+            key: the run-file key of this source, for errors.
 
         Raises:
             InputError: it cannot be read, or a column is missing.
@@ -153,7 +153,7 @@ def _parse_json(line: str, where: str) -> dict:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What cannot be read of a file is an InputError."""
+    """Turn errors of reading a file into InputError."""
     try:
         yield
     except OSError as error:
@@ -199,7 +199,7 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
         read = datasets.load_dataset(
             name, source.name or None, split=source.split or "train", revision=source.revision or None
         )
-    except ValueError as error:  # of which it has no class
+    except ValueError as error:  # datasets has no class for an unknown configuration or split
         reason = " ".join(str(error).partition("Example of usage")[0].split())
         wrong = "split" if "split" in reason.lower() else "name" if "config" in reason.lower() else "dataset"
         raise InputError(f"{key}.{wrong}: {name}: {reason[:1].lower()}{reason[1:]}") from error
@@ -210,14 +210,14 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table as JSON has it: a field of a prompt that is null is absent, a date is its text."""
+    """Convert a table's row to JSON values: dates become text, fields of a prompt that are null are left out."""
     texts = {key: str(value) if isinstance(value, _NO_JSON) else value for key, value in row.items()}
     fields = {key: _given(value) for key, value in texts.items() if key in Prompt.model_fields and value is not None}
     return {**{key: value for key, value in texts.items() if key not in Prompt.model_fields}, **fields}
 
 
 def _given(value: Any) -> Any:
-    """Return a value without the keys that are null: in a table every row has the keys of all others."""
+    """Remove the keys that are null: in a table every row has the keys of all rows."""
     if isinstance(value, dict):
         return {key: _given(one) for key, one in value.items() if one is not None}
     return [_given(one) for one in value] if isinstance(value, list) else value
@@ -271,14 +271,14 @@ class DataSection(Section):
 
 
 def load_prompts(path: Path | DataSource, require_reference: bool = False, key: str = "data.train") -> list[Prompt]:
-    """Read the prompts of a source, or of what a path names: see `DataSource.path`; "-" is standard input.
+    """Read the prompts of a source, or of a path as in `DataSource.path`; "-" is standard input.
 
     Args:
         require_reference: refuse prompts without anything to check completions against.
-        key: of the run file, which has this source, for errors.
+        key: the run-file key of this source, for errors.
 
     Raises:
-        InputError: the source cannot be read or is empty, or a row is broken: which, what came, what is allowed.
+        InputError: the source cannot be read or is empty, or a row is invalid: which, what came, what is allowed.
     """
     source = path if isinstance(path, DataSource) else DataSource(path=path)
     return parse_rows(source.rows(key), source.title, require_reference)
@@ -302,7 +302,7 @@ def parse_rows(rows: Iterable[Row], title: str, require_reference: bool = False)
 
 
 def _check_chat_template(model: Path | None, source: DataSource, prompts: list[Prompt]) -> None:
-    """Raise InputError for the first chat if the model, where its folder is on this host, cannot render any."""
+    """Raise InputError if a prompt is a chat and the model, if it is a folder here, has no chat template."""
     chat = next((prompt for prompt in prompts if prompt.messages), None)
     if chat is not None and model is not None and _lacks_chat_template(model):
         raise InputError(
@@ -312,7 +312,7 @@ def _check_chat_template(model: Path | None, source: DataSource, prompts: list[P
 
 
 def _lacks_chat_template(model: Path) -> bool:
-    """Whether the folder has a tokenizer of transformers, and no template in any of the places where that looks."""
+    """Return whether a folder has a transformers tokenizer without a chat template."""
     if not (model / "tokenizer.json").is_file() or (model / "chat_template.jinja").is_file():
         return False
     if (model / "additional_chat_templates").is_dir():
@@ -320,15 +320,15 @@ def _lacks_chat_template(model: Path) -> bool:
     try:
         settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False  # what is wrong with it the services say
+        return False  # the services report what is wrong with it
     return isinstance(settings, dict) and not settings.get("chat_template")
 
 
 class RunData:
     """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
 
-    Instance ids are "pass-{p}/{i}" and "{set}/{i}", where i is the prompt's place in its file: the same whatever the
-    order, so a feeder that is started again submits nothing twice.
+    Instance ids are "pass-{p}/{i}" and "{set}/{i}", where i is the prompt's place in its file, whatever the order: a
+    feeder that is started again submits nothing twice.
     """
 
     def __init__(self, section: DataSection, train: list[Prompt], evaluation: dict[str, list[Prompt]]):
@@ -338,13 +338,13 @@ class RunData:
 
     @classmethod
     def load(cls, config: LoadedConfig) -> "RunData":
-        """Read all files that [data] names. Raises ConfigError, InputError before anything is submitted."""
+        """Read all sources of [data]. Raises ConfigError, InputError."""
         section = validate_section(DataSection, config.data, "data", config.file)
         if section.train is None:
             raise InputError("data.train is missing: name the source of the training prompts, such as a JSONL file")
         if section.passes == 0 and config.run.max_steps == 0:
             raise InputError("data.passes = 0 goes on until run.max_steps, which is not set: set either above 0")
-        # A function may read any column, or none.
+        # A reward function may need no reference.
         require_reference = section.require_reference and not any(one.file for one in config.run.verifiers)
         model = None if config.model.overrides_tokenizer else config.model.path
         read = []
@@ -362,7 +362,7 @@ class RunData:
         return places
 
     def training_instances(self) -> Iterator[experience_pb2.PromptInstance]:
-        """Yield the training prompt instances in the order of their use; for ever if `passes` is 0."""
+        """Yield the training prompt instances in the order of their use; endlessly if `passes` is 0."""
         data_pass = 0
         while data_pass < self.section.passes or self.section.passes == 0:
             for place in self.order(data_pass):

@@ -1,4 +1,4 @@
-"""`quartet doctor`: is this host fit for a service? One check a function, each with what to do about what it finds."""
+"""`quartet doctor`: checks whether a host is fit for a service. One function per check; findings say what to do."""
 
 import ctypes
 import ipaddress
@@ -39,30 +39,27 @@ State = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of a check."""
 
     check: str
-    """What was looked at, in a word or two."""
+    """Name of the check."""
     state: State
-    """`failure`: the service will not work. `warning`: it will, until something happens."""
+    """`failure`: the service will not work. `warning`: it works, but may fail later."""
     what: str
     """What was found."""
     cure: str = ""
-    """What to do about it; empty when all is well."""
+    """What to do about it; empty if `ok`."""
 
 
 def ok(check: str, what: str) -> Finding:
-    """All is well."""
     return Finding(check, "ok", what)
 
 
 def warning(check: str, what: str, cure: str) -> Finding:
-    """It works, until something happens."""
     return Finding(check, "warning", what, cure)
 
 
 def failure(check: str, what: str, cure: str) -> Finding:
-    """The service will not work."""
     return Finding(check, "failure", what, cure)
 
 
@@ -75,7 +72,7 @@ _COMMAND_SECONDS = 90.0  # importing torch takes ten seconds of processor time, 
 
 
 def check_disk(folder: Path, purpose: str) -> Finding:
-    """Free space where a folder is, or will be made."""
+    """Free space where a folder is, or will be created."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     what = f"{free / _GIB:.1f} GiB free for {purpose} ({folder})"
@@ -107,7 +104,7 @@ def check_open_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Certificates and leases are compared with it, logs of several hosts put side by side."""
+    """Clock synchronization: certificates depend on it, and logs of several hosts are merged by time."""
     timex = ctypes.create_string_buffer(512)  # modes 0: only read
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
@@ -123,7 +120,7 @@ def check_gpus(python: Path | None, other: Path | None) -> Iterator[Finding]:
 
     Args:
         python: the service's interpreter.
-        other: that of the trainer, for a rollout, and the reverse; None: it is not on this host.
+        other: the trainer's, if the service is a rollout, and the reverse; None: it is not on this host.
     """
     try:
         gpus = read_gpus()
@@ -164,7 +161,7 @@ print(json.dumps({
 
 
 def _ask_torch(python: Path) -> dict[str, Any] | None:
-    """Return what an environment's torch says of GPUs; None if it has none."""
+    """Query the torch of an environment about GPUs; None if it has no torch."""
     with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         return json.loads(_run([str(python), "-c", _ASK]).splitlines()[-1])
     return None
@@ -172,12 +169,12 @@ def _ask_torch(python: Path) -> dict[str, Any] | None:
 
 def _check_nccl(own: dict[str, Any], other: dict[str, Any] | None) -> Finding:
     if other is None:
-        return ok("NCCL", f"{own['nccl']}; the trainer's and all rollouts' must be one: compare where they run")
+        return ok("NCCL", f"{own['nccl']}; it must be the same at the trainer and all rollouts: compare where they run")
     if own["nccl"] != other["nccl"]:
         return failure(
             "NCCL",
             f"{own['nccl']} here, {other['nccl'] or 'none'} at the other end on this host",
-            "make rollout and trainer from this checkout's closures, or use gloo",
+            "install rollout and trainer from this checkout's requirements, or use gloo",
         )
     return ok("NCCL", f"{own['nccl']}, on both ends")
 
@@ -197,7 +194,7 @@ def _run(command: list[str]) -> str:
 
 
 _PREFLIGHT_SECONDS = 120.0
-# The versions that the pinned packages are made and tested for.
+# The versions for which the packages are pinned and tested.
 _PYTHONS = ((3, 11), (3, 12))
 
 
@@ -212,7 +209,7 @@ def find_program(kind: str) -> Path | None:
 
 
 def unit_user(kind: str, program: Path | None) -> str | None:
-    """Return the user as whom the systemd unit runs the program; None: it is not of an installation."""
+    """Return the user of the program's systemd unit; None if the program is not of an installation."""
     user = f"quartet-{kind}"
     if program is None or Path("/opt/quartet") not in program.parents:
         return None
@@ -220,7 +217,7 @@ def unit_user(kind: str, program: Path | None) -> str | None:
 
 
 def check_user(user: str) -> Finding | None:
-    """Whether the checks can be made as the user who runs the service; None when they can."""
+    """Return a finding if the checks cannot be made as the user who runs the service."""
     try:
         uid = pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -268,7 +265,7 @@ def check_python(program: Path) -> Finding:
 
 
 def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
-    """Have the reward service try its sandbox and attack it, whether its run needs it or not."""
+    """Have the reward service test its sandbox, even if its run does not need it."""
     finding = check_preflight(program, file, [*overrides, "reward.sandbox.required=true"], user)
     if finding.state != "ok":
         return warning("sandbox", finding.what, "verifiers that run programs need it: docs/sandbox.md")
@@ -279,7 +276,7 @@ def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str], us
 def check_preflight(
     program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None, port: bool = False
 ) -> Finding:
-    """Have the service, as `user`, check its configuration and what that names: keys, Redis, model, its own port."""
+    """Run the service's `--dry-run` as `user`: it checks its configuration, keys, Redis, model and port."""
     command = [str(program), *([str(file)] if file else []), "--dry-run", *(["--check-port"] if port else [])]
     command += [word for override in overrides for word in ("--set", override)]
     try:
@@ -292,7 +289,7 @@ def check_preflight(
         return failure("preflight", f"no answer in {_PREFLIGHT_SECONDS:.0f} s", f"run it: {' '.join(command)}")
     if answer.returncode:
         lines = answer.stderr.strip().splitlines()
-        # Status 2: a sentence each, which begins with the program's name; else what ended it is the last line.
+        # With status 2 each problem is a line that begins with the program's name; else the last line is the error.
         said = [line for line in lines if line.startswith(f"{program.name}: ")] if answer.returncode == 2 else []
         what = "\n".join(said or lines[-1:] or [f"exit status {answer.returncode}"])
         return failure("preflight", what, "each sentence says what is wrong and what is allowed")
@@ -307,7 +304,7 @@ _SOON_DAYS = 14
 
 
 def check_security(kind: str, address: str, bind_host: str, security: SecuritySection) -> Iterator[Finding]:
-    """Whether the service may listen where it is told to, and whether its certificate will be believed."""
+    """The address that the service listens on, and its certificate."""
     host = split_address(address)[0]
     listens = bind_host or host
     if not security.tls:
@@ -357,7 +354,6 @@ def _names(hosts: tuple[str, ...], host: str) -> bool:
     return str(address) in hosts
 
 
-SERVICES = ("broker", "reward", "rollout", "trainer")
 _NEEDS = {"broker": (), "reward": (), "rollout": ("broker", "reward"), "trainer": ("broker",)}
 _PEER_SECONDS = 5.0
 
@@ -369,14 +365,14 @@ async def examine(
     running: bool = False,
     user: str | None = None,
 ) -> AsyncIterator[Finding]:
-    """Look at this host as the place of a service.
+    """Check this host for a service.
 
     Args:
-        kind: of `SERVICES`.
+        kind: the service.
         file: its run file.
         overrides: KEY=VALUE, as its own `--set`.
-        running: it runs already, so its ports are taken, by itself.
-        user: who runs it; None: the user of its systemd unit where it is installed as one, or else whoever calls this.
+        running: the service runs already, so its port is in use.
+        user: who runs it; None: the user of its systemd unit if there is one, else the current user.
 
     Raises:
         ConfigError: the run file cannot be used at all.

@@ -1,8 +1,8 @@
-"""What goes wrong, in one sentence each."""
+"""The exceptions of the client."""
 
 import grpc
 
-# Codes that say "what you asked cannot be done as you asked it"; the others say "it was tried and failed".
+# Codes of calls that were refused; with any other code the call was tried and failed.
 _REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -18,7 +18,7 @@ _REFUSALS = frozenset(
 
 
 class QuartetError(Exception):
-    """A call that did not work; `str()` is one sentence for people.
+    """A call failed; `str()` is one sentence for people.
 
     Attributes:
         code: the gRPC status, or None if no service was asked.
@@ -32,9 +32,9 @@ class QuartetError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """Exit status of a command that ends by this error: 2 if it was refused, 1 if it was tried and failed."""
+        """Exit status of a command that ends with this error: 2 if it was refused, 1 if it was tried and failed."""
         return 2 if self.code is None or self.code in _REFUSALS else 1
 
 
 class InputError(QuartetError):
-    """Something given by the caller cannot be used: a file, a line, a field."""
+    """Invalid input of the caller: a file, a line, a field."""

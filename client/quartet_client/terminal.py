@@ -1,4 +1,4 @@
-"""What is written to a terminal: no text of a policy, a service or a file can steer it."""
+"""Terminal output. Texts of models, services and files are untrusted: their control characters are escaped."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,11 +21,9 @@ class Terminal(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """See `Console.render_str`."""
         return super().render_str(one_line(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See `Console.render`."""
         if isinstance(renderable, Text) and visible(renderable.plain) != renderable.plain:
             escaped = renderable.blank_copy()
             for part in renderable.render(self):
@@ -34,8 +32,8 @@ class Terminal(Console):
         return super().render(renderable, options)
 
 
-def complain(error: Exception, ending: str = "") -> None:
-    """Print what is wrong to standard error: of a ConfigError each of its problems, a line each."""
+def print_error(error: Exception, ending: str = "") -> None:
+    """Print an error to standard error, each of the problems of a ConfigError on a line of its own."""
     for problem in getattr(error, "problems", (str(error),)):
         echo(f"quartet: {problem}{ending}", err=True)
 

@@ -20,7 +20,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
-from quartet_client.progress import Happening, RunProgress, accuracy_text, starting, work_of
+from quartet_client.progress import RunProgress, accuracy_text, starting, work_of
 from quartet_client.terminal import Terminal
 from quartet_common.text import Repeats, block, one_line, without_numbers
 
@@ -36,20 +36,20 @@ _SAMPLE_LINES = 6
 
 
 class RunView:
-    """Shows a RunProgress. Use it as a context manager; `tell` it each event, and `refresh` it a few times a second.
+    """Shows a RunProgress. Use it as a context manager; call `print_event` for each event, `refresh` regularly.
 
     Args:
-        plain: a line per step, evaluation and notice instead of a live picture, notices that repeat counted; by default
-            where there is no terminal.
+        plain: print a line per step, evaluation and notice (repeated ones are counted) instead of a live picture;
+            default: if there is no terminal.
     """
 
     def __init__(self, progress: RunProgress, console: Console | None = None, plain: bool | None = None):
         self.progress = progress
         self.console = console or Terminal()
         self.plain = not self.console.is_terminal if plain is None else plain
-        # Drawn by `refresh` only: a drawing thread would read the progress while it changes.
         self._repeats = Repeats()
         self._starting: dict[str, str] = {}
+        # `refresh` alone draws: a thread of rich would read the progress while it changes.
         self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
 
     def __enter__(self) -> "RunView":
@@ -64,8 +64,8 @@ class RunView:
             self._live.refresh()
             self._live.stop()
 
-    def tell(self, event: RunEvent) -> None:
-        """Print the line of an event just folded, if it matters; above a live picture only that of an error."""
+    def print_event(self, event: RunEvent) -> None:
+        """Print the line of a folded event, if it has one; above a live picture, errors only."""
         is_error = isinstance(event.what, Notice) and event.what.level == "error"
         line = plain_line(self.progress, event) if self.plain or is_error else ""
         if line and isinstance(event.what, Notice):
@@ -79,7 +79,7 @@ class RunView:
         self.console.print(Text(line), soft_wrap=True)
 
     def refresh(self) -> None:
-        """Draw the live picture as it is now; plain: print what the services load or wait for, if that is new."""
+        """Redraw the live picture; plain: print what the services load or wait for, if that has changed."""
         if not self.plain:
             self._live.refresh()
             return
@@ -90,18 +90,18 @@ class RunView:
         self._starting = now
 
     def render(self) -> RenderableType:
-        """Return the whole picture."""
         state = self.progress
         parts = [_header(state), _curve(state), _services(state), _last_step(state)]
         if state.samples and state.samples[-1].completions:
             parts.append(_sample(state.samples[-1]))
         if state.notices:
-            parts.append(_notice(state.notices[-1]))
+            newest = state.notices[-1]
+            parts.append(Text(one_line(f"  {newest.text}"), _NOTICE_STYLES.get(newest.level, "dim")))
         return Group(*parts)
 
 
 def plain_line(state: RunProgress, event: RunEvent) -> str:
-    """Return the line that tells a person about an event; empty if it does not matter enough."""
+    """Return the line to print for an event; empty if it has none."""
     match event.what:
         case StepFinished() as step:
             of = f"/{state.max_steps}" if state.max_steps else ""
@@ -110,9 +110,9 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][evaluation.policy_version]
             accuracy = accuracy_text(point, ".3f")
-            figures_of_it = f"accuracy {accuracy}  reward {_number(point.reward)}"
+            reward = "–" if point.reward is None else f"{point.reward:.3f}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
-            return one_line(f"evaluation {at}: {point.incomplete or figures_of_it}")
+            return one_line(f"evaluation {at}: {point.incomplete or f'accuracy {accuracy}  reward {reward}'}")
         case RunStateChanged() as changed:
             return one_line(
                 f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
@@ -155,7 +155,7 @@ def _header(state: RunProgress) -> RenderableType:
 
 
 def _curve(state: RunProgress) -> RenderableType:
-    """From where to where: held-out accuracy, before its first evaluation the training reward."""
+    """Return the first and the last held-out accuracy; before an evaluation, the training reward."""
     text = Text(overflow="ellipsis")
     known = {name: [point for point in state.points(name) if point.accuracy is not None] for name in state.evaluations}
     rewards = [step.metrics[metrics.REWARD] for _, step in state.rows() if metrics.REWARD in step.metrics]
@@ -192,7 +192,7 @@ def _services(state: RunProgress) -> RenderableType:
 
 
 def _state(service: ServiceStatus | None) -> tuple[Text, str, Text]:
-    """Return of a service without members its state, version and what it does."""
+    """Return the state, version and work of a service without members."""
     if service is None:
         return Text("…", "dim"), "", Text("")
     waits = f"waits for {', '.join(service.waiting_for)}" if service.waiting_for else ""
@@ -224,7 +224,7 @@ def _last_step(state: RunProgress) -> RenderableType:
 
 
 def _figures(state: RunProgress) -> list[tuple[str, str]]:
-    """Return the last step's figures that people look at, those that were reported; "–" where no answer was judged."""
+    """Return names and values of the last step's main metrics; accuracy is "–" if no answer was judged."""
     formats = (
         ("reward", metrics.REWARD, "{:.3f}"),
         ("accuracy", metrics.ACCURACY, "{:.1%}"),
@@ -260,10 +260,6 @@ def _cut(text: str) -> str:
     return cut + (" …" if len(lines) > _SAMPLE_LINES else "")
 
 
-def _notice(notice: Happening) -> Text:
-    return Text(one_line(f"  {notice.text}"), _NOTICE_STYLES.get(notice.level, "dim"))
-
-
 def _elapsed(state: RunProgress) -> str:
     if state.started_at is None:
         return "0:00:00"
@@ -271,18 +267,14 @@ def _elapsed(state: RunProgress) -> str:
     return str(timedelta(seconds=max(0, math.floor(elapsed.total_seconds()))))
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 _DRAW_SECONDS = 0.3
 _ASK_SECONDS = 2.0
 
 
 async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event | None = None) -> None:
-    """Fold everything about the view's run into its progress, and show it, until the run ends or `stop` is set.
+    """Keep the progress of the view's run current, and show it, until the run ends or `stop` is set.
 
-    When it returns, `view.progress.ended` and `.succeeded` tell how the run ended, if it did.
+    Then `view.progress.ended` and `.succeeded` are those of the run.
 
     Raises:
         QuartetError: there is no such run, or the broker is away for too long.
@@ -294,20 +286,20 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     async def follow() -> None:
         async for event in client.watch(progress.run_id, progress.last_event_id):
             progress.fold(event)
-            view.tell(event)
+            view.print_event(event)
 
     async def draw() -> None:
         view.refresh()
 
     async def ask_run() -> None:
-        # A broker that is away shows in its own row; the counts are then those of its last answer.
+        # While the broker is away, its own row says so, and the counts are those of its last answer.
         with suppress(QuartetError):
             progress.fold_run(await client.run(progress.run_id))
 
     async def ask_service(kind: str) -> None:
         progress.fold_service(await client.service(kind))
 
-    # One task for each service: one that does not answer keeps none of the others waiting.
+    # One task per service: one that does not answer delays none of the others.
     asking = (repeatedly(stop, _ASK_SECONDS, partial(ask_service, kind)) for kind in KINDS)
     await until_first(
         follow(), stop.wait(), repeatedly(stop, _DRAW_SECONDS, draw), repeatedly(stop, _ASK_SECONDS, ask_run), *asking

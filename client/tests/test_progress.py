@@ -82,7 +82,7 @@ def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_cou
         ):
             event = RunEvent(str(number), START, what)
             view.progress.fold(event)
-            view.tell(event)
+            view.print_event(event)
     first = "warning: prompt pass-0/0 was set aside as dead: too long"
     assert console.export_text().splitlines() == [
         "step 1/9  reward 0.500  accuracy 50.0%  staleness 1.00",

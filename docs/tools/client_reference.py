@@ -1,7 +1,6 @@
 """docs/commands.md: the methods of the client and the `quartet` command with every option, from their own help."""
 
 import inspect
-import re
 from collections.abc import Iterator
 
 import click
@@ -62,10 +61,15 @@ def _commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Co
         yield path, command
 
 
+def _paragraph(text: str) -> str:
+    """Return a paragraph of help as Markdown; one that begins with Click's mark for it keeps its lines."""
+    return f"```text\n{text[2:]}\n```" if text.startswith("\b\n") else _cell(" ".join(text.split()))
+
+
 def _section(path: str, command: click.Command) -> str:
     usage = " ".join(command.collect_usage_pieces(click.Context(command))).replace("[OPTIONS]", "").strip()
     help_text = inspect.cleandoc(command.help or "").partition("\f")[0]
-    paragraphs = [_cell(" ".join(each.split())) for each in re.sub(r"\x08\n", "", help_text).split("\n\n")]
+    paragraphs = [_paragraph(each) for each in help_text.split("\n\n")]
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden and each.help]
     rows = [f"| `{', '.join(each.opts)}` | {_cell(each.help or '')} |\n" for each in options]
     table = "\n| option | |\n|---|---|\n" + "".join(rows) if rows else ""

@@ -1,1 +1,1 @@
-"""The `quartet` command: `main` has the group, `options` what commands share, `output` how they print."""
+"""The `quartet` command: `main` has the group, `options` what commands share."""

@@ -34,7 +34,7 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         (axes[1, 0], "completions/mean_length", "Tokens per completion"),
         (axes[1, 1], "staleness/mean", "Staleness: steps between a group's weights and its update"),
     ]
-    # Okabe and Ito's colours: they can be told apart by colour-blind readers.
+    # Okabe and Ito's colors, which color-blind readers can tell apart.
     colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
     for run, colour in zip(runs, colours * len(runs), strict=False):
         styles = ["-", "--", ":", "-."] * len(run.evaluations)
@@ -144,7 +144,7 @@ def find_model(folder: Path, argument: str) -> tuple[Path, int]:
     """Return a checkpoint's model folder and policy version, or the folder of a model itself and 0.
 
     Args:
-        argument: of the command line, which named the folder, for errors.
+        argument: of the command line, for errors.
 
     Raises:
         InputError: there is none.
@@ -166,7 +166,7 @@ def find_model(folder: Path, argument: str) -> tuple[Path, int]:
 
 
 def model_card(title: str, folder: Path, version: int) -> str:
-    """Return the card of a model: what the run file and the metrics beside it say, if there are any.
+    """Return the card of a model, from the run file and the metrics beside it, if there are any.
 
     Args:
         folder: a run's, or one of its checkpoints'.

@@ -19,10 +19,11 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import asynchronous, console, json_option, print_json, table, the_launcher
-from quartet_client.doctor import SERVICES, Finding, examine
+from quartet_client.cli.options import asynchronous, json_option, print_json, table, the_launcher
+from quartet_client.connection import KINDS
+from quartet_client.doctor import Finding, examine
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.terminal import echo
+from quartet_client.terminal import Terminal, echo
 from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
 from quartet_common.identity import ROLES
@@ -35,7 +36,7 @@ _hosts = click.option(
     "--host", "hosts", multiple=True, metavar="HOST", help="Name or IP address it answers at; repeat."
 )
 _days = click.option(
-    "--days", type=click.IntRange(1, 825), default=CERTIFICATE_DAYS, show_default=True, help="Days it is good for."
+    "--days", type=click.IntRange(1, 825), default=CERTIFICATE_DAYS, show_default=True, help="Days of validity."
 )
 
 
@@ -54,14 +55,14 @@ def certs() -> None:
     help="Names and IP addresses that ROLE answers at; without ROLE, all of them; repeat.",
 )
 @_days
-@click.option("--ca-days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days the CA lives.")
+@click.option("--ca-days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days of the CA.")
 def init(folder: Path, hosts: tuple[str, ...], days: int, ca_days: int) -> int:
     """Make a CA in FOLDER and one certificate for each role."""
     by_role = _hosts_by_role(hosts)
     create_authority(folder, ca_days)
     made = [issue(folder, role, [role], by_role[role], days) for role in ROLES]
     _show(made)
-    echo(f"keep {folder} to yourself; quartet certs export makes a service's own folder")
+    echo(f"keep {folder} private; quartet certs export makes a service's own folder")
     return 0
 
 
@@ -94,9 +95,9 @@ def issue_command(folder: Path, name: str, roles: tuple[str, ...], hosts: tuple[
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @_days
 def renew(folder: Path, names: tuple[str, ...], days: int) -> int:
-    """Sign certificates anew, with the roles and hosts they have. Running services take them up by themselves.
+    """Renew certificates with the roles and hosts that they have. Running services reload them.
 
-    `ca` is the CA's own certificate: its key stays, and what it signed stays good.
+    `ca` is the CA's own certificate: for ten years, with the same key, so that what it signed stays valid.
     """
     found = [(name, read_info(folder / f"{name}.pem")) for name in names if name != "ca"]
     made = [issue(folder, name, info.roles, info.hosts, days) for name, info in found]
@@ -156,30 +157,30 @@ def _show(found: list[CertificateInfo]) -> None:
         days = Text(f"{left:.0f}", "red" if left < 7 else "yellow" if left < 30 else "")
         rows.append([info.name, ", ".join(info.roles), ", ".join(info.hosts), f"{info.not_after:%Y-%m-%d %H:%M}", days])
     headings = ("certificate", "roles", "hosts", "good until", "days left")
-    console().print(table(headings, rows) if found else "no certificates there")
+    Terminal().print(table(headings, rows) if found else "no certificates there")
 
 
-# A sign besides the colour: not everyone sees the one, not every terminal shows it.
+# A sign besides the color, for color-blind readers and plain terminals.
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "red")}
 
 
 @click.command()
-@click.argument("service", type=click.Choice(SERVICES))
+@click.argument("service", type=click.Choice(KINDS))
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
-@click.option("--running", is_flag=True, help="The service runs already: do not say that its port is taken.")
+@click.option("--running", is_flag=True, help="The service runs already: do not check that its port is free.")
 @click.option("--user", metavar="NAME", help="Who runs it. Default: the systemd unit's user, where there is one.")
 @json_option
 @asynchronous
 async def doctor(
     service: str, file: Path | None, overrides: tuple[str, ...], running: bool, user: str | None, as_json: bool
 ) -> int:
-    """Look at this host as the place of SERVICE with the run file FILE. Exits with 1 when it will not work."""
+    """Check whether SERVICE can run on this host with the run file FILE. Exit status 1 if not."""
     found = []
     async for finding in examine(service, file, overrides, running, user):
         found.append(finding)
         if not as_json:
-            console().print(_line(finding))
+            Terminal().print(_line(finding))
     if as_json:
         print_json(found)
     return int(any(finding.state == "failure" for finding in found))
@@ -203,7 +204,7 @@ def env() -> None:
 @click.argument("service")
 @click.argument("packages", metavar="PACKAGE...", nargs=-1, required=True)
 def add(service: str, packages: tuple[str, ...]) -> int:
-    """Install PACKAGE... into a service's environment, and again whenever that is made anew.
+    """Install PACKAGE... into a service's environment, and again whenever that is rebuilt.
 
     A PACKAGE is what pip takes: a requirement, a folder with a package, or a requirements file (*.txt).
     """
@@ -233,7 +234,7 @@ def completion(context: click.Context, shell: str) -> int:
 
 
 def _source(script: object) -> str:
-    # Click's method first asks the bash of this machine for its version; whoever asks may prepare it for another.
+    # Not Click's `source()`, which refuses if the bash of this machine is too old: the script may be for another.
     return script.source_template % script.source_vars()  # type: ignore[attr-defined]
 
 
@@ -241,7 +242,7 @@ _NEEDED = ("pytest", "numpy", "xxhash")
 
 
 @click.command("contract-test", context_settings={"ignore_unknown_options": True})
-@click.option("--service", "kind", type=click.Choice(["broker", "reward", "rollout", "trainer"]), required=True)
+@click.option("--service", "kind", type=click.Choice(KINDS), required=True, help="What it implements.")
 @click.option("--target", "address", metavar="HOST:PORT", required=True, help="Where the implementation listens.")
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM of the CA, with --certificate and --key: mutual TLS.")
 @click.option("--certificate", type=click.Path(path_type=Path), help="PEM certificate of the caller, role operator.")
@@ -250,7 +251,7 @@ _NEEDED = ("pytest", "numpy", "xxhash")
 @click.option("--broker", default="", metavar="HOST:PORT", help="trainer: its broker, where a step to train is put.")
 @click.option("--run", "run_id", default="contract-trained", show_default=True, help="trainer: the run it is to train.")
 @click.option("--end-token", default=0, show_default=True, help="rollout: the token that ends a completion.")
-@click.option("--ends", is_flag=True, help="Also the call that ends the service (a trainer's Stop), after all others.")
+@click.option("--ends", is_flag=True, help="Test last the call that ends the service (a trainer's Stop).")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
 def contract_test(
     kind: str,
@@ -265,13 +266,13 @@ def contract_test(
     ends: bool,
     pytest_arguments: tuple[str, ...],
 ) -> int:
-    """Try every RPC of a service, with good and with bad input, on an implementation that runs at --target.
+    """Test every RPC of the implementation at --target, with valid and with invalid input.
 
-    One line a failure says which RPC, what was tried, what came and what the contract allows. What else is given goes
-    to pytest, e.g. -k ScoreStream, --junitxml FILE, -v.
+    Each failure is a line: which RPC, what was sent, what came and what the contract allows. Other arguments go to
+    pytest, e.g. -k ScoreStream, --junitxml FILE, -v.
 
     It makes runs named case-… at a broker and deletes them; it pauses a trainer and has it save a checkpoint. Do not
-    point it at a service that works for others. Exit status: 0 passed, 1 something failed, 2 it could not be tried.
+    use it on a service in production. Exit status: 0 passed, 1 something failed, 2 it could not be tested.
     """
     if importlib.util.find_spec("quartet_contract") is None:
         raise InputError("contract-test needs quartet_contract: a checkout has it, pip install './client[contract]'")

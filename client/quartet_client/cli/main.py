@@ -20,7 +20,7 @@ from quartet_client.cli.prompts import evaluate, generate, score, submit
 from quartet_client.cli.run import dashboard, run, status, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import QuartetError
-from quartet_client.terminal import complain
+from quartet_client.terminal import print_error
 from quartet_common.config import ConfigError
 from quartet_common.text import visible
 
@@ -58,7 +58,7 @@ for command in (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; whatever goes wrong is one sentence on standard error."""
+    """Run the command line and return its exit status; an error is one sentence on standard error."""
     try:
         status_code = cli.main(args=argv, prog_name="quartet", standalone_mode=False)
         return status_code if isinstance(status_code, int) else 0
@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except (QuartetError, ConfigError) as error:
-        complain(error)
+        print_error(error)
         return getattr(error, "exit_code", 2)
     except BrokenPipeError:
-        # The reader of our output went away, e.g. `quartet runs list | head -1`: nothing more to say to it.
+        # The reader of our output is gone, e.g. of `quartet runs list | head -1`: discard the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -27,10 +27,7 @@ _MICRO_BATCHES = "trainer.micro_batch_tokens bounds memory; the gradient does no
 _NOT_NEEDED = {
     ("-ibs", "--inference-batch-size"): "rollouts batch continuously",
     ("-imbs", "--inference-microbatch-size"): "rollouts batch continuously",
-    (
-        "-tmbs",
-        "--train-microbatch-size",
-    ): _MICRO_BATCHES,
+    ("-tmbs", "--train-microbatch-size"): _MICRO_BATCHES,
     ("-tMbs", "--train-minibatch-size"): _MICRO_BATCHES,
     ("-ma", "--master-address"): "only with several hosts: torchrun has it",
     ("-mp", "--master-port"): "only with several hosts: torchrun has it",
@@ -89,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass
 class RunFile:
-    """A run file in the making: sections in order, and remarks for its head."""
+    """A run file under construction: sections in order, and comments for its head."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -99,7 +96,6 @@ class RunFile:
         self.sections.setdefault(section, {}).update({key: v for key, v in values.items() if v is not None})
 
     def text(self, head: str) -> str:
-        """The TOML."""
         lines = [f"# {one_line(line)}" for line in (head, *self.remarks)]
         return "\n".join([*lines, "", run_file_text(self.sections)])
 
@@ -108,7 +104,7 @@ def migrate(flags: str) -> str:
     """Return the run file that does what ColossalChat does with `flags`, e.g. "-m Qwen -d train.jsonl -a DAPO -g 8".
 
     Raises:
-        InputError: a flag that ColossalChat has not, one without which there is no run, or a value that it refuses.
+        InputError: a flag that ColossalChat does not have, a required one that is missing, or an invalid value.
     """
     try:
         words = shlex.split(flags)
@@ -229,7 +225,7 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
 
 
 def _steps(dataset: Path, episodes: int, groups_per_step: int) -> int | None:
-    """Optimizer steps of the run, by the lines of the data; None if the file is not here."""
+    """Return the run's optimizer steps, by the lines of the data; None if the file is not here."""
     try:
         with dataset.open("rb") as lines:
             prompts = sum(1 for line in lines if line.strip())
@@ -239,7 +235,7 @@ def _steps(dataset: Path, episodes: int, groups_per_step: int) -> int | None:
 
 
 def _evaluation_sets(text: str) -> dict[str, str]:
-    """`-ed`: a JSON map of name to file, there."""
+    """Read `-ed`: a JSON object of names and files, or one file."""
     if not text:
         return {}
     try:
@@ -251,7 +247,7 @@ def _evaluation_sets(text: str) -> dict[str, str]:
     return sets
 
 
-# Its words look like options, but they are not ours; -h is not ColossalChat's, and neither is it ours here.
+# FLAGS look like options of this command, which must not parse them; -h, which ColossalChat lacks, is none either.
 @click.command(
     "migrate-colossalchat", context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]}
 )

@@ -23,7 +23,6 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
 from quartet_client.errors import QuartetError
 from quartet_client.models import Completion, Group
-from quartet_client.terminal import Terminal
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.text import one_line, visible
 
@@ -40,7 +39,6 @@ class Target:
         return load_config("data", DataSection, self.path, self.overrides)
 
     def client(self) -> AsyncClient:
-        """Return a client of the services."""
         return AsyncClient.from_config(self.path, self.overrides)
 
 
@@ -63,7 +61,7 @@ def targeted(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def the_launcher(otherwise: str) -> Iterator[None]:
-    """For imports from the launcher. Raises QuartetError where it is not installed; `otherwise`: what else to do."""
+    """Wrap imports from the launcher. Raises QuartetError if it is not installed; `otherwise`: what else to do."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -102,11 +100,6 @@ run_option = click.option("--run", "run_id", help="The run; by default run.id of
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def console() -> Console:
-    """Return a console on the standard output of now."""
-    return Terminal()
-
-
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """Return a table without lines."""
     made = Table(*headings, box=None, header_style="dim", pad_edge=False)
@@ -143,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def show_group(out: Console, group: Group) -> None:
-    """Print a group for people: prompt, completions, what each was worth and why."""
+    """Print a group for people: prompt, completions and their scores."""
     if group.dead:
         reasons = "; ".join(group.dead.reasons) or "no reason was kept"
         out.print(Panel(Text(f"set aside: {reasons}", "red"), title=Text(group.instance_id), title_align="left"))

@@ -14,7 +14,6 @@ from quartet_client.cli.options import (
     asynchronous,
     completion_text,
     connected,
-    console,
     json_option,
     print_json,
     run_option,
@@ -25,18 +24,30 @@ from quartet_client.cli.options import (
 from quartet_client.data import load_prompts
 from quartet_client.models import Evaluation, completion_fields, group_fields
 from quartet_client.progress import accuracy_text, incomplete_of
-from quartet_client.terminal import echo
+from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @run_option
-@click.option("--purpose", type=click.Choice(["serve", "train", "evaluate"]), default="serve", show_default=True)
+@click.option(
+    "--purpose",
+    type=click.Choice(["serve", "train", "evaluate"]),
+    default="serve",
+    show_default=True,
+    help="serve: answer, do not train; train; evaluate: store in a set.",
+)
 @click.option("--evaluation-set", default="", help="With --purpose evaluate: the set the prompts are stored in.")
-@click.option("--prefix", default="", help="Instance ids PREFIX/0, PREFIX/1, …: submitting again doubles nothing.")
+@click.option("--prefix", default="", help="Instance ids PREFIX/0, PREFIX/1, …: submitting again adds no duplicates.")
 @click.option("--wait", is_flag=True, help="Wait for the completions and print each group as it is finished.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait in vain.")
+@click.option(
+    "--timeout",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait for room in the queue, then for each next result.",
+)
 @json_option
 @targeted
 @asynchronous
@@ -63,7 +74,7 @@ async def submit(
     prompts = load_prompts(file)
     run_id = run_id or target.config().run.id
     ids = [f"{prefix}/{index}" for index in range(len(prompts))] if prefix else None
-    out, failed = console(), False
+    out, failed = Terminal(), False
     async with target.client() as client:
         handles = await client.submit(
             run_id, prompts, purpose=purpose, evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
@@ -84,10 +95,10 @@ async def submit(
 @click.command()
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, rendered with the model's chat template.")
-@click.option("-n", "n", type=int, help="Completions.")
+@click.option("-n", "n", type=int, help="Number of completions.")
 @click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy.")
 @click.option("--max-new-tokens", type=int, help="Most tokens of a completion.")
-@click.option("--seed", type=int, help="Seed, to get the same again.")
+@click.option("--seed", type=int, help="Seed of the sampling.")
 @click.option("--rollout", "address", metavar="HOST:PORT", help="Address of the rollout.")
 @json_option
 @connected
@@ -99,7 +110,7 @@ async def generate(
     sampling = {name: value for name, value in given.items() if value is not None}
     if sampling:
         fields["sampling"] = sampling
-    out = console()
+    out = Terminal()
     for completion in await client.generate(fields, address=address):
         if as_json:
             print_json(completion_fields(completion), indent=None)
@@ -124,12 +135,12 @@ async def score(target: Target, completion: str, answer: str, verifiers: tuple[s
     if as_json:
         print_json(result, indent=None)
     elif result.failure:
-        console().print(f"no score: {result.failure}", style="red")
+        Terminal().print(f"no score: {result.failure}", style="red")
     else:
         style = "green" if result.outcome == "correct" else "yellow"
         line = Text(f"reward {result.reward:g}  {result.outcome}", style)
         line.append(one_line(f"  parsed '{result.parsed_answer}'  {result.reason}"), "dim")
-        console().print(line)
+        Terminal().print(line)
     return 1 if result.failure else 0
 
 
@@ -138,9 +149,9 @@ async def score(target: Target, completion: str, answer: str, verifiers: tuple[s
 @click.argument("evaluation_set", metavar="SET")
 @click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSONL file to store as that set first.")
 @click.option(
-    "--version", "policy_version", type=int, help="Policy version to evaluate. Default: whichever is live meanwhile."
+    "--version", "policy_version", type=int, help="Policy version to evaluate. Default: the live one, which may change."
 )
-@click.option("--hold", is_flag=True, help="Pause the training meanwhile: all of one version.")
+@click.option("--hold", is_flag=True, help="Pause the training meanwhile, so that all is of one version.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
@@ -165,7 +176,7 @@ def evaluate(
     With --checkpoint RUN is a run file: broker, reward service and rollout are started for it on this machine, on ports
     of their own, evaluate the checkpoint on a set of [data.evaluation] or on --prompts, and are stopped.
 
-    Exit status 1 if prompts were lost: then there is no figure.
+    Exit status 1 if prompts died: then there is no accuracy.
     """
     if checkpoint is None:
 
@@ -188,7 +199,7 @@ def evaluate(
 
 
 def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
-    """Print it and return the exit status; `more`: where to read why prompts were lost."""
+    """Print it and return the exit status; `more`: where to read why prompts died."""
     if as_json:
         fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
         print_json({**fields, "groups": [group_fields(group) for group in result.groups]})
@@ -199,5 +210,5 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
             told = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
             told = f"accuracy {accuracy_text(result)}, reward {result.reward:.3f} over {result.prompts} prompts"
-        console().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
+        Terminal().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
     return 0 if result.reward is not None else 1

@@ -22,7 +22,6 @@ from quartet_client.cli.options import (
     asynchronous,
     completion_text,
     connected,
-    console,
     json_option,
     print_json,
     run_option,
@@ -37,7 +36,7 @@ from quartet_client.feed import feed_and_watch
 from quartet_client.models import Handle, ServiceStatus
 from quartet_client.progress import RunProgress, accuracy_text, read_run, work_of
 from quartet_client.streams import GroupHistory, Moment
-from quartet_client.terminal import echo
+from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView, watch_progress
 from quartet_common.config import LoadedConfig
 from quartet_common.run_spec import run_spec
@@ -112,7 +111,7 @@ def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
 async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float, plain: bool | None) -> int:
     model = config.model.path.name if config.model.path else ""
     progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
-    out = console()
+    out = Terminal()
     async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
         await feed_and_watch(config, data, client, RunView(progress, out, plain), wait)
     for name in progress.evaluations:
@@ -124,15 +123,15 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN", required=False)
+@click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
 @targeted
 @asynchronous
 async def watch(target: Target, run_id: str | None, plain: bool) -> int:
-    """Show RUN until it ends. Exit status 1 if it ended by a failure."""
+    """Show RUN (by default that of the run file) until it ends. Exit status 1 unless it succeeded."""
     progress = RunProgress(run_id or target.config().run.id)
     async with target.client() as client:
-        with RunView(progress, console(), plain or None) as view:
+        with RunView(progress, Terminal(), plain or None) as view:
             await watch_progress(client, view)
     return 0 if progress.succeeded else 1
 
@@ -160,7 +159,7 @@ async def status(client: AsyncClient, as_json: bool) -> int:
         )
         for each, ok in zip(services, healthy, strict=True)
     ]
-    console().print(table(("service", "address", "health", "build", "doing"), rows))
+    Terminal().print(table(("service", "address", "health", "build", "doing"), rows))
     return 0 if all(healthy) else 1
 
 
@@ -188,8 +187,8 @@ _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed"
 async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool) -> int:
     """Print what became of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
 
-    From the broker's records, and from the run's folder where it is at hand: the broker forgets the oldest lives
-    (`broker.remembered_lives`), events and transcripts of a long run.
+    From the broker, and from the run's folder if it is on this machine: of a long run the broker forgets the oldest
+    histories (`broker.remembered_lives`), events and transcripts.
     """
     config = target.config()
     async with target.client() as client:
@@ -199,13 +198,13 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     if as_json:
         print_json(replace(history, moments=tuple(moments)))
         return 0
-    out = console()
+    out = Terminal()
     out.print(_headline(history))
     headings = ("time (UTC)", "after", "what", "who", "detail")
     if moments:
         out.print(table(headings, _rows(moments)))
     else:
-        out.print(Text("  the broker no longer keeps what happened to it", "dim"))
+        out.print(Text("  the broker no longer has its history", "dim"))
     if history.group:
         for completion in history.group.completions:
             out.print(completion_text(completion))
@@ -237,7 +236,7 @@ def _rows(moments: list[Moment]) -> Iterator[tuple[str | Text, ...]]:
 
 
 def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:
-    """Return what the run's folder tells of its step that the broker's events do not."""
+    """Return the moment of the group's step from the run's folder, if the broker's events lack it."""
     if history.step < 0 or history.state not in ("trained", "committed"):
         return []
     if any(moment.kind == "trained" for moment in history.moments):
@@ -249,7 +248,7 @@ def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:
 
 
 _PORT = 7180
-_ANSWER_SECONDS = 5.0  # a service that takes longer is told to be away, and asked again
+_ANSWER_SECONDS = 5.0  # deadline of a call; a slower service is shown as away
 
 
 @click.command()
@@ -271,7 +270,7 @@ async def dashboard(
     """Show a run on a page in the browser, live, until Ctrl-C.
 
     Without --run it is the run file's; without a run file the newest active run of the broker. The page also reads the
-    run's metrics.jsonl where this machine has it: then it shows a run that is over, and all of one that began earlier.
+    run's metrics.jsonl if it is on this machine: it has steps that the broker has forgotten, and runs that are over.
     """
     from quartet_client.dashboard import Collector, PageServer  # reads the page's files
 
@@ -295,7 +294,7 @@ async def dashboard(
 
 
 def _listening(server, documents, host: str, port: int, allow_remote: bool):
-    """Return the server; a port that nobody chose and that is taken is replaced by a free one."""
+    """Return the server; if the default port is taken, on a free one."""
     try:
         return server(documents, host, port, allow_remote)
     except InputError:

@@ -14,7 +14,6 @@ from quartet_client.cli.options import (
     Target,
     asynchronous,
     connected,
-    console,
     facts,
     json_option,
     print_json,
@@ -24,7 +23,7 @@ from quartet_client.cli.options import (
 )
 from quartet_client.errors import InputError
 from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name, group_fields
-from quartet_client.terminal import echo
+from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
 run_argument = click.argument("run_id", metavar="RUN")
@@ -49,7 +48,7 @@ async def list_runs(client: AsyncClient, as_json: bool) -> int:
     for run in found:
         counts = [str(count) for count in (run.policy_version, run.committed_step, run.stats.queued, run.stats.dead)]
         rows.append([run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", run.reason])
-    console().print(table(headings, rows) if found else "no runs")
+    Terminal().print(table(headings, rows) if found else "no runs")
     return 0
 
 
@@ -65,7 +64,7 @@ async def show(client: AsyncClient, run_id: str, as_json: bool) -> int:
 
 
 def _show(run: Run) -> None:
-    out = console()
+    out = Terminal()
     line = f"run {run.run_id} of {run.created_at:%Y-%m-%d %H:%M} is {run.state}"
     line += f", version {run.policy_version}, {run.committed_step} steps committed"
     line += ", all prompts are submitted" if run.prompts_ended else ""
@@ -86,13 +85,17 @@ def _member(member: Member) -> str:
 @runs.command()
 @run_argument
 @click.option(
-    "--state", type=click.Choice(["cancelled", "failed", "succeeded"]), default="cancelled", show_default=True
+    "--state",
+    type=click.Choice(["cancelled", "failed", "succeeded"]),
+    default="cancelled",
+    show_default=True,
+    help="How it ended.",
 )
 @click.option("--reason", default="ended by quartet runs finish", help="Why, in words.")
 @json_option
 @connected
 async def finish(client: AsyncClient, run_id: str, state: str, reason: str, as_json: bool) -> int:
-    """End a run: no more leases, rollouts and trainer stop. A first outcome stands."""
+    """End a run: its rollouts and trainer stop. A run that has ended keeps its state."""
     run = await client.finish_run(run_id, state, reason)
     print_json(run) if as_json else echo(f"run {run.run_id} is {run.state}: {run.reason}")
     return 0
@@ -127,7 +130,7 @@ async def delete(client: AsyncClient, run_id: str, force: bool, as_json: bool) -
 async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: bool) -> int:
     """Compare what the broker did with each prompt group of RUN with what is in the newest checkpoint's weights.
 
-    Exit status 0 if each group that the run used up counted exactly once, 1 if not.
+    Exit status 1 unless each group that the run consumed counted exactly once.
     """
     folder = checkpoints or checkpoint_folder(target.path, target.overrides, run_id)
     async with target.client() as client:
@@ -163,7 +166,7 @@ async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool)
         kept = "completions" if prompt.unscored_bytes else "nothing"
         rows.append([prompt.instance_id, prompt.prompt_id, str(prompt.attempts), died, kept, reasons])
     headings = ("instance", "prompt", "attempts", "died", "kept", "reasons")
-    console().print(table(headings, rows) if found else f"no dead prompts in run {run_id}")
+    Terminal().print(table(headings, rows) if found else f"no dead prompts in run {run_id}")
     if total > len(found):
         echo(f"{total - len(found)} more: use --limit")
     return 0
@@ -175,13 +178,13 @@ async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool)
 @json_option
 @connected
 async def show_dead(client: AsyncClient, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
-    """Show dead prompts whole: the prompt, its reference and verifiers, why each attempt failed, completions kept."""
+    """Show dead prompts in full: the prompt, its reference and verifiers, why each attempt failed, completions kept."""
     found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
     if missing := set(instance_ids) - {prompt.instance_id for prompt in found}:
         place = await client.place(Handle(run_id, min(missing)))
         state = place.state.replace("_", " ")
         raise InputError(f"prompt '{min(missing)}' of run '{run_id}' is not dead: it is {state}")
-    out, told = console(), []
+    out, told = Terminal(), []
     for prompt in found:
         kept = await client.unscored(Handle(run_id, prompt.instance_id)) if prompt.unscored_bytes else None
         if as_json:

@@ -11,14 +11,14 @@ from quartet_client.progress import FAILED_UPDATES, STEP_SECONDS, RunProgress, S
 
 @dataclass
 class Picture(RunProgress):
-    """A run as the page shows it. One task folds, in one event loop; `snapshot` reads it in the same loop.
+    """A run as the page shows it; changed and read in one event loop.
 
     Attributes:
         run_id: the run; empty until one is found.
-        folder: where its metrics.jsonl is looked for, as a person reads it.
+        folder: of its metrics.jsonl, as text.
         broker_problem: why the broker does not answer, in a sentence; empty if it does.
-        broker_away_since: by time.time(); None if it answers or never did.
-        dead, dead_total: the newest prompts that were set aside, and how many there are.
+        broker_away_since: time of the first failed call; None if the broker answers or was not asked yet.
+        dead, dead_total: the oldest dead prompts, and the number of all.
     """
 
     folder: str = ""
@@ -30,11 +30,9 @@ class Picture(RunProgress):
     dead_total: int = 0
 
     def broker_answered(self) -> None:
-        """The broker is there."""
         self.broker_problem, self.broker_away_since = "", None
 
     def broker_failed(self, problem: str) -> None:
-        """The broker is away: what is shown is its last answer."""
         self.broker_problem = problem
         self.broker_away_since = self.broker_away_since or time.time()
 
@@ -92,7 +90,7 @@ def judge(picture: Picture, now: float) -> Verdict:
 
 
 def patience(rows: Sequence[tuple[int, Step]]) -> float:
-    """Return the seconds without a step after which a run that had these is stalled."""
+    """Return after how many seconds without a step a run with these steps is stalled."""
     lasted = [row.metrics[STEP_SECONDS] for _, row in rows[-_LAST_STEPS:] if STEP_SECONDS in row.metrics]
     return max(_LEAST_PATIENCE, _STEPS_OF_PATIENCE * max(lasted, default=0.0))
 
@@ -125,9 +123,11 @@ def _without_broker(picture: Picture, rows: Sequence[tuple[int, Step]], now: flo
         last = span(max(0.0, now - rows[-1][1].time))
         shown = f" Shown is what {picture.folder}/metrics.jsonl has: {_count(rows)}, the last one {last} ago."
         if now - rows[-1][1].time > patience(rows):
-            sentence = f"There is no broker to ask: {_stopped(picture.broker_problem)}{shown}"
+            sentence = f"There is no broker to ask: {_with_period(picture.broker_problem)}{shown}"
             return Verdict("recorded", "A recorded run", sentence)
-    sentence = f"No answer for {span(now - away)}: {_stopped(picture.broker_problem)}{shown} This page keeps asking."
+    sentence = (
+        f"No answer for {span(now - away)}: {_with_period(picture.broker_problem)}{shown} This page keeps asking."
+    )
     return Verdict("unknown", "Broker away", sentence)
 
 
@@ -199,7 +199,7 @@ def _pace(rows: Sequence[tuple[int, Step]]) -> str:
     return span(lasted[len(lasted) // 2]) if lasted else "an unknown time"
 
 
-def _stopped(clause: str) -> str:
+def _with_period(clause: str) -> str:
     return clause if clause.endswith(("?", "!", ".")) else f"{clause}."
 
 

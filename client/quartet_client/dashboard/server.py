@@ -1,7 +1,7 @@
-"""The run, polled from the broker, the services and metrics.jsonl, and its page over HTTP, for a browser here.
+"""Collects a run from the broker, the services and metrics.jsonl, and serves its page to browsers on this machine.
 
-The standard library's server in a thread: the page is a few static files and two documents that are made already, asked
-for once a second by a person or two. aiohttp or uvicorn would bring ten packages for that.
+The standard library's HTTP server is enough for static files and two prepared JSON documents, polled once a second by a
+few people; aiohttp or uvicorn would add ten packages.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _DEAD_SHOWN = 20
 
 
 class Collector:
-    """Keeps a Picture current, and with it what the page polls, as bytes.
+    """Keeps a Picture current, and the documents that the page polls.
 
     Args:
         client: of the services.
@@ -44,7 +44,7 @@ class Collector:
         folder: of the run's records; None: runs/<id> in the working folder.
 
     Attributes:
-        documents: the JSON of "state" and of "samples", encoded; replaced, never changed: any thread may read it.
+        documents: "state" and "samples" as encoded JSON; replaced, never changed, so that any thread may read it.
     """
 
     def __init__(self, client: AsyncClient, run_id: str | None = None, folder: Path | None = None):
@@ -59,8 +59,8 @@ class Collector:
         self._draw()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ask until `stop` is set. Raises what is a defect; a service that is away, or a run that is not, is none."""
-        # One task for each service: one that does not answer keeps none of the others waiting.
+        """Poll until `stop` is set. A service that is away, or a run that does not exist, raises nothing."""
+        # One task per service: one that does not answer delays none of the others.
         asking = [repeatedly(stop, _ASK_SECONDS, work) for work in (self._ask_run, self._follow, self._read_file)]
         asking += [repeatedly(stop, _ASK_SECONDS, partial(self._ask_service, kind)) for kind in KINDS]
         try:
@@ -80,7 +80,7 @@ class Collector:
             self.picture.broker_answered()
         except QuartetError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:
-                self.picture.broker_answered()  # it is there; the run is not, or no more
+                self.picture.broker_answered()  # that the run does not exist
             else:
                 self.picture.broker_failed(str(error).rstrip("."))
 
@@ -97,7 +97,7 @@ class Collector:
             self.picture.dead, self.picture.dead_total = await self._client.dead(run.run_id, _DEAD_SHOWN)
 
     async def _follow(self) -> None:
-        """Fold the run's events. The stream rides out short outages by itself; here it is taken up after long ones."""
+        """Fold the run's events. `watch` retries in short outages; after a long one this is called again."""
         await self._found.wait()
         picture = self.picture
         try:
@@ -105,7 +105,7 @@ class Collector:
                 picture.fold(event)
                 picture.broker_answered()
         except QuartetError as error:
-            # No run yet, or a broker that is away: `_ask_run` says so on the page.
+            # `_ask_run` reports a run that does not exist.
             if error.code not in (None, grpc.StatusCode.NOT_FOUND):
                 picture.broker_failed(str(error).rstrip("."))
 
@@ -133,10 +133,12 @@ def _encoded(document: dict) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
+_PAGE = resources.files(__package__) / "page"
 _FILES = ("index.html", "style.css", "app.js", "charts.js", "parts.js", "samples.js", "icon.svg")
+_CONTENTS = {name: (_PAGE / name).read_bytes() for name in _FILES}
 _HEADERS = {
-    # Models write what they like. Nothing of it can become code: only the page's own files run, no markup is ever made
-    # from a string, and nothing is sent anywhere.
+    # Completions are untrusted: only the page's own scripts run, no string becomes markup, and the page connects to
+    # this server alone.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -185,7 +187,6 @@ class PageServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return self._server.server_address[1]
 
     @property
@@ -220,7 +221,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
     def _answer(self, body_too: bool) -> None:
         if not self._host_is_ours():
-            # A page elsewhere could have its own name point here (DNS rebinding) and read the run.
+            # Else another site could point its own name here (DNS rebinding) and read the run.
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "this page is asked for by the name localhost only")
             return
         path = self.path.partition("?")[0]
@@ -228,7 +229,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         if name.startswith("api/"):
             body, kind = self.documents().get(name.removeprefix("api/")), "application/json"
         else:
-            body = _FILES_READ.get(name)
+            body = _CONTENTS.get(name)
             kind = mimetypes.guess_type(name)[0] or "text/plain"
         if body is None:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -251,12 +252,4 @@ class _PageHandler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: a line each second is no news."""
-
-
-def _read_files() -> dict[str, bytes]:
-    folder = resources.files(__package__) / "page"
-    return {name: (folder / name).read_bytes() for name in _FILES}
-
-
-_FILES_READ = _read_files()
+        """Log nothing: the page is polled once a second."""

@@ -11,7 +11,7 @@ from quartet_client.models import Group, Member, group_fields
 from quartet_client.progress import Step, problem_of, work_of
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
-_RECENT = 20  # steps over which means are told
+_RECENT = 20  # steps of which means are taken
 _PHASES = ("waiting_for_batch", "training", "publishing", "evaluating", "checkpointing")
 _SPEC = ("group_size", "groups_per_step", "max_staleness")
 _LINES = {
@@ -64,7 +64,7 @@ def snapshot(picture: Picture, now: float) -> dict[str, Any]:
 
 
 def samples(picture: Picture) -> dict[str, Any]:
-    """Return the sampled groups, newest first: apart from `snapshot`, for they are long and change once a step."""
+    """Return the sampled groups, newest first; not part of `snapshot`, as they are long and change once a step."""
     return {"seen": picture.samples_seen, "groups": [sample_fields(group) for group in reversed(picture.samples)]}
 
 
@@ -77,7 +77,7 @@ def _lines(rows: list[tuple[int, Step]]) -> dict[str, list[list[float]]]:
 
 
 def _last(rows: list[tuple[int, Step]]) -> dict[str, dict[str, float]]:
-    """Return of each metric its last value and its mean over the last steps."""
+    """Return the last value of each metric, and its mean over the last steps."""
     recent = rows[-_RECENT:]
     told = {}
     for name, metric in _LINES.items():
@@ -130,7 +130,7 @@ def _service(picture: Picture, kind: str) -> dict[str, Any]:
         doing = _sentence(service.error or problem) or "; ".join(work_of(service))
         state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
         if state == "away" and picture.ended:
-            state, doing = "stopped", "Does not answer, and need not: the run is over."
+            state, doing = "stopped", "Not running: the run is over."
         told |= {"state": state, "address": service.address, "build": service.build, "doing": doing}
     told["members"] = [_member(member) for member in members]
     told["idle"] = _idle(picture, kind)
@@ -148,7 +148,7 @@ def _member(member: Member) -> dict[str, Any]:
 
 
 def _idle(picture: Picture, kind: str) -> dict[str, Any] | None:
-    """Return a service's idle fraction and how it is known; None where nothing tells."""
+    """Return a service's idle fraction and how it was measured; None if unknown."""
     if kind == "trainer":
         phases = _phases(picture.rows())
         total = sum(phases.values())
@@ -194,7 +194,7 @@ def _weights(picture: Picture, now: float, began: float | None) -> dict[str, Any
 
 
 def _stairs(points: list[tuple[float, float]]) -> list[list[float]]:
-    """Thin out by leaving points away: a mean of versions would be a version that never was."""
+    """Thin by dropping points: a mean of versions would be no version."""
     stride = max(1, math.ceil(len(points) / _POINTS))
     kept = points[::-1][::stride][::-1]
     return [[_round(x), y] for x, y in kept]
@@ -222,7 +222,7 @@ def _sentence(clause: str) -> str:
 
 
 def _round(value: float) -> float:
-    """Five digits: a chart shows no more, and JSON grows with each."""
+    """Round to five digits, to keep the JSON small."""
     return float(f"{value:.5g}") if math.isfinite(value) else 0.0
 
 

@@ -20,7 +20,7 @@ from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.errors import QuartetError
 from quartet_client.feed import feed_and_watch, take_up
 from quartet_client.progress import RunProgress
-from quartet_client.terminal import Terminal, complain, echo
+from quartet_client.terminal import Terminal, echo, print_error
 from quartet_client.view import RunView
 from quartet_common.config import ConfigError
 from quartet_common.run_file import run_file_text
@@ -100,7 +100,7 @@ def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any,
         launch = make()
         return asyncio.run(_until_signal(launch, work(launch)))
     except (ConfigError, QuartetError, LaunchError) as error:
-        complain(error, launch.hint() if launch else "")
+        print_error(error, launch.hint() if launch else "")
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         return 130

@@ -1,4 +1,4 @@
-// Polls the dashboard's JSON and draws it. Everything in it may have been written by a model or typed by a stranger.
+// Polls the dashboard's JSON and draws it. All strings in it are untrusted: models and users wrote them.
 import { LineChart, VersionTimeline, smoothed } from "./charts.js";
 import { byId, bytes, clock, h, number, percent, span, whenChanged } from "./parts.js";
 import { drawSamples, gotSamples } from "./samples.js";
@@ -100,7 +100,7 @@ function drawCharts({ lines, evaluations, run }) {
     { name: "most", points: lines.staleness_max, colour: 2, dash: 1 }]);
 }
 
-const PHASES = { waiting_for_batch: "waiting for a batch (idle)", training: "training", publishing: "giving weights away",
+const PHASES = { waiting_for_batch: "waiting for a batch (idle)", training: "training", publishing: "sending weights",
   evaluating: "evaluating", checkpointing: "saving checkpoints" };
 
 function drawPhases(phases) {
@@ -131,7 +131,7 @@ function drawServices(services) {
   byId("services").replaceChildren(...services.map((service) => {
     const members = service.members.map((member) => {
       const told = [member.state];
-      // Memberships are renewed every few seconds: where the line above tells version and speed, theirs are older ones.
+      // A member's values are up to a few seconds old: left out where the line above has the service's own.
       const more = service.kind === "rollout" && !(service.state === "serving" && service.members.length === 1);
       if (more) told.unshift(member.version >= 0 ? `version ${member.version}` : "no weights");
       if (member.waiting_for) told.push(`waits for ${member.waiting_for}`);
@@ -160,7 +160,7 @@ const MORE = [
 
 function drawFlow(queues) {
   if (!queues) {
-    byId("flow").replaceChildren(h("li", { class: "soft" }, "Not known: the broker has told nothing yet."));
+    byId("flow").replaceChildren(h("li", { class: "soft" }, "Unknown: the broker has not answered yet."));
     return byId("flow-more").replaceChildren();
   }
   byId("flow").replaceChildren(...FLOW.map(([key, name, note]) => (
@@ -181,8 +181,8 @@ function drawFailures({ happenings, dead, queues }) {
     ? [h("p", { class: "soft" }, `${dead.total} prompts are set aside; quartet dead list shows all of them.`)] : [];
   const items = [...deaths, ...happenings.map((each) => item(each.level, each.at, each.text, each.source))];
   byId("failures").replaceChildren(...more, items.length ? h("ul", {}, items)
-    : h("p", { class: "soft" }, queues ? "None: no prompt was set aside, no weight update failed, no service complained."
-      : "Nothing is known of any: the broker, which keeps them, has told nothing."));
+    : h("p", { class: "soft" }, queues ? "None: no prompt was set aside, no weight update failed, no service reported a problem."
+      : "Unknown: the broker has not answered yet."));
 }
 
 function draw(state) {
@@ -195,7 +195,7 @@ function draw(state) {
   whenChanged("flow", state.queues, drawFlow);
   whenChanged("failures", [state.happenings, state.dead, Boolean(state.queues)], () => drawFailures(state));
   const { run, weights } = state;
-  // The lanes grow with time: drawn again once a second while the run is under way, that is when something changed.
+  // The lanes grow with time: drawn again every two seconds while the run goes on, and on each change.
   const elapsed = run.began ? (run.ended ?? state.now) - run.began : 0;
   whenChanged("weights", [weights, state.broker_away ? 0 : Math.round(elapsed / 2)], () => timeline.show(weights, elapsed));
 }
@@ -223,9 +223,9 @@ async function poll() {
   } catch (error) {
     lostAt ??= Date.now();
     const sentence = `The quartet dashboard program has not answered for ${span((Date.now() - lostAt) / 1000)}: it was ` +
-      "ended, or this machine lost its way to it. What is shown below is old. This page keeps asking.";
-    // What is over stays as it was: nothing can have happened since.
-    const gone = " The quartet dashboard program was ended since; this is its last picture.";
+      "ended, or cannot be reached. What is shown below is old. This page keeps asking.";
+    // A run that has ended keeps its verdict.
+    const gone = " The quartet dashboard program has ended since; this is what it showed last.";
     drawVerdict(lastVerdict && ENDED.has(lastVerdict.level) ? { ...lastVerdict, sentence: lastVerdict.sentence + gone }
       : { level: "unknown", word: "This page is cut off", sentence }, lastRun);
     console.warn(error);

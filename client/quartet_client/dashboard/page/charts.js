@@ -244,7 +244,7 @@ export class VersionTimeline {
     if (!width || !this.data) return;
     const { published, rollouts } = this.data;
     if (!published.length && !rollouts.length) {
-      this.place.replaceChildren(h("p", { class: "empty" }, "No weight update is known yet: the broker tells of each."));
+      this.place.replaceChildren(h("p", { class: "empty" }, "No weight update yet."));
       return;
     }
     const newest = published.length ? published[published.length - 1][1] : null;

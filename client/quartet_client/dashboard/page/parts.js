@@ -1,4 +1,4 @@
-// Making elements, and saying numbers and times. Text becomes text nodes only: no markup is ever made from a string.
+// Makes elements, and texts of numbers and times. Strings become text nodes only, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,7 +20,7 @@ function fill(element, attributes, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Draw again only what changed: an unchanged part keeps its focus, its scroll and its selection.
+// Redraws only what has changed, so that other parts keep focus, scroll position and selection.
 const drawn = new Map();
 export function whenChanged(name, value, draw) {
   const key = JSON.stringify(value);

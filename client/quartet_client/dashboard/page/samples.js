@@ -1,4 +1,4 @@
-// Sampled groups, one at a time: the newest, until the reader takes hold of one.
+// Sampled groups, one at a time: the newest, until the reader selects one.
 import { byId, clock, h, number } from "./parts.js";
 
 const FEW = 4; // completions that are shown before "all"
@@ -24,7 +24,7 @@ export function drawSamples() {
   byId("follow").setAttribute("aria-pressed", String(held === null));
   byId("samples-place").textContent = list.length ? `${index + 1} of the last ${list.length}` : "";
   byId("sample").replaceChildren(...(list.length ? group(list[index]) : [h("p", { class: "soft" }, groups.length
-    ? "No sampled group has a wrong answer." : "No group is known yet: the broker tells of some as their answers come.")]));
+    ? "No sampled group has a wrong answer." : "No sample yet: the broker sends some of the finished groups.")]));
 }
 
 function text(label, content, kind = "") {
@@ -52,7 +52,7 @@ function group(each) {
   ];
 }
 
-// What stands before </think>, and what behind it; without it a text that begins with <think> was cut off in thought.
+// Returns what is before </think> and what is after it; a text that begins with <think> and lacks it is all thought.
 function splitThought(text) {
   const body = text.trimStart().replace(/^<think>/, "");
   const end = body.indexOf("</think>");
@@ -67,7 +67,7 @@ function completion(each) {
   const verdict = scored ? `${right ? "✓" : "✕"} ${each.outcome.replaceAll("_", " ")}, reward ${number(each.reward)}` : "not scored";
   const made = [...new Set(each.version_spans.map(([version]) => version))];
   const versions = made.length > 1 ? `versions ${made.join(", ")}` : `version ${made[0] ?? "unknown"}`;
-  const ending = { length: ", cut off at the length limit", abort: ", broken off" }[each.finish_reason] ?? "";
+  const ending = { length: ", cut off at the length limit", abort: ", aborted" }[each.finish_reason] ?? "";
   return h("article", { "data-right": scored ? (right ? "yes" : "no") : "" },
     h("h3", {}, verdict),
     each.reason ? h("p", { class: "soft" }, each.reason, each.parsed_answer ? ` (read: ${each.parsed_answer})` : "") : null,
