@@ -40,15 +40,16 @@ class _LoopThread:
         """
         if self.closed:
             coroutine.close()
-            raise QuartetError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except CancelledError as error:
-            raise QuartetError("the client is closed") from error
-        except BaseException:
-            future.cancel()
-            raise
+        else:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            try:
+                return future.result()
+            except CancelledError:
+                pass
+            except BaseException:
+                future.cancel()
+                raise
+        raise QuartetError("the client is closed; make a new one")
 
     def close(self) -> None:
         """Close the client, cancel what runs on the loop, and end the thread."""
