@@ -21,7 +21,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
         host.spawn(servicer.notifier.listen(), "subscription to Redis")
         sweeper = Sweeper(servicer.store, servicer.runs, host, section)
         host.spawn(sweeper.run(), "sweeper")
-        host.tell_idleness(Idleness())
+        host.report_idleness(Idleness())
         await host.run()
     finally:
         await servicer.aclose()

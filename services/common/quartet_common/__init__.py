@@ -1,8 +1,4 @@
-"""What every Quartet service starts with.
-
-It knows nothing of models, training or Redis, and imports neither torch nor a service.
-
-"""
+"""What all Quartet services share. It imports neither torch nor a service."""
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""The command line of a service: the same options and exit codes for all four; its standard error as JSON lines."""
+"""The command line of all four services: options, exit codes, and standard error as JSON lines."""
 
 import argparse
 import asyncio
@@ -33,7 +33,7 @@ _FAILED = metrics.counter(
     "other); with --log-format json",
     ["side", "reason"],
 )
-# So that a library that writes much at once, while it holds Python's lock, does not wait.
+# Large enough that a library which writes much at once, while it holds the GIL, does not block.
 _PIPE_BYTES = 1 << 20
 _READER_SECONDS = 2.0
 _CAUSES = (
@@ -45,9 +45,9 @@ _CAUSES = (
 
 @contextmanager
 def watched_stderr(service: str, instance: str) -> Iterator[None]:
-    """Have all that is written to standard error pass a reader; logs go past it, to where it was."""
+    """Pipe standard error through `stderr_reader.py`; logs go to the original standard error directly."""
     read, write = os.pipe()
-    with suppress(OSError):  # a user may have no more of such memory
+    with suppress(OSError):  # the user's limit on pipe buffers is reached
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     original = os.dup(2)
     reader = str(Path(__file__).with_name("stderr_reader.py"))
@@ -57,7 +57,7 @@ def watched_stderr(service: str, instance: str) -> Iterator[None]:
         stdout=subprocess.PIPE,
         stderr=original,
         text=True,
-        start_new_session=True,  # it ends after the last who writes, not with a signal to the group
+        start_new_session=True,  # it ends after its last writer, not by a signal to the process group
     )
     os.close(read)
     os.dup2(write, 2)
@@ -75,7 +75,7 @@ def watched_stderr(service: str, instance: str) -> Iterator[None]:
         os.dup2(original, 2)
         for handler in handlers:
             handler.setStream(sys.stderr)
-        # A child that lives on keeps it, and its lines, alive.
+        # The reader lives on as long as a child process can write to it.
         with suppress(subprocess.TimeoutExpired):
             process.wait(_READER_SECONDS)
 
@@ -113,8 +113,7 @@ def service_main(
 ) -> int:
     """Run a service from its command line and return its exit status.
 
-    0: ended as asked; 1: failed; 2: the configuration cannot be used (a sentence for each problem on standard error);
-    130: Ctrl-C.
+    0: ended as asked; 1: failed; 2: invalid configuration (a sentence for each problem on standard error); 130: Ctrl-C.
 
     Args:
         kind: "broker", "reward", "rollout" or "trainer".
@@ -139,14 +138,14 @@ def service_main(
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
-        # The trainer's ranks above 0 train what they are told: they have nothing to trace.
+        # The trainer's other ranks only follow rank 0: they have nothing to trace.
         if os.environ.get("RANK", "0") == "0":
             tracing.configure(kind, instance, config.tracing)
         watched = watched_stderr(kind, instance) if arguments.log_format == "json" else nullcontext()
         with watched, asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
-        Supervisor().tell(STATUS=error.problems[0])
+        Supervisor().notify(STATUS=error.problems[0])
         if arguments.log_format == "json":
             configure_logging(kind, instance, arguments.log_format)
         for problem in error.problems:
@@ -165,7 +164,7 @@ def service_main(
 
 
 def _check(kind: str, config: LoadedConfig, preflight: Preflight, ports: bool) -> dict[str, Any]:
-    """Return what would run. Raises ConfigError with all that is wrong."""
+    """Return what would run. Raises ConfigError with all problems."""
     plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id}
     with Problems() as problems:
         if config.security.tls:
@@ -186,7 +185,7 @@ def _nothing_more(config: LoadedConfig) -> dict[str, Any]:
 
 
 async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
-    from quartet_common.host import ServiceHost  # grpc is not needed for --dry-run
+    from quartet_common.host import ServiceHost  # it imports grpc, which --dry-run does not need
 
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)

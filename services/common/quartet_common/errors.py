@@ -1,6 +1,6 @@
-"""Errors of the contract: a gRPC status with google.rpc details, and back into one sentence.
+"""Errors of the contract: gRPC statuses with google.rpc details.
 
-Servers raise what the functions here return; the interceptor sends it. Clients pass what they caught to `describe`.
+Servers raise what the functions here return, and the interceptor sends it. Clients use `describe` on what they catch.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ _LONGEST_MESSAGE = 1000
 _LONGEST_SHOWN = 120
 
 
-# What says that a service is away for now; it may have done what was asked. A server that stops answers CANCELLED to
-# calls that it has not taken up any more.
+# Codes that mean a service is unavailable for now; it may have carried out the call. A server that stops answers
+# CANCELLED to calls that it has not started.
 AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
 class ContractError(Exception):
-    """A refusal that a caller can understand: status code, sentence, details."""
+    """An error that is sent to the caller: status code, sentence, details."""
 
     def __init__(self, code: grpc.StatusCode, message: str, details: Iterable[Message] = ()):
         self.code = code
@@ -45,7 +45,7 @@ class ContractError(Exception):
 
 
 def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
-    """A field's value cannot be accepted: says which, what came, what is allowed."""
+    """A field has an invalid value: names the field, what came and what is allowed."""
     field, came = (encodable(str(each), _LONGEST_SHOWN) for each in (field, came))
     sentence = f"{field}: got {came}; allowed: {allowed}"
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=f"got {came}; allowed: {allowed}")
@@ -55,7 +55,7 @@ def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
 
 
 def invalid_request(description: str) -> ContractError:
-    """A request cannot be accepted as a whole: no field can be blamed."""
+    """A request is invalid as a whole, not by one of its fields."""
     violation = error_details_pb2.BadRequest.FieldViolation(description=description)
     return ContractError(
         grpc.StatusCode.INVALID_ARGUMENT, description, [error_details_pb2.BadRequest(field_violations=[violation])]
@@ -71,7 +71,7 @@ def not_found(kind: str, name: str, hint: str = "") -> ContractError:
 
 
 def already_exists(kind: str, name: str, difference: str) -> ContractError:
-    """A named thing exists and is another: says how it differs."""
+    """A named thing exists with another content: says how it differs."""
     return ContractError(
         grpc.StatusCode.ALREADY_EXISTS,
         f"{kind} '{name}' exists and differs: {difference}",
@@ -90,7 +90,7 @@ def failed_precondition(subject: str, description: str) -> ContractError:
 
 
 def resource_exhausted(subject: str, description: str, retry_after_seconds: float | None = None) -> ContractError:
-    """A limit is reached; with `retry_after_seconds` it may help to wait."""
+    """A limit is reached. `retry_after_seconds`: set if waiting may help."""
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
     details: list[Message] = [error_details_pb2.QuotaFailure(violations=[violation])]
     if retry_after_seconds is not None:
@@ -99,7 +99,7 @@ def resource_exhausted(subject: str, description: str, retry_after_seconds: floa
 
 
 def unavailable(subject: str, description: str, retry_after_seconds: float = 0.5) -> ContractError:
-    """Something the call needs is away; nothing was changed; retry."""
+    """Something that the call needs is unavailable; the caller should retry."""
     return ContractError(
         grpc.StatusCode.UNAVAILABLE,
         f"{subject}: {description}",
@@ -113,7 +113,7 @@ def _plain(code: grpc.StatusCode, subject: str, description: str) -> ContractErr
 
 
 def aborted(subject: str, description: str) -> ContractError:
-    """The operation was given up half-way; the description says what stands."""
+    """The operation was aborted before its end; the description says why."""
     return _plain(grpc.StatusCode.ABORTED, subject, description)
 
 
@@ -123,7 +123,7 @@ def data_loss(subject: str, description: str) -> ContractError:
 
 
 def unimplemented(subject: str, description: str) -> ContractError:
-    """This build cannot do that; the description says what can."""
+    """This build does not support the call; the description says what does."""
     return _plain(grpc.StatusCode.UNIMPLEMENTED, subject, description)
 
 
@@ -146,12 +146,12 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Return whether a service refused in words of its own: it is there, whatever else is away."""
+    """Return whether the error was sent by a service itself, which is therefore reachable."""
     return isinstance(error, ContractError) or (isinstance(error, grpc.RpcError) and _status_of(error) is not None)
 
 
 def describe(error: BaseException) -> str:
-    """Return one sentence for people about any error of a call."""
+    """Return one sentence about any error of a call."""
     if isinstance(error, ContractError):
         return error.message
     if not isinstance(error, grpc.RpcError):

@@ -1,4 +1,4 @@
-"""The one server bootstrap: every service is a ServiceHost with its own servicers.
+"""The server of every service: a ServiceHost, to which the service adds its servicers.
 
 host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain -> stopped
 """
@@ -29,10 +29,10 @@ log = get_logger(__name__)
 
 
 def freeze_gc_heap() -> None:
-    """Exempt all objects that there are now from garbage collection.
+    """Exempt all current objects from garbage collection.
 
-    Call it once what stays to the end is loaded: a full collection, which stops every thread, otherwise takes 35 ms
-    in a service of little code, 130 ms where torch and transformers are imported.
+    Call it when all long-lived objects are loaded: otherwise a full collection, which stops every thread, takes 35 ms
+    in a small service and 130 ms where torch and transformers are imported.
     """
     gc.collect()
     gc.freeze()
@@ -42,7 +42,7 @@ class ServiceHost:
     """A gRPC server with what every service has: TLS, token, health, reflection, handshake, metrics, drain."""
 
     def __init__(self, kind: str, address: str, security: SecuritySection, settings: ServerSection):
-        """Make the server; nothing listens yet.
+        """Make the server, which does not listen yet.
 
         Raises:
             ConfigError: plaintext on an address that is not loopback, or unusable TLS or token files.
@@ -67,7 +67,7 @@ class ServiceHost:
         self.capabilities = self._identity.capabilities
         """What the handshake says this service can do; append to it."""
         self.libraries = self._identity.libraries
-        """Library versions that the handshake tells; add to it."""
+        """Library versions that the handshake reports; add to it."""
         self.waiting = self._identity.waiting
         """What this service waits for; add and discard."""
         self._supervisor = Supervisor()
@@ -92,16 +92,16 @@ class ServiceHost:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         common_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeServicer(self._identity), self.server)
 
-    def tell_idleness(self, idleness: Idleness) -> None:
-        """Have the handshake tell how idle the service is."""
+    def report_idleness(self, idleness: Idleness) -> None:
+        """Include the service's idleness in handshakes."""
         self._identity.idleness = idleness
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """Have `drain` awaited when the service stops, in order of registration, before the server does."""
+        """Register `drain`, awaited in order of registration when the service stops, before the server stops."""
         self._drains.append(drain)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task:
-        """Run `work` in the background. If it raises, the service stops with exit code 1; a drain cancels it."""
+        """Run `work` in the background. If it raises, the service stops with exit code 1; draining cancels it."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -121,12 +121,12 @@ class ServiceHost:
             self.stopping.set()
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell health checks whether this kind of service can work just now."""
+        """Set the service's health, under its own name and the empty one."""
         await self.set_health("", serving)
         await self.set_health(self._service_name, serving)
 
     async def set_health(self, name: str, healthy: bool) -> None:
-        """Tell health checks of a part by its own name, which does not count for the service as a whole."""
+        """Set the health of `name`, e.g. of a part, which does not change the service's own."""
         state = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(name, state)
 
@@ -158,7 +158,7 @@ class ServiceHost:
         await self.server.start()
         freeze_gc_heap()
         await self.set_serving(True)
-        self._supervisor.tell(READY=1, STATUS=f"serving at {self.address}")
+        self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")
         self.spawn(self._supervisor.feed_watchdog(), "watchdog")
         log.info("serving at %s", self.address)
 
@@ -172,8 +172,8 @@ class ServiceHost:
             ) from error
 
     async def drain(self) -> None:
-        """Refuse new work, finish what is under way within `drain_seconds`, stop."""
-        self._supervisor.tell(STOPPING=1, STATUS="finishing what is under way")
+        """Refuse new work, finish current work within `drain_seconds`, stop."""
+        self._supervisor.notify(STOPPING=1, STATUS="finishing what is under way")
         await self.set_serving(False)
         try:
             async with asyncio.timeout(self._settings.drain_seconds):

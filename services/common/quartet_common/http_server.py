@@ -1,4 +1,4 @@
-"""A small HTTP server in threads, for pages and metrics beside gRPC: bounded, and for callers who use its own name."""
+"""A small threaded HTTP server for pages and metrics, with a bounded number of connections and a check of Host."""
 
 import socket
 import threading
@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 _MOST_CONNECTIONS = 16
 CLIENT_SECONDS = 5.0
-"""For a handler's `timeout`: a client that neither says nor reads anything for so long is hung up on."""
+"""For a handler's `timeout`: the connection of a client that neither sends nor reads for so long is closed."""
 
 
 class BoundedHTTPServer(ThreadingHTTPServer):
-    """Serves a few connections at a time, each in a thread. To a new one beyond those the oldest gives way.
+    """Serves at most 16 connections at a time, each in a thread. A new one beyond these closes the oldest.
 
     Args:
         host, port: where to listen; port 0: a free one.
@@ -24,7 +24,7 @@ class BoundedHTTPServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    block_on_close = False  # a client may keep its connection for a while; the end does not wait for it
+    block_on_close = False  # closing the server does not wait for clients to close their connections
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]):
@@ -39,7 +39,7 @@ class BoundedHTTPServer(ThreadingHTTPServer):
             if len(self._open) >= _MOST_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with suppress(OSError):  # it has ended itself
+                with suppress(OSError):  # the client has closed it
                     oldest.shutdown(socket.SHUT_RDWR)
             self._open[request] = None
         super().process_request(request, client_address)
@@ -51,18 +51,18 @@ class BoundedHTTPServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request, client_address) -> None:
-        """Say nothing: a client that hangs up, or is hung up on, is no error."""
+        """Do nothing: a connection that ends, on either side, is no error."""
 
 
 def is_own_name(host: str, names: Collection[str]) -> bool:
     """Return whether a request's Host header names this server.
 
-    A page elsewhere can have a name of its own point here (DNS rebinding) and read what is served. It cannot have an
-    address as its name, nor one without a dot, such as localhost or a container's.
+    By DNS rebinding a web page can point a name of its own at this server and read what it serves. Addresses, and names
+    without a dot, such as localhost or a container's, cannot be used for that and are accepted.
 
     Args:
-        host: the header's value, "" without one: then it is no browser.
-        names: with a dot, by which this server is called, too.
+        host: the header's value; "" if the request has none, as no browser's.
+        names: names with a dot that are accepted too.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")

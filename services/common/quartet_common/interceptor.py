@@ -1,4 +1,4 @@
-"""What wraps every call a server answers: the token check, the errors' wire form, the metrics."""
+"""The interceptor of every server call: token and role checks, errors with details, metrics."""
 
 import asyncio
 import hmac
@@ -38,10 +38,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Lets servicers raise ContractError, hides the rest as INTERNAL (it is logged), counts and times calls."""
 
     def __init__(self, token: str | None, roles: bool = False):
-        """Ask for `token` where there is one, and with `roles` for a certificate whose role may make the call."""
+        """`token`: if set, every call must carry it. `roles`: the caller's certificate needs a role for the call."""
         self._roles = roles
         self._header = f"Bearer {token}".encode() if token else None
-        # A server's methods do not change: each is wrapped once, and once more to be refused.
+        # The wrapped handlers by method, and by whether they refuse the call.
         self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
         self._limits: dict[str, int] = {}
 
@@ -90,8 +90,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             wrapped = answer
         return make(
             wrapped,
-            request_deserializer=_tolerant(handler.request_deserializer, self._limits.get(method)),
-            response_serializer=_sparing(handler.response_serializer),
+            request_deserializer=_parser_or_error(handler.request_deserializer, self._limits.get(method)),
+            response_serializer=_serializer_or_bytes(handler.response_serializer),
         )
 
     def _authorised(self, details) -> bool:
@@ -105,7 +105,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _traced(method: str, context: grpc.aio.ServicerContext) -> AbstractContextManager[object]:
-    """Trace a call whose caller is traced. Streams are not: they carry the lives of many."""
+    """Trace a unary call whose caller is traced. A stream belongs to many traces, so it gets no span."""
     if not tracing.enabled():
         return nullcontext()
     for key, value in context.invocation_metadata() or ():
@@ -124,24 +124,27 @@ def _parts(handler: grpc.RpcMethodHandler):
     return grpc.unary_unary_rpc_method_handler, handler.unary_unary
 
 
-def _tolerant(parse: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
-    """Have what cannot be parsed be its refusal, until someone can raise it: gRPC itself would say UNKNOWN."""
+def _parser_or_error(parse: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
+    """Return a parser that yields a ContractError in place of a request it cannot parse or that is too large.
+
+    The handler raises it: gRPC itself answers UNKNOWN if a parser raises.
+    """
     if parse is None:
         return None
 
-    def parse_or_tell(data: bytes) -> Any:
-        if most is not None and len(data) > most:  # parsing holds the event loop, and so every other call
+    def parse_or_error(data: bytes) -> Any:
+        if most is not None and len(data) > most:  # parsing would block the event loop
             return invalid_request(f"request: got {len(data)} bytes; allowed: at most {most} bytes")
         try:
             return parse(data)
         except DecodeError as error:
             return invalid_request(f"the bytes sent are no message of the call's request type: {error}")
 
-    return parse_or_tell
+    return parse_or_error
 
 
-def _sparing(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
-    """Let servicers answer with bytes, too: a message that is serialized already."""
+def _serializer_or_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """Return a serializer that passes bytes through: servicers may return messages that are serialized already."""
     if serialize is None:
         return None
     return lambda message: message if isinstance(message, bytes) else serialize(message)
@@ -159,7 +162,7 @@ async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 def _refusal(error: BaseException) -> ContractError | None:
-    """Return the refusal that was raised, by itself or by tasks of a group; None if it is something else."""
+    """Return the ContractError that was raised, alone or in an exception group; None for any other error."""
     if isinstance(error, BaseExceptionGroup):
         found = [_refusal(each) for each in error.exceptions]
         return found[0] if all(found) else None
@@ -167,7 +170,7 @@ def _refusal(error: BaseException) -> ContractError | None:
 
 
 class _Guard:
-    """Around one call: refuse, translate what is raised, count."""
+    """Wraps one call: refuses it, or turns what it raises into a status; counts it."""
 
     def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool, allowed: frozenset[str] | None):
         self._method, self._context, self._refused, self._allowed = method, context, refused, allowed
@@ -189,7 +192,7 @@ class _Guard:
         return permission_denied(self._method, f"the caller's certificate has {came}; allowed: {allowed}")
 
     async def _turn_away(self, error: ContractError, roles: frozenset[str]) -> None:
-        """Refuse who may not call, and log it: the first time, then once a minute for that caller and method."""
+        """Refuse a call, and log the refusal at most once a minute per caller and method."""
         caller, code = identity.peer_of(self._context), error.code.name
         if (repeated := _repeats.count((caller, self._method, code))) is not None:
             what = {"method": self._method, "code": code, "roles": ", ".join(sorted(roles)), "caller": caller}
@@ -199,8 +202,8 @@ class _Guard:
 
     async def __aexit__(self, kind, error, trace) -> None:
         if error is None:
-            code = grpc.StatusCode(self._context.code() or grpc.StatusCode.OK) if self._context.code() else None
-            self._count("OK" if code is None else code.name)
+            code = self._context.code()
+            self._count(grpc.StatusCode(code).name if code else "OK")
         elif (refusal := _refusal(error)) is not None:
             await self._abort(refusal)
         elif isinstance(error, (asyncio.CancelledError, GeneratorExit)):

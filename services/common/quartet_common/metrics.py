@@ -1,4 +1,4 @@
-"""Prometheus metrics: made once by name, served over HTTP beside the gRPC port."""
+"""Prometheus metrics, served over HTTP beside the gRPC port."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -38,7 +38,7 @@ def serve_metrics(host: str, port: int, names: Collection[str] = ()) -> None:
     """Serve the metrics at http://host:port/metrics from a daemon thread. Raises OSError if the port is taken.
 
     Args:
-        names: host names that a request may call it by, besides those of `is_own_name` and the host's own.
+        names: further host names that are accepted in requests, see `is_own_name`.
     """
     server = BoundedHTTPServer(host, port, type("_NamedHandler", (_Handler,), {"names": names}))
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

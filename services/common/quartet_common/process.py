@@ -1,4 +1,4 @@
-"""The process of a service: its allocator keeps what was freed, its supervisor is told how it is."""
+"""The process of a service: how its allocator treats freed memory, and notifications to its supervisor."""
 
 import asyncio
 import ctypes
@@ -21,8 +21,8 @@ _TRIM_BYTES = 512 << 20
 def keep_freed_memory() -> bool:
     """Have the C library keep freed memory. Return False without glibc, or where MALLOC_* is set in the environment.
 
-    glibc returns memory above 128 KiB to the system as soon as it is freed, and takes it anew for the next message,
-    page by page: touching a fresh page costs several times what copying into it costs.
+    By default glibc returns blocks above 128 KiB to the system when they are freed, and allocates fresh pages for the
+    next message: the page faults cost several times what copying the message costs.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
@@ -39,10 +39,10 @@ _FEEDS_PER_LIMIT = 3
 
 
 class Supervisor:
-    """The service's supervisor, by sd_notify(3): systemd's protocol of one datagram a message.
+    """Notifies systemd of the service's state, by sd_notify(3): one datagram per message.
 
-    Outside systemd (`NOTIFY_SOCKET` unset) all of it does nothing. The watchdog is fed from the event loop, so a loop
-    that is stuck is restarted, and one that merely waits is not.
+    Without systemd (`NOTIFY_SOCKET` is unset) all methods do nothing. The event loop feeds the watchdog, so systemd
+    restarts a service whose loop is stuck, but not one that waits.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ):
@@ -54,8 +54,8 @@ class Supervisor:
         if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
             self._watchdog_seconds = int(environment.get("WATCHDOG_USEC", "0")) / _MICROSECONDS
 
-    def tell(self, **facts: object) -> None:
-        """Send facts, e.g. `tell(READY=1, STATUS="serving")`. A supervisor that cannot be told is only logged."""
+    def notify(self, **facts: object) -> None:
+        """Send facts, e.g. `notify(READY=1, STATUS="serving")`. A failure to send is only logged."""
         if not self._address:
             return
         message = "\n".join(one_line(f"{name}={value}") for name, value in facts.items())
@@ -67,9 +67,9 @@ class Supervisor:
             log.warning("cannot tell the supervisor %s: %s", facts, error)
 
     async def feed_watchdog(self) -> None:
-        """Say that the event loop turns, until cancelled; returns at once where nobody watches."""
+        """Feed the watchdog until cancelled; return at once if there is none."""
         if not self._address or self._watchdog_seconds <= 0:
             return
         while True:
-            self.tell(WATCHDOG=1)
+            self.notify(WATCHDOG=1)
             await asyncio.sleep(self._watchdog_seconds / _FEEDS_PER_LIMIT)

@@ -1,6 +1,6 @@
-"""The run file as it was written: one TOML file for a whole run, with command-line overrides on top.
+"""Reads the run file: one TOML file for a whole run, and command-line overrides (`--set rollout.engine=transformers`).
 
-Overrides (`--set rollout.engine=transformers`) win over the file. `config` validates what this module reads.
+`config` validates what this module reads.
 """
 
 import json
@@ -20,7 +20,7 @@ class ConfigError(Exception):
     """The configuration cannot be used. Exit status 2.
 
     Attributes:
-        problems: a sentence for each thing that is wrong; the error's text is their lines.
+        problems: one sentence each; the error's text has one per line.
     """
 
     def __init__(self, *problems: str):
@@ -38,12 +38,12 @@ class Problems:
         self._found: list[str] = []
 
     def add(self, *problems: str) -> None:
-        """Add sentences; those that are there already are left out."""
+        """Add sentences, without duplicates."""
         self._found = list(dict.fromkeys((*self._found, *problems)))
 
     @contextmanager
     def collecting(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Around a check: add what it raises, a ConfigError or one of `kinds`, whose text is the sentence."""
+        """Wrap a check: add what it raises, a ConfigError or one of `kinds`, whose text is the sentence."""
         try:
             yield
         except ConfigError as error:
@@ -61,7 +61,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class RunFile:
-    """What file and command line say, unchecked.
+    """The values of file and command line, not validated.
 
     Attributes:
         tree: the sections, overrides applied.
@@ -85,12 +85,12 @@ class RunFile:
         return cls(tree, str(path or ""), frozenset(overridden))
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the values of a section; empty if it is left out, or is no section."""
+        """Return the values of a section; empty if it is missing or no section."""
         values = self.tree.get(name, {})
         return values if isinstance(values, dict) else {}
 
     def where(self, key: Sequence[str | int]) -> str:
-        """Return where a key, given as its parts, was set: "in run.toml", "in --set", or in both for a section."""
+        """Return where a key, given as its parts, was set: "in run.toml", "in --set", or both for a section."""
         parts = tuple(map(str, key))
         if any(parts[: len(given)] == given for given in self.overridden) or (self.overridden and not self.name):
             return "in --set"
@@ -146,7 +146,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def run_file_text(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return sections as TOML; those without a key are left out."""
+    """Return sections as TOML, without empty ones."""
     parts = []
     for name, values in sections.items():
         if values:

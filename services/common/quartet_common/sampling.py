@@ -1,7 +1,7 @@
-"""The sampling parameters, declared once: name, default, range, and what each does to a token's distribution.
+"""The sampling parameters: name, default, range, and effect on a token's distribution.
 
-Run file, broker's checks, rollout with its engines, and trainer take them from `SamplingParameters`. The contract has a
-field of the same name (experience.proto, SamplingParams). CONTRIBUTING.md lists what adding one takes.
+Run file, broker, rollout and trainer take them from `SamplingParameters`; the contract has a field of the same name
+(experience.proto, SamplingParams). CONTRIBUTING.md lists what adding one takes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _UNBOUNDED = 2**31 - 1
 
 
 class Effect(Enum):
-    """What a parameter does to the distribution that a token is drawn from, and so whether a trainer can replay it."""
+    """A parameter's effect on the distribution that a token is drawn from, which decides if a trainer can replay it."""
 
     RECORDED = "recorded"
-    """Nothing, or it is recorded with each completion (temperature)."""
+    """None, or one that is recorded with each completion (temperature)."""
     REMOVES = "removes"
-    """It removes candidates; a run with sampling masks records those that were left."""
+    """It removes candidates; a run with sampling masks records the remaining ones."""
     CHANGES = "changes"
-    """It changes probabilities, token by token. The log-probs are not the model's and cannot be computed again."""
+    """It changes probabilities token by token: the log-probs are not the model's and cannot be recomputed."""
 
 
 TokenId = Annotated[int, Field(ge=0, le=_UNBOUNDED)]
@@ -46,7 +46,7 @@ class SamplingParameters(BaseModel):
         1.0,
         gt=0,
         le=1e30,
-        description="Divides (if positive, else multiplies) logits of tokens that were there already.",
+        description="Divides positive and multiplies negative logits of tokens that occurred before.",
     )
     presence_penalty: Annotated[float, Effect.CHANGES] = Field(
         0.0, ge=-2, le=2, description="Subtracted from the logits of tokens that the completion has already."
@@ -60,9 +60,9 @@ class SamplingParameters(BaseModel):
     bad_words: Annotated[tuple[Text, ...], Effect.REMOVES] = Field(
         (), description="Texts whose last token is never drawn after the tokens before it."
     )
-    max_new_tokens: int = Field(1024, ge=1, le=_UNBOUNDED, description="Most tokens of a completion.")
+    max_new_tokens: int = Field(1024, ge=1, le=_UNBOUNDED, description="Maximum tokens of a completion.")
     min_tokens: Annotated[int, Effect.REMOVES] = Field(
-        0, ge=0, le=_UNBOUNDED, description="Tokens before an end of sequence or a stop can come."
+        0, ge=0, le=_UNBOUNDED, description="Minimum tokens before a completion can end or stop."
     )
     stop: tuple[Text, ...] = Field((), description="Strings that end a completion; they are kept in it.")
     stop_token_ids: tuple[TokenId, ...] = Field((), description="Token ids that end a completion.")
@@ -80,12 +80,12 @@ class SamplingSection(SamplingParameters):
 FIRST_RELEASE = frozenset(
     ("n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "seed")
 )
-"""What every peer and every engine takes. Others are sent only where they are set, and an engine that takes one has the
-capability `capability(name)`."""
+"""Parameters that every peer and engine supports. Others are sent only if they are set, and an engine that supports one
+has the capability `capability(name)`."""
 
 
 def capability(name: str) -> str:
-    """Return the capability of an engine that takes a parameter which came after the first release."""
+    """Return the capability of an engine that supports a parameter newer than the first release."""
     return f"sampling.{name}"
 
 
@@ -99,7 +99,7 @@ def altered(values: BaseModel, *effects: Effect) -> dict[str, Any]:
 
 
 def given(message: experience_pb2.SamplingParams) -> dict[str, Any]:
-    """Return what a message sets, by name: fields with presence that are there, others that are not zero or empty."""
+    """Return what a message sets, by name: fields with presence if present, others if not zero or empty."""
     found = {}
     for field, value in message.ListFields():
         if field.name in SamplingSection.model_fields:
@@ -115,7 +115,7 @@ def to_message(values: SamplingParameters, names: Iterable[str] | None = None) -
 
 
 def refusal(error: ValidationError) -> tuple[str, Any, str]:
-    """Return the first of the parameters that are out of range: its name, what came, and what is allowed."""
+    """Return name, value and allowed range of the first parameter that is out of range."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     bounds = _bounds(name) if len(first["loc"]) == 1 else ""
@@ -123,8 +123,8 @@ def refusal(error: ValidationError) -> tuple[str, Any, str]:
 
 
 def check(message: experience_pb2.SamplingParams) -> tuple[str, Any, str] | None:
-    """Return the first field of a message that is out of range as `refusal` does; None if all can be used."""
-    if not (values := given(message)):  # as of most prompts
+    """Return `refusal` of the first field of a message that is out of range; None if there is none."""
+    if not (values := given(message)):  # most prompts set none
         return None
     try:
         SamplingSection(**values)
@@ -134,7 +134,7 @@ def check(message: experience_pb2.SamplingParams) -> tuple[str, Any, str] | None
 
 
 def unreplayable(message: experience_pb2.SamplingParams) -> tuple[str, Any] | None:
-    """Return the first parameter that a trainer cannot replay, and its value; None if there is none."""
+    """Return name and value of the first parameter that a trainer cannot replay; None if there is none."""
     set_here = altered(SamplingParameters.model_construct(**given(message)), Effect.CHANGES)
     return next(iter(set_here.items()), None)
 

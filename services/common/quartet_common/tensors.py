@@ -1,6 +1,6 @@
-"""The tensor codec: arrays as raw little-endian bytes with dtype and shape; read without a copy.
+"""The tensor codec: arrays as raw little-endian bytes with dtype and shape, decoded without a copy.
 
-bfloat16 has no numpy type: it is written from, and read as, its bit patterns in a uint16 array; `dtype_of` tells.
+numpy has no bfloat16: its bit patterns are encoded from and decoded to uint16 arrays, which `dtype_of` distinguishes.
 torch users read the message's bytes with ``torch.frombuffer`` instead.
 """
 
@@ -71,7 +71,7 @@ def decode(message: tensor_pb2.Tensor) -> np.ndarray:
 
 
 def encode_ragged(rows: Sequence[np.ndarray], dtype: int) -> tensor_pb2.RaggedTensor:
-    """Return one-dimensional rows, one after another, converted to `dtype` where that loses nothing.
+    """Return one-dimensional rows as a RaggedTensor, converted to `dtype` if numpy's "same_kind" rule allows it.
 
     Raises:
         TypeError: a row is not one-dimensional, or its dtype cannot be converted safely.

@@ -1,9 +1,9 @@
-"""OpenTelemetry traces, for those who ask for them: [tracing] of the run file names an OTLP collector, or a file.
+"""OpenTelemetry traces, if [tracing] of the run file names an OTLP collector or a file.
 
-One trace is the life of one prompt instance, from submit to the weights that carry it. Its context travels as W3C
-`traceparent`: with the instance, the score item and the group in the contract's messages, and as gRPC metadata with
-calls. Contexts are plain strings here, "" where nothing is traced, so that whoever passes them on need not know of
-OpenTelemetry; it is imported by `configure` alone, and only where an endpoint is named.
+One trace follows one prompt instance from its submission to the weights that were trained with it. Its context travels
+as W3C `traceparent`: in the contract's messages with the instance, the score item and the group, and as gRPC metadata
+with calls. Contexts are plain strings here, "" if nothing is traced, so that callers need not import OpenTelemetry; it
+is imported only if traces are configured.
 """
 
 import atexit
@@ -52,11 +52,11 @@ _active: _Active | None = None
 
 @dataclass
 class Span:
-    """Something that is being done. Outside of tracing it is an empty hull.
+    """An open span; empty if it is not traced.
 
     Attributes:
         traceparent: the context to pass on; "" if it is not traced.
-        attributes: what is added when it ends.
+        attributes: added to the span when it ends.
     """
 
     traceparent: str = ""
@@ -64,14 +64,14 @@ class Span:
 
 
 def configure(service: str, instance: str, section: TracingSection) -> None:
-    """Send this process's spans to the collector and the file of `section`; without either, do nothing.
+    """Send this process's spans to the collector and the file of `section`; do nothing if it names neither.
 
     Args:
         service: "broker", "reward", "rollout", "trainer" or "client": becomes `service.name` "quartet-…".
         instance: name of this process.
 
     Raises:
-        ConfigError: a package that sends traces is not installed, the CA file cannot be read, or the file not written.
+        ConfigError: a package is not installed, the CA file cannot be read, or the file cannot be written.
     """
     global _active
     if not (section.endpoint or section.file) or _active is not None:
@@ -90,7 +90,7 @@ def configure(service: str, instance: str, section: TracingSection) -> None:
             f"({error.name}): {install_command(*_PACKAGES)}, or leave it out"
         ) from error
     resource = Resource.create({"service.name": f"quartet-{service}", "service.instance.id": instance})
-    # Never OpenTelemetry's global provider: that one belongs to whatever else lives in the process (vLLM).
+    # Not OpenTelemetry's global provider, which other libraries in the process (vLLM) may set.
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(section.sample_ratio)), resource=resource, shutdown_on_exit=False
     )
@@ -120,8 +120,8 @@ def _exporters(section: TracingSection, process: str) -> "Iterator[SpanExporter]
 def _chrome_exporter(path: Path, process: str) -> "SpanExporter":
     """Return an exporter that appends each span to a file, under the name of this process, in Chrome's trace format.
 
-    Such a file is an array of events, one a line, without its closing bracket: readers (ui.perfetto.dev) take that, and
-    processes that append to it, or are killed, leave a file that can be read.
+    The file is an array of events, one per line, without its closing bracket. Readers (ui.perfetto.dev) accept that, so
+    the file is valid while processes append to it and after they are killed.
 
     Raises:
         OSError: the file cannot be made or written.
@@ -138,7 +138,7 @@ def _chrome_exporter(path: Path, process: str) -> "SpanExporter":
 
 
 def _events(span: "ReadableSpan") -> str:
-    """Return a span as the two events of its beginning and its end: spans of one process may overlap."""
+    """Return a span as two events, its beginning and its end, since spans of one process may overlap."""
     context = span.get_span_context()
     assert context and span.start_time and span.end_time
     both = {"cat": "quartet", "name": span.name, "id": f"{context.span_id:016x}", "pid": os.getpid(), "tid": 0}
@@ -157,7 +157,7 @@ def enabled() -> bool:
 
 
 def shutdown() -> None:
-    """Send what is left, for a few seconds at most, and stop. A collector that is away keeps nobody from ending."""
+    """Send the remaining spans and stop, after a few seconds even if the collector does not answer."""
     global _active
     if _active is None:
         return
@@ -168,7 +168,7 @@ def shutdown() -> None:
 
 
 def is_valid(traceparent: str) -> bool:
-    """Return whether a text is a trace context of the W3C's version 00."""
+    """Return whether a text is a W3C trace context of version 00."""
     return _FORM.fullmatch(traceparent) is not None
 
 
@@ -182,15 +182,15 @@ def span(
     kind: str = "internal",
     attributes: Mapping[str, Value] | None = None,
 ) -> Iterator[Span]:
-    """Trace what is done inside. It is the parent of spans and calls made inside, in this task or thread.
+    """Open a span, the parent of spans and calls made inside the context in this task or thread.
+
+    An exception that leaves the context is recorded and raised on.
 
     Args:
-        parent: its parent's context; "": that one is not traced, and so is not this; None: what it is done within.
+        parent: the parent's context; "": the parent is not traced, so this is not either; None: the current span.
         root: begin a new trace.
-        links: contexts of other traces that it belongs to as well.
+        links: contexts of other traces that the span belongs to as well.
         kind: "internal", "server", "client", "producer" or "consumer".
-
-    An error that ends it is recorded and goes on.
     """
     parent = "" if root else current() if parent is None else parent
     if _active is None or not (root or parent):
@@ -218,10 +218,10 @@ def record(
     kind: str = "internal",
     attributes: Mapping[str, Value] | None = None,
 ) -> str:
-    """Trace something that is over, from `began` to `ended` (time.time(); None: now). Return its context.
+    """Record a span that is over, from `began` to `ended` (time.time(); None: now). Return its context.
 
     Args:
-        parent: its parent's context; "": that one is not traced, and so is not this.
+        parent: the parent's context; "": the parent is not traced, so this is not either.
         root: begin a new trace.
     """
     if _active is None or not (root or parent):
@@ -233,7 +233,7 @@ def record(
 
 
 def current() -> str:
-    """Return the context of what is being done in this task or thread; "" if that is not traced."""
+    """Return the context of the current span of this task or thread; "" if there is none."""
     if _active is None:
         return ""
     from opentelemetry import trace
@@ -279,5 +279,5 @@ def _context(traceparent: str) -> "SpanContext | None":
 def _text(span: "OtelSpan") -> str:
     context: Any = span.get_span_context()
     if not (context.is_valid and context.trace_flags.sampled):
-        return ""  # a trace that is not kept need not travel
+        return ""  # an unsampled trace need not be passed on
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"

@@ -92,7 +92,7 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
     host.capabilities.append("score_stream.batches")
     host.capabilities.extend(f"verifier.{name}" for name in offered)
     host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
-    host.tell_idleness(Idleness(lambda: admission.busy_seconds))
+    host.report_idleness(Idleness(lambda: admission.busy_seconds))
 
     async def finish_or_fail() -> None:
         servicer.draining = True
