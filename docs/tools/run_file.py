@@ -41,17 +41,16 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 HEAD = """\
 # The run file, key by key
 
-A run is one TOML file. Every service reads its own section of it and the shared ones; what it does not know it refuses,
-with the key it thinks you meant. Without a file all keys have their defaults.
+A run is one TOML file. Every service reads its own section and the shared ones. It refuses an unknown key and suggests
+the closest known one. Without a file all keys have their defaults.
 
 - On the command line `--set SECTION.KEY=VALUE` wins over the file; the value is TOML, and a bare word is a string.
-- Relative paths are taken from the folder in which the process is started.
-- `quartet run FILE --dry-run` and `quartet-SERVICE FILE --dry-run` check it, and print what they read.
-- Editors that know JSON Schema complete and check it: [run-file.schema.json](run-file.schema.json). With Taplo (VS
+- Relative paths are relative to the folder in which the process is started.
+- `quartet run FILE --dry-run` and `quartet-SERVICE FILE --dry-run` check the file, and print what they read.
+- Editors that support JSON Schema complete and check it: [run-file.schema.json](run-file.schema.json). With Taplo (VS
   Code's "Even Better TOML", Helix, Neovim) a first line `#:schema PATH/docs/run-file.schema.json` is enough.
 
-[start.md](start.md) has a whole file for a first run. This page is made from the models by `docs/tools/write.py`; a
-test compares it with them.
+[start.md](start.md) has a complete file for a first run. `docs/tools/write.py` makes this page from the models.
 """
 
 
@@ -87,8 +86,8 @@ def page(schemas: dict[str, dict[str, Any]]) -> str:
             parts.append(f"{'##' if number == 0 else '###'} {heading}\n")
             if number == 0:
                 reader = READ_BY.get(name, f"the {name}")
-                about = f"{about[:1].upper()}{about[1:].rstrip('.')}. Read by {reader}."
-            parts.append(f"{about}\n\n" + table(model, schema.get("$defs", {})))
+                about = f"{about.rstrip('.')}. Read by {reader}."
+            parts.append(f"{about[:1].upper()}{about[1:]}\n\n" + table(model, schema.get("$defs", {})))
     return "\n".join(parts)
 
 

@@ -181,7 +181,7 @@ _PARTS = ("name", "description", "parameters", "start")
 
 
 class CallbackSection(Section):
-    """One of [[trainer.callbacks]]."""
+    """A callback with its parameters."""
 
     name: str = Field(min_length=1, description="`wandb`, or a callback that an installed package brings.")
     parameters: dict[str, Any] = Field({}, description="Its parameters.")

@@ -1,4 +1,4 @@
-"""The trainer's section of the run file, `[trainer]`: the learner's keys and the service's. No torch."""
+"""The run file's section `[trainer]`: the learner's keys and the service's. Imports no torch."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,28 +13,28 @@ from quartet_trainer.learner_settings import LearnerSettings
 
 
 class EvaluationSection(Section):
-    """[trainer.evaluation]: held-out prompts answered at a fixed policy version."""
+    """[trainer.evaluation]: evaluations on held-out prompts, each at one policy version."""
 
-    interval: int = Field(0, ge=0, description="Optimizer steps between evaluations; 0: none on the way.")
+    interval: int = Field(0, ge=0, description="Optimizer steps between evaluations; 0: none during training.")
     before_training: bool = Field(True, description="Evaluate the weights the run starts from.")
     at_end: bool = Field(True, description="Evaluate the final weights.")
     sets: list[str] | None = Field(None, description="Sets to evaluate. Unset: all of [data.evaluation].")
     timeout_seconds: float = Field(
-        600.0, gt=0, description="Time for one set, counted while a rollout is there; then training goes on without it."
+        600.0, gt=0, description="Time limit for one set, counted while a rollout has the weights; then it is skipped."
     )
 
 
 class DynamicSamplingSection(Section):
-    """[trainer.dynamic_sampling]: groups whose rewards are all equal give their place in the batch to others."""
+    """[trainer.dynamic_sampling]: groups whose rewards are all equal are replaced by others."""
 
-    enabled: bool | None = Field(None, description="Unset: the algorithm's (dapo: true, the others: false).")
+    enabled: bool | None = Field(None, description="Unset: true for dapo, else false.")
     max_refills: int = Field(
-        3, ge=0, description="How often a step's batch is topped up; what is there then is trained as it is."
+        3, ge=0, description="How many times a step's batch is refilled; after that it is trained as it is."
     )
 
 
 class CheckpointSection(Section):
-    """[trainer.checkpoint]: durable states of the training, from which it goes on after a restart."""
+    """[trainer.checkpoint]: checkpoints, from which a restarted trainer resumes."""
 
     interval: int = Field(
         100, ge=0, description="Optimizer steps between checkpoints; 0: only at the end and when stopped."
@@ -45,74 +45,75 @@ class CheckpointSection(Section):
         pattern=r"^$|^eval/.+/.+$",
         description="Evaluation metric, e.g. eval/heldout/ans_acc, whose best checkpoint is kept. Empty: none.",
     )
-    best_mode: Literal["max", "min"] = Field("max", description="Whether more or less of best_metric is better.")
-    folder: Path | None = Field(None, description="Where they go. Default: checkpoints in the run's folder.")
+    best_mode: Literal["max", "min"] = Field("max", description="Whether a higher or a lower best_metric is better.")
+    folder: Path | None = Field(
+        None, description="Folder of the checkpoints. Default: checkpoints in the run's folder."
+    )
 
 
 class EarlyStopSection(Section):
-    """[trainer.early_stop]: the run is finished when an evaluation's metric has stopped getting better."""
+    """[trainer.early_stop]: the run is finished when an evaluation metric stops improving."""
 
     metric: str = Field(
         "",
         pattern=r"^$|^eval/.+/.+$",
-        description="Evaluation metric, e.g. eval/heldout/ans_acc. Empty: the run is not ended early.",
+        description="Evaluation metric, e.g. eval/heldout/ans_acc. Empty: no early stopping.",
     )
-    mode: Literal["max", "min"] = Field("max", description="Whether more or less of the metric is better.")
+    mode: Literal["max", "min"] = Field("max", description="Whether a higher or a lower metric is better.")
     patience: int = Field(5, ge=1, description="Evaluations in a row without improvement after which the run ends.")
-    min_delta: float = Field(0.0, ge=0, description="Improvement that counts: by more than this.")
+    min_delta: float = Field(0.0, ge=0, description="Improvements of at most this do not count.")
 
 
 class WeightsSection(Section):
-    """[trainer.weights]: how new weights travel to the rollouts."""
+    """[trainer.weights]: how new weights are sent to the rollouts."""
 
     transport: str = Field(
         "gloo",
-        description="Way of the tensors. gloo: between CPUs, by TCP; nccl: between GPUs; file: safetensors in a folder "
-        "that all see; or the name of another package's.",
+        description="gloo: between CPUs, over TCP; nccl: between GPUs; file: safetensors in a shared folder; or one "
+        "that an installed package brings.",
     )
-    transport_parameters: dict[str, Any] = Field({}, description="Parameters of a transport of another package.")
+    transport_parameters: dict[str, Any] = Field(
+        {}, description="Parameters of a transport that an installed package brings."
+    )
     folder: Path | None = Field(
         None,
-        description="With the file transport: where versions are written, the same path at every rollout. Default: "
-        "weights in the run's folder.",
+        description="Folder of the file transport, at the same path for all. Default: weights in the run's folder.",
     )
     bucket_bytes: int = Field(32 << 20, ge=1 << 10, description="Size of the packed buckets.")
     timeout_seconds: float = Field(
         60.0,
         gt=0,
-        description="Time in which an update must reach the rollouts, retries included, beside that of its bytes.",
+        description="Time limit of an update, retries included, in addition to the time for its bytes.",
     )
     least_bandwidth: float = Field(
         50e6,
         gt=0,
-        description="Bytes per second at which the trainer sends at least, to all rollouts together: an update has "
-        "timeout_seconds + bytes * rollouts / least_bandwidth.",
+        description="Least bytes per second to expect, to all rollouts together: an update may take timeout_seconds + "
+        "bytes * rollouts / least_bandwidth.",
     )
     store_host: str = Field(
         "",
-        description="Host at which rollouts reach the group's store and Gloo. Default: the interface's "
-        "address, if one is named; else the trainer's.",
+        description="Host at which rollouts reach the group's store and Gloo. Default: the address of interface, if "
+        "set, else the trainer's.",
     )
     store_port: int = Field(0, ge=0, le=65535, description="Port of the store; 0: any free one.")
     interface: str = Field(
         "",
-        description="Network interface of the weight group here, e.g. eth1: its store, Gloo and NCCL listen there "
-        "alone. Default: that of store_host.",
+        description="Network interface of the weight group at the trainer, e.g. eth1: store, Gloo and NCCL listen only "
+        "there. Default: that of store_host.",
     )
     pause_mode: Literal["keep", "wait", "abort"] = Field(
-        "keep", description="Completions under way: kept and continued, finished first, or started again."
+        "keep", description="Running completions are kept and continued, finished first, or started again."
     )
     overlap: bool = Field(
         True, description="Send from a copy while the next step is trained; false: training waits for the update."
     )
     sleep_rollouts: bool = Field(
         False,
-        description="Rollouts sleep while a step is trained, and the new weights wake them: for a GPU that both share "
+        description="Put rollouts to sleep while a step is trained, until the new weights come: for a shared GPU "
         "(launcher.colocate).",
     )
-    keep_kv_cache: bool = Field(
-        False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
-    )
+    keep_kv_cache: bool = Field(False, description="Keep the KV cache of the old weights: faster, but inexact.")
 
     @field_validator("transport")
     @classmethod
@@ -124,7 +125,7 @@ class WeightsSection(Section):
     @model_validator(mode="after")
     def _completions_need_not_end_asleep(self) -> Self:
         if self.sleep_rollouts and self.pause_mode == "wait":
-            raise ValueError("pause_mode: got 'wait' with sleep_rollouts, and none ends asleep; allowed: keep, abort")
+            raise ValueError("pause_mode: got 'wait', but asleep no completion can finish; allowed: keep, abort")
         return self
 
     @model_validator(mode="after")
@@ -135,28 +136,30 @@ class WeightsSection(Section):
 
 
 class TrainerSection(LearnerSettings):
-    """[trainer]: the learner's keys, flat, and the service's."""
+    """[trainer]: the policy's training, and the trainer service."""
 
-    ranks: int = Field(1, ge=1, description="Processes of the training job on this host; more than one by torchrun.")
+    ranks: int = Field(
+        1, ge=1, description="Processes of the training job on this host; for several hosts use torchrun."
+    )
     torch_threads: int = Field(1, ge=1, description="Threads of torch's operators, per rank.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="Evaluations.")
     dynamic_sampling: DynamicSamplingSection = Field(
-        DynamicSamplingSection(), description="Groups that teach nothing are replaced."
+        DynamicSamplingSection(), description="Replaces groups whose rewards are all equal."
     )
     max_invalid_groups: int = Field(
-        1000, ge=0, description="Groups in a row that cannot be trained after which the run has failed; 0: any number."
+        1000, ge=0, description="Invalid groups in a row after which the run has failed; 0: no limit."
     )
-    early_stop: EarlyStopSection = Field(EarlyStopSection(), description="When a run ends before its last step.")
+    early_stop: EarlyStopSection = Field(EarlyStopSection(), description="Early stopping.")
     prefetch: bool = Field(True, description="Fetch the next batch while this one is trained.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
     weights: WeightsSection = Field(WeightsSection(), description="Weight updates.")
-    samples_interval: int = Field(10, ge=0, description="Steps between readable samples of the batch; 0: none.")
+    samples_interval: int = Field(10, ge=0, description="Steps between samples of the batch in samples/; 0: none.")
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
     callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
     broker_timeout_seconds: float = Field(
-        600.0, gt=0, description="How long a broker that went away during the run is waited for."
+        600.0, gt=0, description="How long calls are retried while the broker is unavailable during the run."
     )
 
     @model_validator(mode="after")
@@ -168,7 +171,9 @@ class TrainerSection(LearnerSettings):
             if not name:
                 continue
             if not (self.evaluation.interval or self.evaluation.before_training):
-                raise ValueError(f"{key} is {name!r}, but nothing is evaluated on the way: set evaluation.interval")
+                raise ValueError(
+                    f"{key} is {name!r}, but nothing is evaluated during training: set evaluation.interval"
+                )
             if self.evaluation.sets is not None and name.split("/")[1] not in self.evaluation.sets:
                 raise ValueError(
                     f"{key} is {name!r}, but evaluation.sets has {self.evaluation.sets}: name one of them after 'eval/'"
@@ -183,7 +188,7 @@ class TrainerSection(LearnerSettings):
 
 
 def check_transport(settings: WeightsSection) -> None:
-    """Raise ConfigError when the weights' transport cannot work on this machine. Imports torch for nccl alone."""
+    """Raise ConfigError if the transport cannot work on this machine. Imports torch only for nccl."""
     if settings.transport == "nccl":
         from quartet_weights.process_group import nccl_missing
 

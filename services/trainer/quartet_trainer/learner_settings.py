@@ -23,13 +23,13 @@ def _own_algorithms() -> tuple[str, ...]:
 
 
 OWN_ALGORITHMS = _own_algorithms()
-"""Names of the public functions of `algorithms.builtin`, which is read and not imported, as it imports torch."""
+"""Names of the public functions of `algorithms.builtin`, which is parsed, because importing it imports torch."""
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
-"""The group of entry points by which other packages bring algorithms, see docs/extend.md."""
+"""Entry point group for algorithms of other packages, see docs/extend.md."""
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 LOWEST_TEMPERATURE = 1e-6
-"""Of completions that can be trained on: logits divided by it stay finite in float32."""
+"""Lowest sampling temperature that can be trained on: logits divided by it stay finite in float32."""
 
 
 _PEFT_NAMES = {"r": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
@@ -37,7 +37,7 @@ _NOT_TRAINED = (
     *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"),
     *("lora_bias", "fan_in_fan_out"),
 )
-"""Keys of PEFT's configuration that make another adapter than A and B of every target module."""
+"""Keys of PEFT's configuration that are not supported."""
 
 
 def _in_order(value: object) -> object:
@@ -45,7 +45,7 @@ def _in_order(value: object) -> object:
 
 
 class LoraSection(Section):
-    """[trainer.lora]: train low-rank adapters of some matrices and leave the model as it is."""
+    """[trainer.lora]: train low-rank adapters of some matrices; the model's own weights stay fixed."""
 
     r: int = Field(default=0, ge=0, description="Rank of the adapters; 0: none, the whole model is trained.")
     alpha: float = Field(default=16.0, gt=0, description="An adapter's product is scaled by alpha / r.")
@@ -57,8 +57,8 @@ class LoraSection(Section):
 
     path: Path | None = Field(
         default=None,
-        description="PEFT adapter folder to start from, of the same r, alpha and target_modules; or a checkpoint of a "
-        "run's, for the adapter in it. Unset: A is drawn and B is 0.",
+        description="PEFT adapter folder to start from, with the same r, alpha and target_modules; or a run's "
+        "checkpoint, for the adapter in it. Unset: A is random and B is 0.",
     )
 
     @field_validator("path")
@@ -94,7 +94,7 @@ class LoraSection(Section):
 
 
 HEAD_PLUGINS = ("torch_ddp", "low_level_zero")
-"""Those under which the policy may have a value head."""
+"""Plugins under which the policy can have a value head."""
 
 
 class CriticSection(Section):
@@ -102,27 +102,27 @@ class CriticSection(Section):
 
     form: Literal["separate", "head"] = Field(
         default="separate",
-        description="A model of its own, or a value head on the policy's own trunk: one forward pass and one loss.",
+        description="separate: its own model; head: a value head on the policy's trunk, one forward pass and one loss.",
     )
     model: Path | None = Field(
         default=None,
-        description="Hugging Face folder a separate one starts from. Unset: the policy's. Its value head starts at 0.",
+        description="Hugging Face folder for a separate one. Unset: the policy's model. Its value head starts at 0.",
     )
     learning_rate: float | None = Field(
         default=None,
         ge=0,
-        description="Peak learning rate of its AdamW; of form head, the head's own. Unset: trainer.learning_rate.",
+        description="Peak learning rate of its AdamW; with form head, that of the head. Unset: trainer.learning_rate.",
     )
     value_coefficient: float = Field(
-        default=0.1, gt=0, description="Weight of its loss beside the policy's, of form head only."
+        default=0.1, gt=0, description="Weight of its loss relative to the policy's; form head only."
     )
     value_clip: float = Field(
-        default=0.2, ge=0, description="How far a value may move in a step before its gradient ends; 0: any way."
+        default=0.2, ge=0, description="Clip range of the value loss: how far a value may move in a step; 0: none."
     )
 
 
 class PtxSection(Section):
-    """[trainer.ptx]: a language-model loss on given texts beside the policy's, against forgetting."""
+    """[trainer.ptx]: a language-model loss on given texts, added to the policy's against forgetting."""
 
     coefficient: float = Field(
         default=0.0,
@@ -133,7 +133,7 @@ class PtxSection(Section):
     data: Path | None = Field(
         default=None, description='JSONL with one text a line as token ids: {"input_ids": [1, 2, 3]}.'
     )
-    sequences_per_step: int = Field(default=8, ge=1, description="Texts of a step, over all ranks.")
+    sequences_per_step: int = Field(default=8, ge=1, description="Texts per step, over all ranks.")
 
 
 class LearnerSettings(Section):
@@ -149,7 +149,7 @@ class LearnerSettings(Section):
     )
     zero_stage: Literal[1, 2] | None = Field(
         default=None,
-        description="What data-parallel ranks share out: 1 the optimizer's state, 2 the gradients too. "
+        description="What is sharded over data-parallel ranks: 1: the optimizer's state; 2: the gradients too. "
         "Unset: low_level_zero 1, hybrid_parallel nothing.",
     )
     offload_optimizer: bool = Field(
@@ -161,13 +161,13 @@ class LearnerSettings(Section):
 
     preset: PresetName | None = Field(
         default=None,
-        description="Another program's defaults for the keys of this section that are not written here: those of "
+        description="Another program's defaults for the keys that are not set in this section: those of "
         "ColossalChat's -a GRPO, DAPO, REINFORCE_PPB or RLOO (docs/colossalchat.md).",
     )
     algorithm: str = Field(
         default="grpo",
-        description="Advantage estimator and loss, as one named whole: one of docs/algorithms.md, or one that an "
-        "installed package brings.",
+        description="Advantage estimator and loss, by name: one of docs/algorithms.md, or one that an installed "
+        "package brings.",
     )
     algorithm_parameters: dict[str, Any] = Field(
         default={}, description="Parameters of an algorithm that an installed package brings."
@@ -177,7 +177,9 @@ class LearnerSettings(Section):
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's decay rates, each in [0, 1).")
     adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's denominator term.")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay; never on norms and biases.")
-    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient norm above which it is scaled; 0: never.")
+    max_grad_norm: float = Field(
+        default=1.0, ge=0, description="Gradient norm to which a larger gradient is scaled; 0: never."
+    )
 
     schedule: Literal["constant", "cosine", "linear"] = Field(
         default="constant", description="Learning rate after the warm-up."
@@ -187,7 +189,7 @@ class LearnerSettings(Section):
         default=0, ge=0, description="Optimizer steps until the schedule's minimum, warm-up included; 0: run.max_steps."
     )
     min_learning_rate_ratio: float = Field(
-        default=0.1, ge=0, le=1, description="The schedule's minimum over the peak; the rate stays there for good."
+        default=0.1, ge=0, le=1, description="The schedule's minimum over the peak; then the rate stays there."
     )
 
     clip_low: float | None = Field(
@@ -199,31 +201,32 @@ class LearnerSettings(Section):
     dual_clip: float = Field(
         default=0.0,
         ge=0,
-        description="Where A < 0, the loss is held below -this * A; above 1 (3 is usual); 0: no bound.",
+        description="Where the advantage A < 0, the loss is at most -this * A; above 1 (3 is usual); 0: no bound.",
     )
     max_mean_ratio: float | None = Field(
-        default=None, ge=0, description="Mean ratio above which a batch changes no weight; 0: none. Unset: ppo 20."
+        default=None, ge=0, description="Mean ratio above which a batch is skipped; 0: no limit. Unset: ppo 20."
     )
 
     kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the KL to the first weights; a reference model is kept only if > 0."
+        default=0.0, ge=0, description="Weight of the KL to the initial weights; a reference model is kept only if > 0."
     )
     kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
         default=None, description="Estimator of that KL. Unset: the algorithm's (most: k3)."
     )
     kl_in: Literal["loss", "reward"] | None = Field(
-        default=None, description="Added to the loss, or taken from the reward. Unset: the algorithm's (most: loss)."
+        default=None,
+        description="Added to the loss, or subtracted from the reward. Unset: the algorithm's (most: loss).",
     )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the entropy in the loss, as a bonus.")
     reward_clip: float | None = Field(
-        default=None, ge=0, description="Rewards are held within +- this; 0: as they are. Unset: ppo 5."
+        default=None, ge=0, description="Rewards are clipped to +- this; 0: no clipping. Unset: ppo 5."
     )
     gamma: float = Field(
         default=1.0, ge=0, le=1, description="Discount of later rewards, per token (reinforce_pp, ppo)."
     )
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="Lambda of generalized advantage estimation (ppo).")
     aggregation: AggregationName | None = Field(
-        default=None, description="How token losses make one number. Unset: the algorithm's."
+        default=None, description="How token losses are aggregated. Unset: the algorithm's."
     )
     std_epsilon: float = Field(default=1e-4, gt=0, description="Added to the group's standard deviation (GRPO, DAPO).")
     mask_truncated: bool | None = Field(
@@ -231,7 +234,7 @@ class LearnerSettings(Section):
     )
     skip_zero_advantage: bool = Field(
         default=True,
-        description="Spare forward and backward of completions that cannot move the gradient (advantage 0, no KL).",
+        description="Skip forward and backward of completions that cannot change the gradient (advantage 0, no KL).",
     )
 
     epochs: int = Field(default=1, ge=1, description="Passes over each batch.")
@@ -248,7 +251,7 @@ class LearnerSettings(Section):
     )
     correction: Literal["none", "tis", "icepop", "sequence-mask"] = Field(
         default="tis",
-        description="What weighs tokens by recomputed over rollout probabilities; no effect with the rollout's.",
+        description="Weighting of tokens by recomputed over rollout probabilities; none with old_log_probs rollout.",
     )
     tis_cap: float = Field(
         default=2.0,
@@ -290,15 +293,15 @@ class LearnerSettings(Section):
 
     @property
     def ratio_to(self) -> Literal["rollout", "recompute"]:
-        """`old_log_probs`, or where it is unset the algorithm's own choice.
+        """`old_log_probs`; if unset, the algorithm's choice.
 
-        GSPO's range is a few ten-thousandths wide: narrower than what an engine's arithmetic, or one step of lag, moves
-        the mean log-prob of a completion.
+        GSPO's clip range is a few ten-thousandths wide. An engine's arithmetic, or one step of staleness, changes the
+        mean log-prob of a completion by more than that.
         """
         return self.old_log_probs or ("recompute" if self.algorithm == "gspo" else "rollout")
 
     def on(self, device: str) -> LearnerSettings:
-        """With the `precision` that they have on "cuda" or "cpu"."""
+        """Return the settings with `precision` resolved for "cuda" or "cpu"."""
         if self.precision != "auto":
             return self
         half = device == "cuda" or self.plugin == "gemini"
@@ -306,7 +309,7 @@ class LearnerSettings(Section):
 
     @property
     def masks_truncated(self) -> bool:
-        """`mask_truncated`, or where it is unset that of our own algorithms."""
+        """`mask_truncated`; if unset, the built-in algorithm's."""
         return self.algorithm == "dapo" if self.mask_truncated is None else self.mask_truncated
 
     @model_validator(mode="before")
@@ -416,11 +419,11 @@ class LearnerSettings(Section):
 
 
 def check_schedule(settings: LearnerSettings, max_steps: int) -> None:
-    """Raise LearnerError for a schedule that falls and has no end, or one that ends within its warm-up.
+    """Raise LearnerError if a falling schedule has no end, or ends within its warm-up.
 
     Args:
         settings: `schedule`, `warmup_steps`, `schedule_steps`.
-        max_steps: steps of the run, the schedule's length where the settings give none; 0: unknown.
+        max_steps: steps of the run, the schedule's length if the settings have none; 0: unknown.
     """
     end = settings.schedule_steps or max_steps
     if settings.schedule != "constant" and end <= settings.warmup_steps:
