@@ -159,7 +159,7 @@ class Checkpointer:
         if committed > ours:
             raise TrainingError(
                 f"run '{self._run.spec.run_id}' has {committed} committed steps, but the newest checkpoint in "
-                f"'{self._root}' has {ours}: bring that checkpoint back, or start another run"
+                f"'{self._root}' has {ours}: restore the newer checkpoint, or start another run"
             )
         manifest = newest.manifest if newest else {}
         self._mark = manifest.get("ledger")
@@ -190,7 +190,7 @@ class Checkpointer:
         if not answer.HasField("settle_from_step"):
             if books < step:
                 raise TrainingError(
-                    f"this broker is of an earlier release and takes no ledger: groups of the steps {books} to "
+                    f"this broker is of an earlier release, which takes no ledger: groups of the steps {books} to "
                     f"{step - 1} would be trained again. Upgrade the broker, and start again"
                 )
             return
@@ -212,7 +212,7 @@ class Checkpointer:
             self._patience.restore(theirs["early_stop"])
         self._last = as_message(newest)
         self._status.step = self._status.checkpoint_step = newest.step
-        log.info("going on from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
+        log.info("resuming from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
         """Append the batch of `step`, which is marked trained at the broker, to the ledger. Raises TrainingError."""
@@ -292,7 +292,7 @@ class Checkpointer:
             answer = self._session.commit(step)
         except Stopped:
             # The checkpoint is durable; a restarted trainer reports it in OpenSession.
-            log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
+            log.warning("checkpoint is not committed yet: the broker is unavailable", extra={"step": step})
         else:
             self._first_remembered_pass = max(self._first_remembered_pass, answer.first_remembered_pass)
 

@@ -185,5 +185,5 @@ def _try_lock(file: TextIO) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        log.warning("the folder of checkpoints cannot be locked; see that no second trainer uses it: %s", error)
+        log.warning("the checkpoint folder cannot be locked; make sure that no other trainer uses it: %s", error)
     return True

@@ -204,8 +204,8 @@ class Evaluator:
         if full.dead or unreadable:
             self._warn(
                 f"evaluation {evaluation_id} is incomplete: {full.finished - unreadable} of {full.prompts}; "
-                f"{full.dead} were set aside (quartet dead list), the transcripts of {unreadable} cannot be read, so "
-                "there is no figure"
+                f"{full.dead} are dead (quartet dead list) and the transcripts of {unreadable} cannot be read, so it "
+                "has no result"
             )
         log.info("evaluated", extra={"set": name, "version": version, "ans_acc": accuracy, "path": str(path)})
         return metrics

@@ -232,6 +232,7 @@ class TrainingLoop:
 
     def _bring_all(self) -> int:
         """Send this version to every rollout that lacks it, and wait. Return how many rollouts have it."""
+        self._settle()
         self.learner.idle()
         self._collect_update(wait=True)
         self._begin_update()

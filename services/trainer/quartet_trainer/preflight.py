@@ -137,7 +137,7 @@ def _check_critic(config: Config, model: dict[str, Any]) -> None:
     if vocabulary != model.get("vocab_size"):
         raise ConfigError(
             f"trainer.critic.model: {path} has a vocabulary of {vocabulary}, the policy one of "
-            f"{model.get('vocab_size')}; they must read the same tokens"
+            f"{model.get('vocab_size')}; they must have the same tokens"
         )
 
 
@@ -153,7 +153,7 @@ def _check_folders(config: Config) -> None:
     for folder in (config.run.path, checkpoint_root(config)):
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
+            raise ConfigError(f"run.folder: '{folder}' cannot be created: '{existing}' is not a writable folder")
 
 
 def _check_sampling(config: Config) -> None:
@@ -202,11 +202,11 @@ def _warn(config: Config) -> None:
     if cuts and not run.sampling_masks:
         log.warning(
             f"run.sampling: {', '.join(cuts)} without run.sampling_masks biases every importance ratio: the rollout's "
-            "log-probs are of the candidates that are left, the trainer's of the whole vocabulary; set "
+            "log-probs are over the remaining candidates, the trainer's over the whole vocabulary; set "
             "run.sampling_masks = true"
         )
     if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
         log.warning(
-            "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
-            "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
+            "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes most, but "
+            "their rewards count in the mean of their group; with that verifier set trainer.mask_truncated = false"
         )

@@ -70,7 +70,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         if not self._status.step:
             raise failed_precondition("checkpoint", "no batch has been trained yet: there is nothing to save")
         if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:
-            raise failed_precondition("checkpoint", "the training has ended; ListCheckpoints tells what there is")
+            raise failed_precondition("checkpoint", "the training has ended; ListCheckpoints lists its checkpoints")
         try:
             checkpoint = await asyncio.wrap_future(self._control.request_checkpoint())
         except Stopped as error:

@@ -64,7 +64,7 @@ class BrokerSession:
     ):
         """`patience`: seconds for which calls are retried while the broker is unavailable."""
         self._channel = channel
-        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self.stub = broker_pb2_grpc.BrokerServiceStub(channel)
         self._peer = peer
         self._run_id = run_id
         self._holder = holder
@@ -72,11 +72,6 @@ class BrokerSession:
         self._status = status
         self._patience = patience
         self.epoch = -1
-
-    @property
-    def stub(self) -> broker_pb2_grpc.BrokerServiceStub:
-        """For calls outside the session."""
-        return self._stub
 
     def wait_for_run(self, while_waiting: Callable[[], None]) -> broker_pb2.Run:
         """Wait without limit for the broker and for the run to be created; call `while_waiting` between attempts.
@@ -91,7 +86,7 @@ class BrokerSession:
                 if not handshake_done:
                     handshake(self._channel, common_pb2.SERVICE_KIND_TRAINER, timeout=5.0)
                     handshake_done = True
-                run = self._stub.GetRun(broker_pb2.GetRunRequest(run_id=self._run_id), timeout=CALL_SECONDS).run
+                run = self.stub.GetRun(broker_pb2.GetRunRequest(run_id=self._run_id), timeout=CALL_SECONDS).run
                 self._status.wait_for("")
                 return run
             except grpc.RpcError as error:
@@ -140,7 +135,7 @@ class BrokerSession:
         return self._retry(f"LeaseExperience of step {step}", lambda: self._lease_once(request, cancelled))
 
     def _lease_once(self, request: broker_pb2.LeaseExperienceRequest, cancelled: WakeEvent) -> Batch | None:
-        call = self._stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
+        call = self.stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
         batch: Batch | None = None
         with cancelled.may_cancel(call):
             try:
@@ -155,7 +150,7 @@ class BrokerSession:
                     return None
                 raise
         if batch is None:
-            raise TrainingError(f"{self._peer}: LeaseExperience of step {request.step} gave no manifest")
+            raise TrainingError(f"{self._peer}: LeaseExperience of step {request.step} returned no manifest")
         if batch.manifest.granted and len(batch.groups) != len(batch.manifest.instance_ids):
             raise TrainingError(
                 f"{self._peer}: the batch of step {request.step} has {len(batch.groups)} groups, "
@@ -216,7 +211,7 @@ class BrokerSession:
 
         def call() -> broker_pb2.StartEvaluationResponse | None:
             try:
-                return self._stub.StartEvaluation(request, timeout=CALL_SECONDS)
+                return self.stub.StartEvaluation(request, timeout=CALL_SECONDS)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     return None
@@ -231,7 +226,7 @@ class BrokerSession:
         )
 
         def call() -> broker_pb2.GetEvaluationResponse | None:
-            answer = self._stub.GetEvaluation.future(request, timeout=wait + CALL_SECONDS)
+            answer = self.stub.GetEvaluation.future(request, timeout=wait + CALL_SECONDS)
             try:
                 with self._control.wake.may_cancel(answer):
                     return answer.result()
@@ -247,7 +242,7 @@ class BrokerSession:
 
     def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
         """`_retry` a unary call; `of` is added to its name in errors and logs."""
-        return self._retry(method + of, partial(getattr(self._stub, method), request, timeout=CALL_SECONDS), last)
+        return self._retry(method + of, partial(getattr(self.stub, method), request, timeout=CALL_SECONDS), last)
 
     def _retry(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
         """Call, and retry while the broker is unavailable.

@@ -22,7 +22,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise TrainingError(f"cannot write '{path}': {reason}; the run goes on from its last checkpoint") from error
+        raise TrainingError(
+            f"cannot write '{path}': {reason}; started again, the trainer resumes from its last checkpoint"
+        ) from error
 
 
 LONGEST_TEXT = 4000

@@ -187,5 +187,5 @@ def load_transport(name: str, parameters: dict[str, Any], host: str, folder: Pat
     lacking = [part for part in _PARTS if not hasattr(end, part)]
     if lacking:
         gave = type(end).__name__
-        raise ConfigError(f"transport '{name}': trainer_end gave a {gave}, which lacks {', '.join(lacking)}")
+        raise ConfigError(f"transport '{name}': trainer_end returned a {gave}, which lacks {', '.join(lacking)}")
     return end

@@ -134,6 +134,7 @@ def test_no_newer_version_is_published_during_an_evaluation(train: Train, broker
     broker.wait_until(lambda: sent_to() == [1, 2])
     assert late.installed(0) is not None, "a late rollout helps in the evaluation, with the version it is about"
     assert broker.trained == [] and one.installed(1) is None
+    assert training.control.request_checkpoint().result(30).step == 0, "requests are answered meanwhile"
     broker.evaluation_complete.set()
     assert training.join() == "all steps are done"
     assert [one.installed(v) is not None for v in range(4)] == [True] * 4
