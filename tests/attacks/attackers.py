@@ -1,6 +1,6 @@
-"""Attackers, as many as threads: `python attackers.py '{"seconds": 10, …}'` prints how often which code came, as JSON.
+"""Runs attacks in several threads: `python attackers.py '{"seconds": 10, …}'` prints counts of status codes as JSON.
 
-A process of lower priority: attackers' own work is done elsewhere, and takes no processor from the services.
+The process has a low priority, because real attackers do not use the services' processors.
 """
 
 import json
@@ -20,9 +20,9 @@ THREADS = 6
 
 
 def main(run_id: str, addresses: dict[str, str], seconds: float, seed: int) -> dict[str, dict[str, int]]:
-    """Attack for so long, and until each attack has come as often as any other; return the codes of each, counted."""
+    """Attack for `seconds`, and until all attacks were made equally often; return the counts of codes by attack."""
     end = time.monotonic() + seconds
-    came: dict[str, Counter[str]] = {attack.name: Counter() for attack in ATTACKS}
+    codes_by_attack: dict[str, Counter[str]] = {attack.name: Counter() for attack in ATTACKS}
     lock, shuffling = threading.Lock(), random.Random(seed)
     deck = shuffling.sample(ATTACKS, len(ATTACKS))
 
@@ -44,12 +44,12 @@ def main(run_id: str, addresses: dict[str, str], seconds: float, seed: int) -> d
             except OSError as error:  # a connection that was refused
                 codes = [type(error).__name__]
             with lock:
-                came[attack.name].update(codes)
+                codes_by_attack[attack.name].update(codes)
         attacker.close()
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))
-    return {name: dict(codes) for name, codes in came.items()}
+    return {name: dict(codes) for name, codes in codes_by_attack.items()}
 
 
 if __name__ == "__main__":

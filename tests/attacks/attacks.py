@@ -1,9 +1,9 @@
-"""The attacks: what each sends, and the only status codes with which it may be answered.
+"""The attacks: the requests that each makes, and the allowed status codes of the responses.
 
-What one call can be wrong in is tests/contract's to show: here are those that last, grow, or reach an engine.
+tests/contract covers single invalid calls; these attacks repeat, accumulate, or reach an engine.
 
-A code says whose fault a refusal is. INTERNAL and UNKNOWN blame the service, so no attack lists them. OK stands where
-what is sent may be taken: then it harms its own prompt, group or run alone.
+No attack allows INTERNAL or UNKNOWN, which blame the service. OK is allowed if the request may be accepted and then
+affects only its own prompt, group or run.
 """
 
 import random
@@ -29,23 +29,23 @@ sys.path += [str(TESTS / "contract"), str(TESTS / "hostile")]
 from answers import ANSWERS  # noqa: E402
 from hostile_connections import idle_connections  # noqa: E402
 
-SECONDS = 60.0  # for an answer
-HELD_SECONDS = 2.0  # connections and streams are held, saying nothing
+SECONDS = 60.0  # timeout of a call
+HELD_SECONDS = 2.0  # duration of idle connections and streams
 MEBI = 1 << 20
 HUGE = (2**53, 2**62, 2**63 - 1, -1, -(2**63))
 NOBODY = "127.0.0.1:1"
 
 INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
 PRECONDITION, ABORTED = "FAILED_PRECONDITION", "ABORTED"
-CLOSED = "closed"  # a connection that was let go, or held until the attacker left
+CLOSED = "closed"  # a connection that the service or the attacker closed
 
 
 @dataclass
 class Attacker:
-    """Somebody with a network port and every role.
+    """An attacker with network access and every role.
 
     Attributes:
-        run_id: the run that is attacked.
+        run_id: the attacked run.
         own_run: a run of the attacker's own, which exists.
         addresses: host:port by kind of service.
     """
@@ -65,7 +65,7 @@ class Attacker:
             caller.close()
 
     def name(self) -> str:
-        """Return a name that nobody has."""
+        """Return an unused name."""
         return f"attack-{self.chance.getrandbits(64):x}"
 
     def ask(self, rpc: str, request: Message) -> Message:
@@ -73,11 +73,11 @@ class Attacker:
         return self.callers[rpc.partition(".")[0]].call(rpc, request, timeout=SECONDS)
 
     def send(self, rpc: str, **fields: object) -> str:
-        """Return the status code with which a request of these fields is answered."""
+        """Make a call with these fields; return the status code."""
         return self.code(rpc, GetMessageClass(method_of(rpc).input_type)(**fields))
 
     def code(self, rpc: str, request: Message | bytes) -> str:
-        """Return the status code with which a message, or what is none, is answered; of a stream the first answer's."""
+        """Make a call with a message or arbitrary bytes; return the status code, of a stream the first response's."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
         error = self.callers[rpc.partition(".")[0]].raw(rpc, data, SECONDS)
         return error.code().name if error else "OK"
@@ -88,7 +88,7 @@ Act = Callable[[Attacker], Iterator[str]]
 
 @dataclass(frozen=True)
 class Attack:
-    """One kind of attack. `act` does it once and yields the codes that came; `allowed` are those that may come."""
+    """One kind of attack. `act` makes it once and yields the status codes; `allowed` are the allowed ones."""
 
     name: str
     allowed: frozenset[str]
@@ -99,7 +99,7 @@ ATTACKS: list[Attack] = []
 
 
 def attack(name: str, *allowed: str) -> Callable[[Act], Act]:
-    """Enter a function into the table."""
+    """Add a function to ATTACKS."""
 
     def enter(act: Act) -> Act:
         ATTACKS.append(Attack(name, frozenset(allowed), act))

@@ -1,12 +1,12 @@
-"""Attacks of all kinds on a live run, for some minutes, beside a bystander: the last part of `make fuzz`.
+"""Attacks of all kinds on a running system, with a bystander that makes ordinary calls: the last part of `make fuzz`.
 
     .quartet/envs/dev/bin/python tests/attacks/run.py [--minutes 10] [--seed 1]
 
-Four real services train a small model. First a bystander's calls are timed while nobody attacks; then attackers
-(attacks.py) send what they have, in random order, and it goes on calling. Wanted: each attack is answered with codes
-that say whose fault it is; a call of the bystander takes at its 99th percentile at most three times as long as before
-and under a second; steps are trained in each minute; no process grows by more than `MOST_GROWTH`; then the prompts are
-ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails.
+Four real services train a small model. The bystander's calls are timed before and during the attacks (attacks.py),
+which come in random order. Requirements: each attack gets an allowed status code; the 99th percentile of the
+bystander's calls is at most three times that before, and under a second; steps are trained in each minute; no process
+grows by more than `MOST_GROWTH`; after the prompts are ended, the run ends with a clean audit. The tables are printed;
+the exit status is 1 if a requirement is not met.
 """
 
 import argparse
@@ -38,35 +38,35 @@ sys.path.append(str(HERE.parent / "upgrade"))
 from live_run import RUN, SERVICES, LiveRun  # noqa: E402 (beside the other suite's tests)
 from preloaded import Pythons, make_models, process_of  # noqa: E402
 
-PART_SECONDS = 60.0  # in each part of the time, or all of it if it is shorter, steps are to be trained
-SECONDS = 300.0  # for anything that is waited for
+PART_SECONDS = 60.0  # in each such interval, or in all the time if that is shorter, steps must be trained
+SECONDS = 300.0  # timeout of every wait
 MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
-# What a p99 may be whatever it was before: processes that want the same two processors take turns of a few
-# milliseconds each, and with the attackers there are more of them than when it was quiet. On a machine that is busy
-# with other work, a call may wait as long as three wakings of a timer: of bystander, service, and between.
+# A p99 that is always allowed: processes share two processors in slices of a few milliseconds, and the attackers are
+# additional processes. On a machine with other load, a call may take as long as three wake-ups of a timer: of the
+# bystander, of the service, and one between.
 FLOOR_SECONDS = 0.02
 WAKINGS = 3
-# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed. The processes of
-# the reward service count apart: its worker may take all of reward.worker_memory_bytes.
+# Of a service with its processes: two messages of the maximal size for each attacker, as bytes and parsed. The reward
+# service's processes are counted separately, because a worker may use all of reward.worker_memory_bytes.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
 WORKERS, MOST_WORKERS_GROWTH = "workers", 1 << 30
-# Of Redis: what a run may keep of prompts, events and members, for the run and for each attacker's own; twice for what
-# Redis needs beside it.
+# Of Redis: the limits of prompts, events and members, for the run and for each attacker's own run, times two for
+# Redis' overhead.
 PROMPT_BYTES, EVENT_BYTES, MEMBER_BYTES = 32 << 20, 4 << 20, 1024 * 4096
 MOST_REDIS_GROWTH = 2 * (THREADS + 1) * (PROMPT_BYTES + EVENT_BYTES + MEMBER_BYTES)
 
 
 @dataclass
 class Report:
-    """What came of it.
+    """The measurements.
 
     Attributes:
-        codes: of each attack, counted.
-        calls: of the bystander: seconds by kind, before and during the attacks.
-        errors: calls of the bystander that were not answered OK, counted.
-        steps: trained in each part of the time.
-        memory: of each service with its processes, bytes: when it was quiet, and the most since.
-        audit: the line of `quartet audit`; wrong: sentences.
+        codes: counts of status codes by attack.
+        calls: seconds of the bystander's calls by kind, before and during the attacks.
+        errors: counts of the bystander's calls that failed.
+        steps: trained in each interval.
+        memory: bytes of each service with its processes: before the attacks, and the maximum since.
+        audit: the line of `quartet audit`; wrong: further faults, a sentence each.
     """
 
     codes: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def judge(self, timed: bool) -> list[str]:
-        """Return what is not as wanted, in sentences; `timed`: also latencies in comparison to those before."""
+        """Return the requirements not met, a sentence each; `timed`: compare latencies with those before, too."""
         wrong = list(self.wrong)
         for attack in ATTACKS:
             came = self.codes.get(attack.name, {})
@@ -103,7 +103,7 @@ class Report:
         return wrong
 
     def tables(self) -> str:
-        """Return all of it for a person."""
+        """Return the measurements as text."""
         lines = [f"{'attack':62} answered"]
         for name, codes in self.codes.items():
             lines.append(f"{name:62} {', '.join(f'{count} {code}' for code, count in sorted(codes.items()))}")
@@ -124,7 +124,7 @@ def p99(seconds: list[float]) -> float:
 
 
 async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Report:
-    """Do it all in a fresh folder; leave no process behind. Raises AssertionError if a service ends."""
+    """Run the attacks in a new folder; stop all processes at the end. Raises AssertionError if a service exits."""
     report = Report()
     settings = {
         "broker.max_prompt_bytes": PROMPT_BYTES,
@@ -190,7 +190,7 @@ async def _step(client: AsyncClient, least: int = 0) -> int:
 async def _watch(
     live: LiveRun, client: AsyncClient, report: Report, attackers: subprocess.Popen, seconds: float
 ) -> None:
-    """Count steps and look at memory until the attackers have done."""
+    """Count steps and sample memory until the attackers have finished."""
     step = await _step(client)
     ends = time.monotonic() + seconds
     part_ends = time.monotonic() + PART_SECONDS
@@ -222,7 +222,7 @@ def _memory(live: LiveRun) -> dict[str, int]:
 def _resident(processes: list[psutil.Process]) -> int:
     total = 0
     for one in processes:
-        with suppress(psutil.NoSuchProcess):  # a worker that was replaced just now
+        with suppress(psutil.NoSuchProcess):  # a worker that has just been replaced
             total += one.memory_info().rss
     return total
 
@@ -233,9 +233,9 @@ def _python(program: str, output: Path, *arguments: str) -> subprocess.Popen:
 
 
 def _read(calls: Path, began: float, report: Report) -> None:
-    """Read what the bystander wrote: calls before and during the attacks."""
+    """Read the bystander's calls before and during the attacks into the report."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for line in calls.read_text().splitlines()[:-1]:  # the last one may have been cut off
+    for line in calls.read_text().splitlines()[:-1]:  # the last one may be incomplete
         at, kind, seconds, code = line.split()
         during = float(at) > began
         found[kind][during].append(float(seconds))
@@ -246,18 +246,18 @@ def _read(calls: Path, began: float, report: Report) -> None:
 
 def main() -> int:
     """Return the exit status."""
-    parser = argparse.ArgumentParser(description="Attack a live run.")
+    parser = argparse.ArgumentParser(description="Attack a running system.")
     parser.add_argument("--minutes", type=float, default=10.0, help="of attacks (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of what is sent (default: %(default)s)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left behind by it either
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that processes are stopped, too
     folder = ROOT / ".quartet" / "attacks"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seconds = 60 * arguments.minutes
     report = asyncio.run(attack(folder, seconds, min(60.0, seconds / 2), arguments.seed))
     wrong = report.judge(timed=True)
-    print("\n".join([report.tables(), "", *(wrong or ["all as wanted"])]))
+    print("\n".join([report.tables(), "", *(wrong or ["all requirements met"])]))
     print(f"logs: {os.path.relpath(folder)}")
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""The short form of the attacks of `make fuzz` (run.py); its latencies are bounded, and not compared."""
+"""The short form of the attacks of `make fuzz` (run.py); latencies are bounded, but not compared with those before."""
 
 import asyncio
 from pathlib import Path

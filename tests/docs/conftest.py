@@ -1,4 +1,4 @@
-"""The programs that make pages stand in docs/tools, the interpreters that suites share in tests/preloaded."""
+"""Makes docs/tools, with the page generators, and tests/preloaded importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The error messages in the source, as templates: what differs from one to the next is "…"."""
+"""Finds the error messages in the source, as templates with "…" for variable parts."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ PACKAGES = {
     "launcher": "deploy/local/quartet_local",
 }
 
-# How the helpers of quartet_common.errors, and what is like them, make a sentence of their arguments.
+# The sentences that the helpers of quartet_common.errors and similar ones make of their arguments.
 FORMS = {
     "invalid_argument": "{0}: got {1}; allowed: {2}",
     "PromptRefused": "{0}: got {1}; allowed: {2}",
@@ -38,7 +38,7 @@ FORMS = {
     "invalid_request": "{0}",
 }
 KEYWORDS = {"came": 1, "allowed": 2}
-# Mistakes in a program, of ours or of a plug-in, not messages for who runs it.
+# These report programming errors, not errors for a user.
 PROGRAMMERS = (
     "TypeError",
     "AssertionError",
@@ -52,7 +52,7 @@ RETURNING = ("diagnosis.py", "refusals.py")
 """Modules whose functions return messages."""
 ENDINGS = ("Error", "Failed", "Refused", "Failure", "BadReference", "InvalidItem", "Crashed")
 LEAST_LETTERS = 8
-"""A template with fewer letters says nothing of itself: it passes on the words of another message."""
+"""A template with fewer letters only passes on another message."""
 _VERBS = (
     "ask bring call choose collect copy correct delete fetch finish give install issue join leave limit make move "
     "name put raise register retry see send set start stop submit take upgrade use wake watch write"
@@ -60,9 +60,9 @@ _VERBS = (
 CURE = re.compile(
     rf"\b(allowed|must|needs?|did you mean)\b|[;:,] (and |or )?({_VERBS.replace(' ', '|')})\b|\?$", re.IGNORECASE
 )
-"""What a message has in it that says what is allowed or what to do."""
+"""Words of a message that say what is allowed or what to do."""
 
-# Messages that nobody meets as they stand: where they are, and what becomes of them.
+# Modules whose messages no user sees as they are, and where the messages appear instead.
 INTERNAL = {
     "quartet_common/tensors.py": "in the sentence of who reads the tensor: '… cannot be read (…)'",
     "quartet_common/weights.py": "in the sentence of the rollout: 'manifest: …'",
@@ -82,7 +82,7 @@ INTERNAL = {
 
 @dataclass(frozen=True)
 class Message:
-    """A message that the source makes."""
+    """An error message of the source."""
 
     package: str
     where: str
@@ -90,7 +90,7 @@ class Message:
 
     @property
     def names_its_cure(self) -> bool:
-        """Whether its own words say what is allowed or what to do."""
+        """Whether it says what is allowed or what to do."""
         return CURE.search(self.template) is not None
 
     def __str__(self) -> str:
@@ -98,13 +98,13 @@ class Message:
 
 
 def letters(template: str) -> int:
-    """How many letters a template has of its own."""
+    """Return the number of letters in a template."""
     return len(re.findall(r"[A-Za-z]", template))
 
 
 @cache
 def messages() -> list[Message]:
-    """Every message for people that the services, the client and the launcher make, once."""
+    """Return all error messages of the services, the client and the launcher, without duplicates."""
     found = {}
     for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -142,7 +142,7 @@ def _is_named(node: ast.AST, name: str) -> bool:
 
 
 def _is_log(call: ast.Call) -> bool:
-    """Whether it writes a warning or an error into the log."""
+    """Return whether a call logs a warning or an error."""
     return (
         isinstance(call.func, ast.Attribute)
         and call.func.attr in ("warning", "error", "exception", "critical")
@@ -154,7 +154,7 @@ def _is_log(call: ast.Call) -> bool:
 def _sentences(name: str, call: ast.Call, named: dict[str, list[str]]) -> list[str]:
     arguments = [texts(argument, named) for argument in call.args]
     if name not in FORMS:
-        # Codes and kinds stand before the sentence.
+        # Arguments before the sentence are codes and kinds.
         return next((values for values in arguments if any(letters(text) for text in values)), [])
     parts = [["…"]] * 3
     for index, values in enumerate(arguments[:3]):
@@ -166,7 +166,7 @@ def _sentences(name: str, call: ast.Call, named: dict[str, list[str]]) -> list[s
 
 
 def texts(node: ast.AST, named: dict[str, list[str]]) -> list[str]:
-    """What an expression may say, "…" for what only the running program knows."""
+    """Return the possible values of an expression, with "…" for parts known only at run time."""
     match node:
         case ast.Constant(value=str(text)):
             return [text]
@@ -183,14 +183,14 @@ def texts(node: ast.AST, named: dict[str, list[str]]) -> list[str]:
 
 
 def _parts(node: ast.AST, named: dict[str, list[str]]) -> list[str]:
-    """What a part of an f-string may say: text, or what was assigned to the name that stands there."""
+    """Return the possible values of a part of an f-string: text, or the texts assigned to a name."""
     if isinstance(node, ast.FormattedValue):
         return named.get(node.value.id, ["…"]) if isinstance(node.value, ast.Name) else ["…"]
     return [node.value] if isinstance(node, ast.Constant) else ["…"]
 
 
 def _named_texts(tree: ast.Module) -> dict[str, list[str]]:
-    """Texts by the names that they are assigned to in a module."""
+    """Return the texts assigned to each name in a module."""
     found: dict[str, list[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

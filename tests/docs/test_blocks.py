@@ -1,4 +1,4 @@
-"""Code blocks are what they say they are: TOML that the services take, JSON, Python that compiles and imports."""
+"""Code blocks are valid: TOML that the services accept, JSON that is a prompt, Python that compiles and imports."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ WRONG = {
 
 @pytest.fixture(scope="session")
 def refused() -> dict[str, str]:
-    """What the readers of a run file refuse of the pages' TOML, and of some that is wrong."""
+    """The errors of the services and the client for the pages' TOML and for some wrong ones, by block."""
     trees = {str(block): tomllib.loads(block.text) for block in ALL if block.info == "toml"}
     run_files = {where: tree for where, tree in trees.items() if "project" not in tree}
     assert len(run_files) > 5
@@ -50,7 +50,7 @@ def test_what_is_wrong_with_toml_is_seen(refused):
 
 
 def refusals(run_files: dict[str, dict]) -> dict[str, str]:
-    """Ask each reader in its own environment; return what was refused, with the sentence."""
+    """Check run files with each reader in its own environment; return the errors of the rejected ones."""
     found = {where: "unknown section" for where, tree in run_files.items() if not tree.keys() <= set(run_file.ORDER)}
     processes = [
         subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Every shell command of the docs is run here, is run by another test that its mark names, or its mark says why not.
+"""Every shell command of the docs is run here or by the test that its mark names, or its mark says why it is not run.
 
-Those that are run here are run as they stand, in a folder that looks like a checkout and is thrown away.
+Commands are run here unchanged, in a temporary folder that looks like a checkout.
 """
 
 import json
@@ -20,7 +20,7 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"
 HERE = [block for block in SHELL if not block.mark]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 PROGRAMS = {"quartet": "client", **{f"quartet-{name}": name for name in ("broker", "reward", "rollout", "trainer")}}
-RUN_FROM_THE_PAGE = ("docs/start.md",)  # tests/learning/test_learning.py runs whatever stands there
+RUN_FROM_THE_PAGE = ("docs/start.md",)  # tests/learning/test_learning.py reads its commands from the page
 RUN_FILE = """\
 [run]
 id = "mine"
@@ -34,7 +34,7 @@ train = "train.jsonl"
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory) -> Path:
-    """A scratch folder with what a checkout has, a run file, prompts and a model's folder."""
+    """A temporary folder with the contents of a checkout, a run file, prompts and a model folder."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("examples", "deploy", "docs", "protos", "tests", "benchmarks", "services", "Makefile"):
         (folder / name).symlink_to(ROOT / name)
@@ -48,7 +48,7 @@ def checkout(tmp_path_factory) -> Path:
     demo.mkdir()
     for path in (folder / "train.jsonl", folder / "heldout.jsonl", demo / "train.jsonl", demo / "heldout.jsonl"):
         path.write_text(prompts)
-    (demo / "model").mkdir()  # What is only checked needs no weights.
+    (demo / "model").mkdir()  # the commands here only check the model, which needs no weights
     (demo / "model" / "tokenizer.json").write_text("{}")
     (demo / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 256}')
     (demo / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -59,7 +59,7 @@ def checkout(tmp_path_factory) -> Path:
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("block", HERE, ids=str)
 def test_commands_without_a_mark_run(block, checkout):
-    (checkout / "run.toml").write_text(RUN_FILE)  # a command before may have written another
+    (checkout / "run.toml").write_text(RUN_FILE)  # an earlier command may have overwritten it
     variables = {**os.environ, "PATH": f"{checkout / 'bin'}:{os.environ.get('PATH', os.defpath)}", "COLUMNS": "200"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
@@ -75,18 +75,18 @@ def test_commands_without_a_mark_run(block, checkout):
 
 @pytest.mark.parametrize("block", [block for block in SHELL if block.mark == "run"], ids=str)
 def test_commands_that_are_run_elsewhere_are_named_there(block):
-    """The file is a test's, and speaks of the command's words that say what it does."""
+    """The mark names a test file, and files beside it contain the command's main word."""
     path = ROOT / block.says
     assert path.is_file() and path.name.startswith("test_"), block.says
     if name_of(block.page) in RUN_FROM_THE_PAGE:
         return
     beside = "".join(file.read_text() for file in path.parent.glob("*.py"))
     for line in filter(None, map(str.strip, block.text.splitlines())):
-        assert (word := told(line)) in beside, f"{block}: nothing in {path.parent.name} says {word!r}, for {line!r}"
+        assert (word := main_word(line)) in beside, f"{block}: no {word!r} in {path.parent.name}, for {line!r}"
 
 
-def told(line: str) -> str:
-    """Of a command the word that says what it does: the subcommand of `quartet` or `make`, else the program."""
+def main_word(line: str) -> str:
+    """Return the subcommand of a `quartet` or `make` command, else the program."""
     programs = [part.split() for part in line.removeprefix("$ ").split("|")]
     words = programs[1] if programs[0][0] == "echo" else programs[0]
     program = words[0].rpartition("/")[2]
@@ -96,7 +96,7 @@ def told(line: str) -> str:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Every command of ours, in blocks and in the text: (where, words)."""
+    """Return all commands of Quartet and make, in blocks and text: (where, words)."""
     lines = [(str(block), line) for block in SHELL for line in block.text.splitlines()]
     lines += [(name_of(page), span) for page in WRITTEN for span in code_spans(page)]
     found = []
@@ -111,8 +111,8 @@ def commands() -> list[tuple[str, list[str]]]:
 def test_our_commands_have_the_options_that_the_docs_name():
     wrong, looked = [], 0
     service = [ENVIRONMENTS / "broker" / "bin" / "quartet-broker", "--help"]  # all four have the same options
-    told_by_service = subprocess.run(service, capture_output=True, text=True, check=True, timeout=60).stdout
-    service_options = set(re.findall(r"--[a-z-]+", told_by_service))
+    help_text = subprocess.run(service, capture_output=True, text=True, check=True, timeout=60).stdout
+    service_options = set(re.findall(r"--[a-z-]+", help_text))
     for where, words in commands():
         if words[0] == "make":
             missing = words[1] not in MAKE_TARGETS
@@ -129,7 +129,7 @@ MAKE_TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 
 def quartet_takes(words: list[str]) -> bool:
-    """Whether the `quartet` command has these subcommands and options."""
+    """Return whether the `quartet` command has these subcommands and options."""
     command: click.Command = cli
     known = {"--help", "--version"}
     for word in words:

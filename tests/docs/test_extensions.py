@@ -10,7 +10,7 @@ from preloaded import Pythons, install_extensions
 
 pytestmark = pytest.mark.timeout(400)
 PACKAGE = ROOT / "examples" / "extensions"
-# One process for each service: most of its time is that of importing torch.
+# One process per service, because importing torch takes most of the time.
 KINDS_OF = {"reward": ("verifier",), "rollout": ("environment", "engine", "transport"), "trainer": ("algorithm",)}
 
 

@@ -1,4 +1,4 @@
-"""Every link leads somewhere; every page can be reached."""
+"""Every link has a target; the index names every page."""
 
 import re
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 
 
 def what_is_wrong(link: Link) -> str:
-    """Why a link leads nowhere; "" if it leads somewhere. External ones are looked at for their form only."""
+    """Return why a link is broken; "" if it is not. Of external ones only the form is checked."""
     url = urlsplit(link.target)
     if url.scheme:
         return "" if re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/\S*)?", link.target) else "no https address"

@@ -1,4 +1,4 @@
-"""Names in code font are names of something: of the contract, of the run file, of the code."""
+"""Names in code font exist in the contract, the run file or the code."""
 
 import re
 from functools import cache
@@ -8,7 +8,7 @@ import pytest
 import run_file
 from pages import ROOT, WRITTEN, code_spans, name_of
 
-# What is named in the docs and stands elsewhere: libraries' names, other projects', systemd's, Redis's, HTTP's.
+# Names of libraries, other projects, systemd, Redis and HTTP that the docs use.
 OTHERS = set((Path(__file__).parent / "other_names.txt").read_text().split())
 FOLDERS = ("benchmarks", "client", "deploy", "docs", "examples", "protos/quartet", "services", "tests")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,7 +31,7 @@ SOURCES = (
 
 @cache
 def identifiers() -> frozenset[str]:
-    """Every word of the checkout's sources and of their names: not of its pages, nor of these tests."""
+    """Return all words of the checkout's sources and file names, except pages and these tests."""
     words = set(WORD.findall((ROOT / "Makefile").read_text() + (ROOT / "pyproject.toml").read_text()))
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
@@ -43,7 +43,7 @@ def identifiers() -> frozenset[str]:
 
 
 def is_identifier(word: str) -> bool:
-    """Whether the sources have it; `_beginning` or `end_` stands for names that go on there."""
+    """Return whether the sources have a word; `_end` and `beginning_` match longer names."""
     if word.endswith("_") or word.startswith("_"):
         return any(one.startswith(word) if word.endswith("_") else one.endswith(word) for one in identifiers())
     return word in identifiers()
@@ -55,12 +55,12 @@ def keys() -> tuple[set[str], set[str]]:
 
 
 def looks_like_a_name(word: str) -> bool:
-    """CamelCase, UPPER_CASE or snake_case: words that are no English."""
+    """Return whether a word is in CamelCase, UPPER_CASE or snake_case."""
     return bool(re.search(r"[a-z][A-Z]|_[a-z0-9]|[A-Z]_[A-Z]", word))
 
 
 def unknown(span: str) -> list[str]:
-    """What in a code span is the name of nothing."""
+    """Return the unknown names of a code span."""
     wrong = [
         word
         for word in WORD.findall(span)
@@ -70,7 +70,7 @@ def unknown(span: str) -> list[str]:
 
 
 def dotted_keys(span: str) -> list[str]:
-    """`run.max_steps`, `--set trainer.seed=1`, `[trainer.checkpoint]`: what is meant as a key of the run file."""
+    """Return a run file's key in a code span: `run.max_steps`, `--set trainer.seed=1`, `[trainer.checkpoint]`."""
     known, _ = keys()
     sections = {key for key in known if "." not in key}
     found = re.fullmatch(r"(?:--set )?\[?\[?([a-z_]+(?:\.[a-z_]+)*)\]?\]?(?:\s*=.*)?", span)

@@ -1,4 +1,4 @@
-"""The pages that are made are as the models and the protos are now."""
+"""The generated pages are up to date with models and protos."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ def made() -> dict[str, str]:
 
 def test_made_pages_are_not_stale(made):
     wrong = write.stale(made)
-    assert not wrong, f"{wrong} are not as models and protos are: run .quartet/envs/dev/bin/python docs/tools/write.py"
+    assert not wrong, f"{wrong} are not up to date: run .quartet/envs/dev/bin/python docs/tools/write.py"
 
 
 def test_every_key_has_a_meaning():

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has an entry for every message that does not name its cure, and none without a message."""
+"""docs/troubleshooting.md has an entry for every message that does not say what to do, and no other entry."""
 
 import re
 from functools import cache
@@ -21,7 +21,7 @@ SECTIONS = {
 
 @cache
 def entries() -> list[tuple[str, str]]:
-    """(section, pattern) of every message in the first column of the page's tables."""
+    """Return (section, pattern) of every message in the first column of the page's tables."""
     found, section, stream = [], "", tokens(PAGE)
     for index, token in enumerate(stream):
         if token.type == "heading_open" and token.tag == "h2":

@@ -1,4 +1,4 @@
-"""The walk of one prompt group in docs/concepts.md: at most 70 modules, each near one that it imports."""
+"""The walk of one prompt group in docs/concepts.md: at most 70 modules, each connected to another by an import."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ SERVICERS = {"quartet_broker.servicer", "quartet_reward.servicer", "quartet_roll
 
 
 def imported(module: str) -> set[str]:
-    """The modules that a module imports, or imports something of; of packages those that it names."""
+    """Return the modules that a module imports, or imports names from."""
     (path,) = (file for folder in FOLDERS if (file := ROOT / folder / f"{module.replace('.', '/')}.py").is_file())
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     return {
@@ -21,7 +21,7 @@ def imported(module: str) -> set[str]:
 
 
 def packages(modules: set[str]) -> set[str]:
-    """With the packages that hand on what these modules define."""
+    """Return the modules with their packages, which re-export names."""
     return modules | {module.rpartition(".")[0] for module in modules if module.count(".") > 1}
 
 

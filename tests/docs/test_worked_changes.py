@@ -1,8 +1,8 @@
-"""CONTRIBUTING's worked changes take the files that it lists, and no more than their bars.
+"""CONTRIBUTING's worked changes touch the files that it lists, and no more than their limits.
 
-Each is a patch of what a person writes, in `worked_changes`. In a copy of the checkout the patch is applied and the
-generators are run: what differs then is what the change takes, and the test that shows that the change works passes. A
-patch whose lines have moved is made again by hand: apply, change, `git diff -U1`.
+Each is a patch of the handwritten part, in `worked_changes`. In a copy of the checkout the patch is applied and the
+generators are run: the changed files must be those listed, and a test of the change must pass. Recreate a patch whose
+context has changed by hand: apply, edit, `git diff -U1`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PYTHON = ROOT / ".quartet" / "envs"
 
 @dataclass(frozen=True)
 class Change:
-    """A worked change: its heading in CONTRIBUTING, the most files that it may take, and the test that it passes."""
+    """A worked change: its heading in CONTRIBUTING, its maximal number of files, and the test that it passes."""
 
     heading: str
     most: int
@@ -54,7 +54,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout as it stands, uncommitted changes included, in an index of its own."""
+    """A copy of the checkout, including uncommitted changes, in its own repository."""
     folder = tmp_path_factory.mktemp("copy")
     for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]:
         if (ROOT / name).is_file():

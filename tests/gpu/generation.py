@@ -1,8 +1,8 @@
 """vLLM through the rollout's engine: `generation.py [--large]` prints a JSON object. Runs in the rollout's environment.
 
-Completions of weights as loaded, over an update in flight, after it, with masks, and, where vLLM can sleep, after each
-level of it: the log-prob of each token beside transformers' in float32, in another process, since vLLM may change the
-classes of a model in place. With --large a model of 0.5 billion parameters in bf16, on a GPU.
+Compares the log-prob of each token with transformers' in float32: with the weights as loaded, during and after an
+update, with masks and, if vLLM can sleep, after each sleep level. transformers runs in another process, because vLLM
+may patch model classes. With --large: a model of 0.5 billion parameters in bf16, on a GPU.
 """
 
 import argparse
@@ -35,17 +35,17 @@ CUT = {"top_k": 5, "top_p": 0.9, "masks": True}
 
 
 class Truth:
-    """What an engine made, and of which weights it says that each part is."""
+    """An engine's completions, by the weights of which the engine reports each part to be."""
 
     def __init__(self, engine: Engine, options: dict[str, Any], folders: tuple[Path, Path], run: Any, sender: Sender):
         self._harness = Harness(engine, options, folders, run, sender)
         self._engine, self._folders, self._run = engine, folders, run
         self.spans: list[dict[str, Any]] = []
-        """Of versions 0 and 1, which are the folders."""
+        """Of versions 0 and 1, whose weights are in the two folders."""
         run(engine.set_version(0))
 
     def prove(self) -> dict[str, Any]:
-        """Generate around one update and each sleep. Returns what is no log-prob."""
+        """Generate before, during and after an update, and after each sleep. Returns results other than log-probs."""
         capabilities = self._engine.capabilities()
         found: dict[str, Any] = {"masks": "sampling_masks" in capabilities, "sleep": {}}
         self._draw("as loaded")
@@ -70,7 +70,7 @@ class Truth:
                 self.spans.append({"kind": kind, "version": version, "begin": begin, "end": end, **made})
 
     async def _update_in_flight(self) -> int:
-        """Return how many completions have tokens of both versions."""
+        """Return the number of completions with tokens of both versions."""
         harness = self._harness
         running = asyncio.create_task(harness.collect(PROMPT, 8, SamplingSettings(max_new_tokens=200)))
         await harness.started(20)
@@ -80,7 +80,7 @@ class Truth:
         return sum([span[0] for span in each.version_spans] == [0, 1] for each in completions)
 
     def _sleep(self, level: int) -> dict[str, Any]:
-        """Sleep and wake between two greedy completions of a prompt whose keys and values nobody has yet."""
+        """Sleep and wake between two greedy completions of a prompt that is not in the prefix cache."""
 
         def greedy() -> list[EngineCompletion]:
             return self._harness.generate([20 + level, *PROMPT], temperature=0.0, max_new_tokens=64)
@@ -99,7 +99,7 @@ class Truth:
 
 
 def compare(folders: tuple[Path, Path], spans: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest distance of a log-prob from transformers', by kind; infinite for a token outside of its mask."""
+    """Return the largest difference of log-probs from transformers', by kind; infinite for a token outside its mask."""
     from transformers import AutoModelForCausalLM
 
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders]
@@ -122,7 +122,7 @@ def compare(folders: tuple[Path, Path], spans: list[dict[str, Any]]) -> dict[str
 
 
 def main(large: bool) -> None:
-    # The other process is forked before vLLM and OpenMP begin.
+    # Fork the other process before vLLM and OpenMP start threads.
     other = ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
     other.submit(int).result()
     sender = Sender(Path(os.devnull))

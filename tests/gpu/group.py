@@ -1,6 +1,6 @@
-"""A weight group's rank 0 and its members, each in a process: a broadcast, members that die or hang, epochs after them.
+"""A weight group's rank 0 and members, each in a process: broadcasts, and epochs whose member is killed or stopped.
 
-Runs in the trainer's environment: `group.py gloo|nccl MEGABYTES` prints a JSON object. Over NCCL each rank has a GPU.
+Runs in the trainer's environment: `group.py gloo|nccl MEGABYTES` prints a JSON object. With NCCL each rank has a GPU.
 """
 
 import json
@@ -29,20 +29,20 @@ def join(backend: str, port: int, epoch: int, rank: int) -> ProcessGroup:
 
 
 def take_part(leader: Connection, backend: str, epoch: int, megabytes: int) -> None:
-    """Be rank 1 of an epoch: receive once what rank 0 sends, and say whether it came whole."""
+    """Act as rank 1 of an epoch: receive one broadcast, and report whether it is complete."""
     port = leader.recv()
     if backend == "nccl":
         torch.cuda.set_device(1)
     group = join(backend, port, epoch, rank=1)
     tensor = torch.zeros(megabytes << 20, dtype=torch.uint8, device=group.device)
     leader.send("met")
-    leader.recv()  # until rank 0 lets it
+    leader.recv()  # wait for rank 0
     group.broadcast(tensor, time.monotonic() + MEETING_SECONDS)(lambda: None)
     leader.send(bool((tensor == FIRST).all()))
 
 
 class Epoch:
-    """A group of this process and one member, which is forked at once: before CUDA begins. It meets as a context."""
+    """A group of this process and one member, which is forked immediately, before CUDA is initialized."""
 
     def __init__(self, backend: str, number: int, megabytes: int):
         self._backend, self._number, self._megabytes = backend, number, megabytes
@@ -67,7 +67,7 @@ class Epoch:
         self._member.join()
 
     def broadcast(self, seconds: float) -> float:
-        """Send once; return the seconds. Raises RuntimeError."""
+        """Broadcast once; return the seconds. Raises RuntimeError."""
         began = time.monotonic()
         self._group.broadcast(self._tensor, began + seconds)(lambda: None)
         if self._tensor.is_cuda:
@@ -75,25 +75,25 @@ class Epoch:
         return time.monotonic() - began
 
     def deliver(self) -> float:
-        """Send to a member that receives; return GB/s. Raises AssertionError if it came not whole."""
+        """Broadcast to the member; return GB/s. Raises AssertionError if the data differ."""
         self._connection.send("go")
         seconds = self.broadcast(MEETING_SECONDS)
-        assert self._connection.recv() is True, "what came is not what was sent"
+        assert self._connection.recv() is True, "the received data differ from those sent"
         return self._megabytes / 1024 / seconds
 
     def lose(self, number: int) -> float:
-        """Signal the member; return how soon that is noticed. Raises AssertionError if it is not."""
+        """Send the member a signal; return the seconds until a broadcast fails. Raises AssertionError."""
         os.kill(self._member.pid, number)
         began = time.monotonic()
         try:
             self.broadcast(LOSS_SECONDS)
         except RuntimeError:
             return time.monotonic() - began
-        raise AssertionError(f"a broadcast to a member that got signal {number} ended as if it had come")
+        raise AssertionError(f"a broadcast to a member that got signal {number} succeeded")
 
 
 def lead(backend: str, megabytes: int) -> dict[str, float]:
-    """Be rank 0 of four epochs; return rates, and how soon a lost member was noticed."""
+    """Act as rank 0 of four epochs; return rates, and the seconds until the loss of a member was noticed."""
     epochs = iter([Epoch(backend, number, megabytes) for number in range(1, 5)])
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     measured: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""A step of the trainer by each plugin, as one rank: `plugins.py [--large] PLUGIN:PRECISION ...` prints a JSON object.
+"""A training step with each plugin, as one rank: `plugins.py [--large] PLUGIN:PRECISION ...` prints a JSON object.
 
-Runs in the trainer's environment, on the device that the learner chooses. Each takes the same step with a tiny model:
-its loss and gradient norm. With --large also two steps with a model of 0.5 billion parameters, on a GPU, prompts
-computed once for their group and once for each completion; of the second step tokens/s, peak memory and model FLOPs
-utilization (6 FLOPs per parameter and token, arXiv:2204.02311 without attention's).
+Runs in the trainer's environment, on the device that the learner chooses. Each plugin makes the same step with a tiny
+model; loss and gradient norm are printed. With --large also two steps with a model of 0.5 billion parameters on a GPU,
+with prompts computed once per group and once per completion: tokens/s, peak memory and model FLOPs utilization of the
+second (6 FLOPs per parameter and token, arXiv:2204.02311 without attention's).
 """
 
 import argparse
@@ -34,7 +34,7 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 def small_step(model: Path, plugin: str, precision: str) -> dict[str, float]:
-    """The step that every plugin takes."""
+    """Return the loss and gradient norm of the step."""
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [4, 9, 6, 11], rewards=[0.0, 1.0, 2.0, 3.0], temperature=1.0) for _ in range(2)]
     settings = LearnerSettings(plugin=plugin, precision=precision, learning_rate=1e-3)
@@ -43,7 +43,7 @@ def small_step(model: Path, plugin: str, precision: str) -> dict[str, float]:
 
 
 def large_step(model: Path, plugin: str, precision: str, share_prompts: bool) -> dict[str, float]:
-    """Figures of the second of two steps."""
+    """Return the figures of the second of two steps."""
     torch.cuda.reset_peak_memory_stats()
     rng = np.random.default_rng(0)
     rewards = np.arange(COMPLETIONS, dtype=float)

@@ -1,8 +1,8 @@
-"""What a GPU host proves in minutes (`make gpu`): a part after the other, into one JSON file and a table.
+"""Checks a GPU host in minutes (`make gpu`): runs the parts one after the other; results go to a JSON file and a table.
 
-A part that cannot run here is "not run", with the reason, never "passed". Exit status: 0: every part passed; 1: one
-failed; 3: none failed, and some were not run. With --cpu, the parts run in their form for it: Gloo for NCCL, vLLM's
-build for CPUs, and tiny models.
+A part that cannot run here is reported as "not run", with the reason. Exit status: 0: every part passed; 1: one
+failed; 3: none failed, and some were not run. With --cpu, the parts use Gloo instead of NCCL, vLLM's CPU build, and
+tiny models.
 """
 
 import argparse
@@ -26,11 +26,11 @@ RESULT = ROOT / ".quartet" / "results" / "gpu.json"
 STEPS = 5
 PLUGINS = ("torch_ddp", "low_level_zero", "torch_fsdp", "gemini", "hybrid_parallel")
 NEAR = {"fp32": 1e-4, "bf16": 5e-2}
-"""A step's loss and gradient norm to those in fp64, relative, and absolute below 1; twice that, absolute, a token's
-log-prob to that in fp32."""
+"""Tolerances of a step's loss and gradient norm against fp64, relative, below 1 absolute. Twice that is the absolute
+tolerance of log-probs against fp32."""
 SECONDS = 600.0
 NOTE = "note"
-"""Key of what a part measured: what of it did not run, or ran otherwise."""
+"""Key of a part's measurements: a remark about what did not run, or ran differently."""
 _VERSIONS = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -50,7 +50,7 @@ class NotRun(Exception):
 
 @dataclass
 class Result:
-    """What came of a part."""
+    """The result of a part."""
 
     part: str
     claim: str
@@ -69,7 +69,7 @@ def python(service: str) -> str:
 
 
 def ask(command: list[str], cwd: Path = ROOT, **environment: str) -> str:
-    """Return what a command prints. Raises AssertionError with the end of its errors."""
+    """Return a command's output. Raises AssertionError with the end of its standard error."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=SECONDS
     )
@@ -78,7 +78,7 @@ def ask(command: list[str], cwd: Path = ROOT, **environment: str) -> str:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs there are. Raises NotRun for none, or an old driver."""
+    """Return the number of GPUs. Raises NotRun for none, or an old driver."""
     try:
         gpus = read_gpus()
     except GpuError as error:
@@ -95,7 +95,7 @@ def has_vllm() -> bool:
 
 
 def need_vllm(cpu: bool) -> None:
-    """Raise NotRun without vLLM, or without the GPU that it is to run on."""
+    """Raise NotRun if vLLM is not installed, or, unless `cpu`, there is no GPU."""
     if not cpu:
         gpu_count()
     if not has_vllm():
@@ -122,7 +122,7 @@ def group(cpu: bool) -> dict[str, object]:
 
 
 def plugins(cpu: bool) -> dict[str, object]:
-    """(c) Each plugin's step beside one in fp64 on the CPU, and with a GPU its speed at 0.5 billion parameters."""
+    """(c) Each plugin's step against one in fp64 on the CPU, and on a GPU its speed with 0.5 billion parameters."""
     if not cpu:
         gpu_count()
     program = [python("trainer"), str(ROOT / "tests/gpu/plugins.py")]
@@ -138,10 +138,10 @@ def plugins(cpu: bool) -> dict[str, object]:
 
 
 def generation(cpu: bool) -> dict[str, object]:
-    """(d) vLLM's log-probs, around an update in flight and sleep, and with masks, beside transformers'."""
+    """(d) vLLM's log-probs against transformers', around an update and sleep, and with masks."""
     need_vllm(cpu)
     program = [python("rollout"), str(ROOT / "tests/gpu/generation.py"), *([] if cpu else ["--large"])]
-    # On a GPU the first of vLLM's model runners gives masks, and the second is its default.
+    # On a GPU only the first of vLLM's two model runners provides masks; the second is its default.
     runs = {"default": {}} if cpu else {"default": {}, "first model runner": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
     found = {name: json.loads(ask(program, **variables).splitlines()[-1]) for name, variables in runs.items()}
     near = 2 * NEAR["fp32" if cpu else "bf16"]
@@ -157,7 +157,7 @@ def generation(cpu: bool) -> dict[str, object]:
 
 
 def speed(cpu: bool) -> dict[str, object]:
-    """(f) The engine's tokens/s beside bare AsyncLLM's, an update's GB/s beside a flat broadcast's, and its pause."""
+    """(f) The engine's tokens/s against bare AsyncLLM's, an update's GB/s against a flat broadcast's, and its pause."""
     need_vllm(cpu)
     size = ["--size", "0.3 M" if cpu else "0.5 B"]
     programs = {
@@ -179,14 +179,14 @@ def speed(cpu: bool) -> dict[str, object]:
 
 
 def stand_in(cpu: bool, mode: str) -> str:
-    """Why the transformers engine stands in for vLLM; "" where vLLM runs."""
+    """Return why the transformers engine is used instead of vLLM; "" if vLLM runs."""
     if cpu and mode == "sleep":
         return "vLLM cannot sleep on a CPU"
     return "" if has_vllm() else "vLLM is not installed"
 
 
 def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
-    """(e) A whole run with both services on one GPU, by `quartet run`, and its audit."""
+    """(e) A whole `quartet run` with rollout and trainer on one GPU, and its audit."""
 
     def run(cpu: bool) -> dict[str, object]:
         if not cpu:
@@ -254,7 +254,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {
 
 
 def prove(part: str, cpu: bool) -> Result:
-    """Run a part; nothing of it is raised."""
+    """Run a part and return its result, also after an error."""
     claim, run = PARTS[part]
     began = time.monotonic()
     result = Result(part, claim, "passed")
@@ -272,7 +272,7 @@ def prove(part: str, cpu: bool) -> Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--cpu", action="store_true", help="run what has a form for the CPU")
+    parser.add_argument("--cpu", action="store_true", help="run the CPU forms of the parts")
     parser.add_argument("--json", type=Path, default=RESULT, help="where the figures go")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):

@@ -1,4 +1,4 @@
-"""`make gpu` here: without a GPU nothing passes, and what has a form for the CPU runs and passes."""
+"""`make gpu`: without a GPU no part passes, and the CPU forms of the parts pass."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def test_without_a_gpu_every_part_says_that_it_did_not_run(tmp_path, monkeypatch
 
 
 def test_on_the_cpu_all_but_speed_is_proven_with_the_same_code(tmp_path, monkeypatch):
-    # vLLM's part is one process after the other, and so is what runs beside it; all begin with their imports done.
+    # vLLM's part runs concurrently with the others; all processes are preloaded.
     with ThreadPoolExecutor(1) as beside, closing(Pythons()) as pythons:
         preloaded = {"rollout": pythons["vllm"], "trainer": pythons["trainer"], "client": prove.python("client")}
         monkeypatch.setattr(prove, "python", lambda service: str(preloaded[service]))

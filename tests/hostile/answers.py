@@ -1,6 +1,6 @@
-"""Hostile answers: what a policy under training, or whoever writes completions, may send to the mathematical verifiers.
+"""Hostile answers that a policy may send to the mathematical verifiers.
 
-Each row says what it tries and which outcomes are allowed. All but the rows that end in "is right" earn nothing.
+Each row says what it tries and which outcomes are allowed. Only the rows that end in "is right" earn a reward.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ EXCEEDED = reward_pb2.OUTCOME_RESOURCE_EXCEEDED
 
 WRONG = frozenset({INCORRECT})
 UNREAD = frozenset({INCORRECT, MALFORMED})
-# Some of these sympy sees through, some run until they are killed: which, its version decides.
+# sympy solves some of these, and runs on others until it is killed, depending on its version.
 ENDLESS = frozenset({INCORRECT, TIMED_OUT, EXCEEDED})
 RIGHT = frozenset({CORRECT})
 

@@ -1,7 +1,7 @@
-"""Wrong programs that try to be accepted by the verifier `code`, each with what it tries.
+"""Wrong programs that try to be accepted by the verifier `code`, each with a description.
 
-All are asked for `answer(1)`, `answer(2)`, … which nobody can guess. Whoever finds the answers in its process, in its
-files or in the judge's, or gets the judge to believe something else, is accepted, and that must not happen.
+The tests call `answer(1)`, `answer(2)`, …, whose results cannot be guessed. A program can be accepted only if it finds
+the results in its process, in files or in the judge's process, or deceives the judge; none may be.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ STYLES = {
 SCRIPT = reward_pb2.Reference(
     test_cases=[reward_pb2.TestCase(input=f"{number}\n", output=secret) for number, secret in enumerate(SECRETS, 1)]
 )
-# A test that takes any exception for what it expects, and passes a function of its own.
+# A test that accepts any exception as the expected one, and passes a function to the program.
 EXPECTS_ERROR = reward_pb2.Reference(
     test_program="""
 def check(candidate):
@@ -60,7 +60,7 @@ class Cheat:
 
     @property
     def program(self) -> str:
-        """The source, with what it searches by."""
+        """The source, with the search helpers if it uses them."""
         return _FOUND + self.source if "found" in self.source else self.source
 
 
@@ -338,7 +338,7 @@ def answer(n):
           "def answer(n):\n    a = []\n    a += [a, (a,)] * 3\n    return a"),
 )  # fmt: skip
 
-# Against a test that expects an exception: what ends the program is none.
+# Against a test that expects an exception: the program's exit is not one.
 ERROR_CHEATS = (
     Cheat("exit_as_error", "leave where an exception is expected", "import os\ndef answer(f):\n    os._exit(0)"),
     Cheat("callback_globals", "look around in the judge through the function that the test passed", """

@@ -1,4 +1,4 @@
-"""The reward service's own tests have the helpers: a running service, items, verdicts, modes of the sandbox."""
+"""Makes the helpers of the reward service's tests importable: a running service, items, verdicts, sandbox modes."""
 
 import sys
 from pathlib import Path

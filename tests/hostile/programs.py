@@ -1,7 +1,7 @@
-"""Programs that attack the sandbox: what each tries, and the endings that show that it was kept from it.
+"""Programs that attack the sandbox, each with a description and the exit reasons that show that the attack failed.
 
-A program that gets what it must not have prints ESCAPED; one that is refused prints REFUSED. `test_programs.py` runs
-them all in every mode that this machine has; `docs/hostile.md` lists them.
+A program whose attack succeeds prints ESCAPED; one that gets an error prints REFUSED. `test_programs.py` runs all of
+them in every mode that this machine supports; `docs/hostile.md` lists them.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quartet_reward.sandbox.api import ExitReason
 from quartet_reward.sandbox.kernel import MACHINE, NUMBERS
 
-# Calls that the sandbox itself has no use for: x86-64, aarch64.
+# Numbers, for x86-64 and aarch64, of system calls that the sandbox itself does not use.
 _MORE = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "bpf": (321, 280), "perf_event_open": (298, 241),
     "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
@@ -53,7 +53,7 @@ class Program:
     tries: str
     source: str
     endings: tuple[ExitReason, ...] = (EXITED,)
-    """Any of these shows that the sandbox held."""
+    """Any of these shows that the attack failed."""
     refused: bool = False
     """It must print REFUSED."""
 
@@ -63,7 +63,7 @@ def _refused(name: str, tries: str, expression: str, before: str = "") -> Progra
 
 
 def _calls(name: str, tries: str, *calls: str) -> Program:
-    """One that makes system calls, each of which must be refused. `{name}` stands for the number of a call."""
+    """Return a program whose system calls must all fail. `{name}` is replaced by the number of a call."""
     lines = "\n".join(f"attempt(lambda: call({text}))" for text in calls)
     return Program(name, tries, _PRELUDE + lines.format(**CALLS), refused=True)
 

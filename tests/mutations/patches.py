@@ -1,11 +1,11 @@
-"""The mutations: each a patch that breaks the product, below a sentence that says how and the tests that must fail.
+"""The mutations: patches that break the product. Each starts with a description and the tests that must fail.
 
     The sign of an advantage is wrong.
     Tests: services/trainer/tests/algorithms/test_grpo.py
 
     diff --git …
 
-`Hang: yes` on a line of its own where the tests cannot end, so that reaching the time limit means that it is caught.
+A line `Hang: yes` means that the tests hang, so that reaching the time limit counts as caught.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Mutation:
-    """A patch and what its first lines say."""
+    """A patch and its header."""
 
     name: str  # SERVICE/NAME
     path: Path
@@ -28,7 +28,7 @@ class Mutation:
 
 
 def read_mutations(patterns: list[str]) -> list[Mutation]:
-    """All mutations whose name matches one of the patterns; all of them where there is none."""
+    """Return the mutations whose names match one of the patterns; all without patterns."""
     mutations = [read_mutation(path) for path in sorted(HERE.glob("*/*.patch"))]
     return [one for one in mutations if not patterns or any(fnmatch(one.name, pattern) for pattern in patterns)]
 

@@ -1,16 +1,15 @@
-"""`make mutations`: is each slip in tests/mutations caught by the tests that it names?
+"""`make mutations`: checks that each mutation in tests/mutations is caught by the tests that it names.
 
     .quartet/envs/dev/bin/python tests/mutations/run.py [--lanes N] [--limit SECONDS] [SERVICE/NAME ...]
 
-Names may be patterns (`'broker/*'`). Each lane is a clone of this checkout, uncommitted changes included, in
-`.quartet/mutations`, with its own environments. There a patch is applied, its tests run up to the first failure, and
-the patch is reverted. When all were tried, the tests that failed run once more, as they must pass without a patch. A
-mutation is
+Names may be patterns (`'broker/*'`). Each lane is a clone of this checkout, including uncommitted changes, in
+`.quartet/mutations`, with its own environments. There a patch is applied, its tests are run up to the first failure,
+and the patch is reverted. At the end the failed tests are run without a patch, where they must pass. A mutation is
 
-    caught   a test failed with it (whether or not its processes then end) and passes without it, or a patch that says
-             `Hang: yes` reached the limit
-    missed   no test failed, or none within the limit
-    broken   it does not apply, no test ran or could be collected, or the test that failed fails without it too
+    caught   a test failed with it (even if its processes then hang) and passes without it, or a patch with `Hang: yes`
+             reached the limit
+    missed   no test failed within the limit
+    broken   it does not apply, no test ran or could be collected, or the failed test fails without it too
 
 A table is printed and written to `.quartet/results/mutations.json`; the exit status is 1 unless all are caught.
 """
@@ -34,13 +33,13 @@ from patches import Mutation, read_mutations
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".quartet" / "results"
-END_SECONDS = 30  # what a test that has failed, and tests/run.py, have to end what they started
-LOOK_SECONDS = 0.5
+END_SECONDS = 30  # for a failed test, and for tests/run.py, to stop the processes they started
+POLL_SECONDS = 0.5
 
 
 @dataclass
 class Verdict:
-    """What came of a mutation."""
+    """The result of a mutation."""
 
     mutation: str
     verdict: str  # caught, missed, broken
@@ -49,7 +48,7 @@ class Verdict:
 
 
 class Lane:
-    """A clone of the checkout in which mutations are tried one after the other."""
+    """A clone of the checkout that tries mutations one after the other."""
 
     def __init__(self, number: int, commit: str, limit: float) -> None:
         self._folder = ROOT / ".quartet" / "mutations" / str(number)
@@ -87,20 +86,20 @@ class Lane:
         return ("caught", failed[0]) if failed else ("missed", f"{len(ran)} tests passed")
 
     def passing(self, tests: Sequence[str]) -> set[str]:
-        """Those of the tests that pass without a mutation."""
+        """Return those of the tests that pass without a mutation."""
         self._run_tests(tests, max(self._limit, len(tests) * END_SECONDS))
         ran, failed, _ = self._events()
         return ran - {*failed}
 
     def _apply(self, mutation: Mutation, *options: str) -> None:
         git(self._folder, "apply", *options, str(mutation.path))
-        for file in mutation.files:  # as a change of the same size within a second leaves its byte code valid
+        for file in mutation.files:  # Python would reuse byte code after a change of the same size in the same second
             path = self._folder / file
             for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 compiled.unlink()
 
     def _run_tests(self, words: Sequence[str], limit: float) -> bool:
-        """Run tests; return whether they ended within the limit, and soon after a failure that is the last."""
+        """Run tests; return whether they ended within the limit, with -x also within END_SECONDS of a failure."""
         for file in self._results.glob("*.events"):
             file.unlink()
         program = [sys.executable, "tests/run.py", "--at-a-time", "1", *words]
@@ -113,7 +112,7 @@ class Lane:
                 if not failed and self._events()[1]:
                     failed, deadline = True, min(deadline, time.monotonic() + END_SECONDS)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
+                    process.wait(POLL_SECONDS)
             return process.poll() is not None
         finally:
             if process.poll() is None:
@@ -121,7 +120,7 @@ class Lane:
                 process.wait(END_SECONDS)
 
     def _events(self) -> tuple[set[str], list[str], list[str]]:
-        """The tests that have ended, skipped ones aside, those that failed, and files that could not be collected."""
+        """Return the tests that ran, those that failed, and the files that could not be collected."""
         lines = (line for file in self._results.glob("*.events") for line in file.read_text().splitlines(keepends=True))
         ended = [event for line in lines if line.endswith("\n") and "ended" in (event := json.loads(line))]
         by_outcome = {
@@ -135,7 +134,7 @@ class Lane:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Try the mutations of tests/mutations.")
     parser.add_argument("names", nargs="*", metavar="SERVICE/NAME", help="or a pattern; default: all")
-    parser.add_argument("--lanes", type=int, default=2, help="clones side by side (default: %(default)s)")
+    parser.add_argument("--lanes", type=int, default=2, help="clones in parallel (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=240, help="seconds of a mutation's tests (default: %(default)s)")
     arguments = parser.parse_args()
     mutations = read_mutations(arguments.names)
@@ -155,7 +154,7 @@ def main() -> int:
 
 
 def confirm(verdicts: list[Verdict], lanes: list[Lane], pool: ThreadPoolExecutor) -> None:
-    """What was caught by a test that fails without the mutation too is broken."""
+    """Mark as broken what was caught by a test that fails without the mutation too."""
     caught = [verdict for verdict in verdicts if verdict.verdict == "caught" and "::" in verdict.by]
     tests = list(dict.fromkeys(verdict.by for verdict in caught))
     shares = [tests[number :: len(lanes)] for number in range(len(lanes))]
@@ -175,7 +174,7 @@ def make_lanes(count: int, limit: float) -> queue.SimpleQueue[Lane]:
 
 
 def commit_of_work_tree() -> str:
-    """A commit of everything that git does not ignore, on no branch."""
+    """Create a commit, on no branch, of all files that git does not ignore; return its id."""
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": f"{folder}/index"}
         git(ROOT, "add", "--all", variables=index)

@@ -1,4 +1,4 @@
-"""Every mutation can be tried: `make mutations` tries them."""
+"""Every mutation applies and names tests that exist; `make mutations` tries them."""
 
 import subprocess
 from pathlib import Path
