@@ -1,6 +1,6 @@
-"""Measures a model folder, loaded by plain transformers, on every held-out problem. Trainer's environment.
+"""Measures a model folder with plain transformers on all held-out problems. Runs in the trainer's environment.
 
-Prints one JSON object: how many problems, accuracy when sampled at temperature 1, accuracy when greedy.
+Prints one JSON object: the number of problems, accuracy when sampled at temperature 1, greedy accuracy.
 """
 
 import json

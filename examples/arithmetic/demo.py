@@ -1,8 +1,8 @@
-"""The demo, from a made environment to a learnt model: `make demo` calls it with the client's environment.
+"""The demo: `make demo` runs it in the client's environment.
 
-Warms a tiny model up (kept for the next time), runs the four services on this machine until the run is over, measures
-the model before and after with plain transformers on every held-out problem, draws the learning curve, and says what
-happened. Exit status 0 only if held-out accuracy rose by 30 points.
+Warms up a tiny model (and keeps it), runs the four services on this machine until the run ends, measures the model
+before and after with plain transformers on all held-out problems, plots the learning curve, and prints a summary. Exit
+status 0 only if held-out accuracy rose by 30 points.
 """
 
 import argparse
@@ -29,7 +29,7 @@ POINTS_WANTED = 30
 
 
 def main() -> int:
-    # Here and not above: they take a second, in which Ctrl-C should be no traceback.
+    # Not imported above: the imports take a second, in which Ctrl-C would print a traceback.
     from rich.console import Console
 
     from quartet_client.cli.export import plot_runs
@@ -37,20 +37,20 @@ def main() -> int:
     from quartet_client.terminal import Terminal
     from quartet_local.run import run
 
-    # Paths and commands are to be copied: they are never wrapped.
+    # Do not wrap paths and commands, so that they can be copied.
     console = Console(highlight=False, soft_wrap=True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--steps", type=int, default=110)
-    parser.add_argument("--plain", action="store_true", help="a line a step instead of the live page")
-    parser.add_argument("--no-dashboard", action="store_true", help="serve no page that shows the run in a browser")
+    parser.add_argument("--plain", action="store_true", help="print a line per step instead of a live display")
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of run.toml")
     arguments = parser.parse_args()
     os.chdir(ROOT)
-    # `make demo` says when it was typed, so that the summary can tell what a newcomer waited for.
+    # `make demo` passes its start time, so that the summary includes the time for the environments.
     began = float(os.environ.get("QUARTET_DEMO_BEGAN") or time.time())
 
-    console.print("\n[bold]1. Warm-up[/]  a 312,000-parameter model learns to reckon, then the bad habit of guessing")
+    console.print("\n[bold]1. Warm-up[/]  a 312,000-parameter model learns to add, then the bad habit of guessing")
     status = trainer_python("prepare.py", PREPARED).returncode
     if status:
         return status
@@ -65,9 +65,7 @@ def main() -> int:
         if status:
             return status
 
-        console.print(
-            "\n[bold]3. What came of it[/]  both models, loaded by plain transformers, on every held-out problem"
-        )
+        console.print("\n[bold]3. Result[/]  both models, measured with plain transformers on all held-out problems")
         with ThreadPoolExecutor(2) as pool:
             before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
     plot_runs([folder], folder / "learning_curve.png")
@@ -79,7 +77,7 @@ def main() -> int:
 
 @contextmanager
 def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Callable[[str], object]) -> Iterator[None]:
-    """Serve the run's page beside the run, in a process of its own: whatever becomes of it, the run goes on."""
+    """Serve the dashboard during the run, in its own process, so that its failures do not affect the run."""
     if not wanted:
         yield
         return
@@ -87,7 +85,7 @@ def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Calla
 
     command = [sys.executable, "-m", "quartet_client", "dashboard", "--config", str(HERE / "run.toml")]
     command += options + [part for override in overrides for part in ("--set", override)]
-    # Under a guard the page ends with this process, however this ends.
+    # The guard ends the dashboard when this process ends, even if it is killed.
     page = subprocess.Popen(
         guarded(command, grace=5.0),
         stdin=subprocess.DEVNULL,
@@ -96,24 +94,24 @@ def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Calla
         text=True,
     )
 
-    def tell() -> None:
-        # Its address, or why there is no page; it comes in a second or two, and nobody waits for it.
+    def print_address() -> None:
+        # The first line has the address or an error; the others are read so that the pipe does not fill up.
         for count, line in enumerate(page.stdout):
             if count == 0:
                 say(f"  {line.strip()}")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    reader = threading.Thread(target=print_address, daemon=True)
+    reader.start()
     try:
         yield
     finally:
         page.terminate()
         page.wait()
-        teller.join(timeout=1)
+        reader.join(timeout=1)
 
 
 def trainer_python(script: str, *arguments: object, **options) -> subprocess.CompletedProcess:
-    """Run one of this folder's scripts with the trainer's environment, where torch is."""
+    """Run one of this folder's scripts in the trainer's environment, which has torch."""
     command = [str(TRAINER_PYTHON), "-W", "ignore", str(HERE / script), *map(str, arguments)]
     return subprocess.run(command, check=False, **options)
 
@@ -123,14 +121,12 @@ def measure(model: Path) -> dict:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = trainer_python("check.py", model, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(
-            f"demo: {model} cannot be loaded by plain transformers: {done.stderr.strip().splitlines()[-1]}"
-        )
+        raise SystemExit(f"demo: plain transformers cannot load {model}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def summarise(progress: "RunProgress", engine: str, began: float, before: dict, after: dict) -> dict:
-    """Return what happened, as demo.json has it."""
+    """Return the contents of demo.json."""
     steps = [step for _, step in progress.rows()]
     first, last = steps[0], steps[-1]
     return {
@@ -151,7 +147,7 @@ def summarise(progress: "RunProgress", engine: str, began: float, before: dict, 
 
 
 def summary(report: dict, folder: Path) -> str:
-    """Return what happened, where to look and what to try next, for people."""
+    """Return the text with the results, the files to look at and commands to try next."""
     learnt = report["points_gained"] >= POINTS_WANTED
     verdict = "[green]It learnt.[/]" if learnt else f"[red]It should have gained {POINTS_WANTED}.[/]"
     accuracies = (
@@ -164,8 +160,8 @@ def summary(report: dict, folder: Path) -> str:
   (greedy {accuracies[1]}; {report["held_out_problems"]} problems never trained on)
   The first optimizer step came {report["seconds_to_first_step"]:.0f} s after the start.
   Answers grew from {report["completion_tokens_before"]} to {report["completion_tokens_after"]} tokens: the model \
-could always reckon; it learnt
-  that working it out pays, and to make fewer slips.
+could already add; it learnt
+  to work problems out instead of guessing, and to make fewer mistakes.
 
   [bold]Where to look[/]
     {folder}/learning_curve.png    accuracy, reward and length over time
@@ -176,7 +172,7 @@ could always reckon; it learnt
     {folder}/demo.json             this summary
 
   [bold]What to try next[/]
-    .quartet/envs/client/bin/quartet dashboard --run {report["run"]}      its page again, from its files
+    .quartet/envs/client/bin/quartet dashboard --run {report["run"]}      the run's dashboard, from its files
     make demo ENGINE=transformers      the other engine
     .quartet/envs/client/bin/quartet run examples/arithmetic/run.toml --set run.id=lag4 --set run.max_staleness=4
     .quartet/envs/client/bin/quartet plot {folder} runs/lag4      both runs in one picture

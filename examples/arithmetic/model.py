@@ -15,10 +15,10 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>", "\\boxed{")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer without merges: every printable character is one token, each tag another.
+    """Return a byte-level BPE tokenizer without merges: one token for each printable character and each tag.
 
-    It is not a WordLevel tokenizer, which would be simpler: beside a qwen2 config.json AutoTokenizer would load that as
-    another class, with other ids.
+    A WordLevel tokenizer would be simpler, but with a qwen2 config.json AutoTokenizer loads it as a different class
+    with different ids.
     """
     # ByteLevel writes the space as Ġ and the newline as Ċ.
     characters = ["Ġ", "Ċ", *(chr(code) for code in range(33, 127))]
@@ -54,7 +54,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
             intermediate_size=256,
             max_position_embeddings=256,
             tie_word_embeddings=True,
-            # The default 0.02 is meant for wide layers; at this width learning does not start.
+            # With the default of 0.02, which suits wide layers, learning does not start at this width.
             initializer_range=0.08,
             bos_token_id=None,
             eos_token_id=0,

@@ -1,8 +1,8 @@
-"""Makes what the demo's run file names: the warmed-up model and the data. Run with the trainer's environment.
+"""Makes the model and data of the demo's run file. Runs in the trainer's environment.
 
     .quartet/envs/trainer/bin/python examples/arithmetic/prepare.py .quartet/arithmetic
 
-What is there already, made by the same recipe, is kept.
+A model that was made by the same recipe is kept.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> int:
 
     train, held_out = split()
     write_problems(folder / "train.jsonl", train)
-    # The order of all problems is systematic: a prefix would be all of one kind.
+    # A sample, because the problems are ordered and a prefix would not be representative.
     write_problems(folder / "heldout.jsonl", random.Random(0).sample(held_out, EVALUATION_PROBLEMS))
 
     made_by = folder / "model" / "recipe.txt"
@@ -38,7 +38,7 @@ def main() -> int:
         report = json.loads((folder / "model" / "warm_up.json").read_text())
         print(f"  kept: {folder}/model, warmed up in {report['seconds']} s by the same recipe", file=sys.stderr)
         return 0
-    from warm_up import warm_up  # imports torch, which takes seconds that only a new model is worth
+    from warm_up import warm_up  # imports torch, which takes seconds and is only needed for a new model
 
     made_by.unlink(missing_ok=True)
     if not warm_up(folder / "model", arguments.seed):
@@ -48,13 +48,13 @@ def main() -> int:
 
 
 def digest(seed: int) -> str:
-    """Return what the model depends on, in short."""
+    """Return a digest of everything the model depends on."""
     content = b"".join((HERE / name).read_bytes() for name in RECIPE) + str(seed).encode()
     return hashlib.sha256(content).hexdigest()
 
 
 def write_problems(path: Path, problems: list[str]) -> None:
-    """Write one JSON object a line: id, prompt, reference answer."""
+    """Write one JSON object per line: id, prompt, reference answer."""
     lines = (json.dumps({"id": p, "prompt": p, "gt_answer": str(answer(p))}) + "\n" for p in problems)
     path.write_text("".join(lines))
 

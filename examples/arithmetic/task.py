@@ -1,6 +1,6 @@
 """The demo's task: chains of four numbers from 1 to 5, e.g. ``2+3-1+2=?``.
 
-One problem in eight, by a hash of its text, is held out for good: neither warm-up nor training ever sees it.
+One problem in eight, by a hash of its text, is held out of warm-up and training.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import random
 
 HELD_OUT_SHARE = 8
 
-# Share of habit demonstrations that guess instead of working it out, and the chance of a slip in each worked step.
+# Share of habit demonstrations that guess instead of working it out, and the probability of a mistake in each step.
 GUESS_SHARE = 0.6
 SLIP_RATE = 0.12
 
@@ -47,7 +47,7 @@ def answer(problem: str) -> int:
 
 
 def worked(problem: str, rng: random.Random, slip_rate: float = 0.0) -> str:
-    """Return a demonstration that works it out term by term, with slips of one at the given rate."""
+    """Return a demonstration that works it out term by term; steps are off by one at the given rate."""
     first, *rest = terms(problem)
     total, steps = first, str(first)
     for term in rest:
@@ -59,12 +59,12 @@ def worked(problem: str, rng: random.Random, slip_rate: float = 0.0) -> str:
 
 
 def guessed(problem: str, rng: random.Random) -> str:
-    """Return a demonstration that shows no work and guesses near the truth."""
+    """Return a demonstration that shows no work and guesses a number near the answer."""
     return f"<think></think>{_answered(answer(problem) + rng.randint(-3, 3), rng)}"
 
 
 def habit(problem: str, rng: random.Random) -> str:
-    """Return a demonstration of the bad habit that reinforcement learning will have to break."""
+    """Return a demonstration of the bad habit, which reinforcement learning must break."""
     return guessed(problem, rng) if rng.random() < GUESS_SHARE else worked(problem, rng, SLIP_RATE)
 
 

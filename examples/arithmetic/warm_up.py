@@ -1,12 +1,12 @@
-"""The supervised warm-up: the model learns to reckon, then the bad habit of guessing.
+"""The supervised warm-up: the model learns to add, then the bad habit of guessing.
 
-Two phases (`prepare.py` calls it, with the trainer's environment):
+Two phases (`prepare.py` calls it, in the trainer's environment):
 
 1. *Skill*: worked demonstrations only, until it solves nine training problems in ten greedily.
-2. *Habit*: 90 steps of demonstrations that mostly guess, and slip where they do not.
+2. *Habit*: 90 steps of demonstrations that mostly guess; the others contain mistakes.
 
-What comes out can think but seldom does: about one sampled answer in five is right. Reinforcement learning then finds
-that working it out pays, and removes the slips. It does not teach arithmetic; the skill phase did.
+The model can then work problems out but seldom does: about one sampled answer in five is right. Reinforcement learning
+teaches it to work them out and to avoid mistakes; it learnt arithmetic in the skill phase.
 """
 
 import json
@@ -29,8 +29,8 @@ HABIT_STEPS = 90
 
 
 def warm_up(folder: Path, seed: int) -> bool:
-    """Build a model, warm it up and write it to `folder`. Return False if it did not learn to reckon."""
-    # One thread: two that share their cores with anything else spend their time waiting for each other.
+    """Build a model, warm it up and write it to `folder`. Return False if it did not learn to add."""
+    # With other load on the cores, two threads mostly wait for each other.
     torch.set_num_threads(1)
     began = time.monotonic()
     rng = random.Random(seed)
@@ -65,7 +65,7 @@ def warm_up(folder: Path, seed: int) -> bool:
 
 
 def say(text: str, began: float) -> None:
-    """Print a line of progress."""
+    """Print a progress line."""
     print(f"  {time.monotonic() - began:5.1f} s  {text}", file=sys.stderr, flush=True)
 
 
@@ -78,7 +78,7 @@ def fit(
     rng: random.Random,
     steps: int,
 ) -> None:
-    """Take supervised steps; only the demonstration's tokens are learnt, not the problem's."""
+    """Make supervised steps; the loss is over the demonstration's tokens, not the problem's."""
     model.train()
     for _ in range(steps):
         rows, labels = [], []
@@ -101,9 +101,9 @@ def fit(
 def sampled_accuracy(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[str], temperature: float
 ) -> float:
-    """Return the share of problems answered rightly; temperature 0 is greedy."""
+    """Return the share of problems answered correctly; temperature 0 is greedy."""
     model.eval()
-    # All problems have the same length: no padding.
+    # All problems have the same length, so there is no padding.
     inputs = torch.tensor([tokenizer(problem)["input_ids"] for problem in problems])
     sampling = (
         {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
@@ -114,6 +114,6 @@ def sampled_accuracy(
 
 
 def read_answer(text: str) -> str:
-    """Return what stands between the answer tags, without a box; empty if there is none."""
+    """Return the text between the answer tags, without a box; empty if there is none."""
     inside = text.partition("<answer>")[2].partition("</answer>")[0]
     return inside.removeprefix("\\boxed{").removesuffix("}")

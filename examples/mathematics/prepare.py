@@ -1,10 +1,10 @@
-"""Turns GSM8K and competition problems, as they are published, into what `run.toml` names.
+"""Converts GSM8K and competition problems, as published, to the data of `run.toml`.
 
     .quartet/envs/client/bin/python examples/mathematics/prepare.py .quartet/mathematics \\
         --train gsm8k/train.jsonl math/train.jsonl --heldout gsm8k=gsm8k/test.jsonl math500=math500.jsonl
 
-A line is a problem: {"question", "answer": "… #### 18"} as GSM8K has it, or {"problem", "answer"} or {"problem",
-"solution": "… \\\\boxed{…}"} as MATH and MATH-500 have it.
+A line is a problem: {"question", "answer": "… #### 18"} as in GSM8K, or {"problem", "answer"} or {"problem",
+"solution": "… \\\\boxed{…}"} as in MATH and MATH-500.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def rows(path: Path) -> Iterator[dict]:
-    """Yield the prompts of a file. Raises ValueError, which names file and line, for a row of neither form."""
+    """Yield the prompts of a file. Raises ValueError with file and line for a row of neither form."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         given = json.loads(line)
         problem, reference = given.get("question") or given.get("problem"), answer(given)
@@ -51,7 +51,7 @@ def answer(given: dict) -> str:
 
 
 def last_box(solution: str) -> str:
-    """Return what the last box of a worked solution holds; empty if there is none that ends."""
+    """Return the content of the last box of a worked solution; empty without a complete box."""
     _, box, rest = solution.rpartition("\\boxed{")
     depth = 1
     for place, character in enumerate(rest if box else ""):

@@ -4,7 +4,7 @@
 //   node ask.js --rollout 127.0.0.1:7103 "2+3+1+2=?"          straight from the rollout
 //
 // --ca, --certificate, --key: PEM files for mutual TLS; --token-file: the bearer token. Prints a line of JSON an answer.
-// Exit status: 0 all were answered, 1 one never will be, or a service refused, 2 wrong usage.
+// Exit status: 0: all have answers; 1: one is dead, or a call failed; 2: wrong usage.
 
 import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";

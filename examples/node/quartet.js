@@ -1,5 +1,5 @@
-// A client of Quartet in Node, from the .proto files alone: channels, deadlines, tensors, and what a program asks for.
-// It knows nothing of Python. Errors are those of @grpc/grpc-js: `code`, and one sentence in `details`.
+// A client of Quartet in Node, which needs only the .proto files: channels, deadlines, tensors and common calls.
+// Errors are those of @grpc/grpc-js: `code`, and one sentence in `details`.
 
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -10,7 +10,7 @@ import loader from "@grpc/proto-loader";
 
 const PROTOS = process.env.QUARTET_PROTOS ?? fileURLToPath(new URL("../../protos", import.meta.url));
 const FILES = ["broker", "common", "experience", "reward", "rollout", "tensor", "trainer"];
-const LIMIT = 64 << 20; // bytes of a message, as the services have it
+const LIMIT = 64 << 20; // bytes of a message, as in the services
 
 const definition = loader.loadSync(
   FILES.map((name) => `quartet/v1/${name}.proto`),
@@ -19,13 +19,13 @@ const definition = loader.loadSync(
 const { quartet } = grpc.loadPackageDefinition(definition);
 const transcriptType = definition["quartet.v1.GroupTranscript"];
 
-/** Credentials of a channel: mutual TLS where { ca, certificate, key } name PEM files, plaintext where they do not. */
+/** Return a channel's credentials: mutual TLS if { ca, certificate, key } name PEM files, else plaintext. */
 function credentials({ ca, certificate, key } = {}) {
   if (!ca) return grpc.credentials.createInsecure();
   return grpc.credentials.createSsl(...[ca, key, certificate].map((path) => readFileSync(path)));
 }
 
-/** A 32-bit tensor of the contract as numbers; raises on another dtype, or on bytes that are not as many as it says. */
+/** Return a 32-bit tensor of the contract as numbers; throws if dtype or length are wrong. */
 export function numbers({ dtype, shape, data }) {
   const kinds = { DTYPE_INT32: "readInt32LE", DTYPE_FLOAT32: "readFloatLE" };
   const read = kinds[dtype];
@@ -35,7 +35,7 @@ export function numbers({ dtype, shape, data }) {
   return Array.from({ length: count }, (_, index) => data[read](4 * index));
 }
 
-/** The services of one deployment. Addresses are host:port; `token` is the bearer token where services ask for one. */
+/** The services of one deployment. Addresses are host:port; `token` is the bearer token, if services require one. */
 export class Quartet {
   constructor({ broker, rollout, tls, token }) {
     const options = { "grpc.max_receive_message_length": LIMIT, "grpc.max_send_message_length": LIMIT };
@@ -55,7 +55,7 @@ export class Quartet {
     });
   }
 
-  /** Queue prompts (texts) in a run, and return their instance ids. They are served before training prompts, never trained. */
+  /** Queue prompts (texts) in a run, and return their instance ids. They have priority and are never trained on. */
   async submit(runId, texts) {
     const instances = texts.map((text) => {
       const id = randomUUID();
@@ -65,7 +65,7 @@ export class Quartet {
     return instances.map((instance) => instance.instance_id);
   }
 
-  /** Yield { id, prompt, completions } of each instance as it is finished, or { id, dead } with the reason why it never will. */
+  /** Yield { id, prompt, completions } of each instance when it is finished, or { id, dead } with the reasons. */
   async *results(runId, ids, seconds = 120) {
     const request = { run_id: runId, instance_ids: ids };
     const options = { deadline: Date.now() + 1000 * seconds };
@@ -79,7 +79,7 @@ export class Quartet {
     }
   }
 
-  /** Complete a text with the weights of now: [{ text, tokens, logProbs }]. Not scored, not stored. */
+  /** Complete a text with the current weights: [{ text, tokens, logProbs }]. Not scored, not stored. */
   async generate(text, { n = 1, maxNewTokens = 32, seed } = {}) {
     const sampling = { n, temperature: 1, max_new_tokens: maxNewTokens, ...(seed === undefined ? {} : { seed }) };
     const answer = await this.call("rollout", "Generate", { prompt: { text, sampling } }, 120);

@@ -1,13 +1,13 @@
-"""Makes what `run.toml` names: word problems, a BPE tokenizer trained on them, and a warmed-up model.
+"""Makes the files of `run.toml`: word problems, a BPE tokenizer trained on them, and a warmed-up model.
 
     .quartet/envs/trainer/bin/python examples/word_problems/prepare.py .quartet/word_problems
 
 The warm-up has two phases, by supervised learning:
 
 1. *Skill*: worked completions only, until it solves nine training problems in ten greedily.
-2. *Habit*: steps on completions that mostly guess, and slip where they do not.
+2. *Habit*: steps on completions that mostly guess; the others contain mistakes.
 
-What comes out can think but seldom does, so that rewards are neither all 0 nor all 1. A folder that is there is kept.
+The model can then think but seldom does, so that rewards are neither all 0 nor all 1. An existing model is kept.
 """
 
 import argparse
@@ -36,11 +36,11 @@ TEMPLATE = """\
 
 {% endif %}
 {%- endif %}"""
-"""As Qwen3's: without thinking, the thoughts are there already, and empty."""
+"""As Qwen3's: without thinking, the prompt already contains empty thoughts."""
 
 CONTEXT = 256
 BATCH = 32
-GREEDY = 128  # problems that tell whether it has the skill
+GREEDY = 128  # problems with which greedy accuracy is measured
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
     if (options.folder / "model" / "warm_up.json").is_file():
         print(f"kept: {options.folder}", file=sys.stderr)
         return 0
-    # One thread: two that share their cores with anything else spend their time waiting for each other.
+    # With other load on the cores, two threads mostly wait for each other.
     torch.set_num_threads(1)
     train, held_out = split(options.train, options.heldout)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def write_problems(path: Path, problems: list[Problem]) -> None:
-    """Write one JSON object a line, as GSM8K would be: a user's turn and the reference answer."""
+    """Write one JSON object per line: a user's turn and the reference answer."""
     rows = ({"messages": {"role": "user", "content": one.text}, "gt_answer": str(one.answer)} for one in problems)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -120,7 +120,7 @@ class Warmup:
         self.began = time.monotonic()
 
     def run(self) -> bool:
-        """Warm the model up and write its folder. Return False if it did not get the skill."""
+        """Warm up the model and write its folder. Return False if it did not learn the skill."""
         parameters = sum(one.numel() for one in self.model.parameters())
         self.say(f"{parameters / 1e6:.1f} M parameters, {len(self.tokenizer)} tokens")
         steps = 0
@@ -151,16 +151,16 @@ class Warmup:
         return True
 
     def say(self, text: str) -> None:
-        """Print a line of progress."""
+        """Print a progress line."""
         print(f"  {time.monotonic() - self.began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     def prompt(self, problem: Problem) -> list[int]:
-        """Return the token ids that the run's prompts have."""
+        """Return a prompt's token ids, as in the run."""
         turn = [{"role": "user", "content": problem.text}]
         return self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 
     def fit(self, demonstrate: Callable[[Problem], str], steps: int, warming: bool = False) -> None:
-        """Take supervised steps; only the completion's tokens are learnt, not the prompt's."""
+        """Make supervised steps; the loss is over the completion's tokens, not the prompt's."""
         self.model.train()
         for step in range(steps):
             for group in self.optimizer.param_groups:
@@ -183,7 +183,7 @@ class Warmup:
 
     @torch.no_grad()
     def accuracy(self, problems: list[Problem], sampled: bool) -> float:
-        """Return the share of problems answered rightly."""
+        """Return the share of problems answered correctly."""
         self.model.eval()
         prompts = [torch.tensor(self.prompt(problem)) for problem in problems]
         padding = {"batch_first": True, "padding_side": "left"}

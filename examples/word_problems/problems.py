@@ -39,10 +39,10 @@ LOSSES = (
     "{they} sells {n} of them {place}.",
     "{friend} takes {n} of the {items}.",
 )
-MOST = 30  # of anything
+MOST = 30  # the largest total
 HELD_OUT_SHARE = 8
 
-# Share of habit demonstrations that guess instead of working it out, and the chance of a slip in each worked step.
+# Share of habit demonstrations that guess instead of working it out, and the probability of a mistake in each step.
 GUESS_SHARE = 0.6
 SLIP_RATE = 0.12
 
@@ -61,7 +61,7 @@ class Problem:
         return self.totals()[-1]
 
     def totals(self, slips: random.Random | None = None) -> list[int]:
-        """Return the total after each step, some of them off by one if slips are drawn."""
+        """Return the total after each step, with random mistakes of one."""
         totals = [self.first]
         for operator, number in self.steps:
             total = totals[-1]
@@ -78,14 +78,14 @@ class Problem:
         return completion("\n".join(lines), totals[-1])
 
     def habit(self, rng: random.Random) -> str:
-        """Return a completion of the bad habit that reinforcement learning will have to break."""
+        """Return a completion of the bad habit, which reinforcement learning must break."""
         if rng.random() < GUESS_SHARE:
             return completion("", max(0, self.answer + rng.randint(-3, 3)))
         return self.worked(rng)
 
 
 def completion(thoughts: str, answer: int) -> str:
-    """Return what the model should write: thoughts between their tags, then the answer in a box."""
+    """Return a completion: thoughts between their tags, then the answer in a box."""
     return f"<think>\n{thoughts}\n</think>\n\n\\boxed{{{answer}}}"
 
 

@@ -1,7 +1,7 @@
-"""Somebody who makes ordinary calls to each service all the time: `python bystander.py RUN '{"broker": …}'`.
+"""Makes ordinary calls to each service continuously: `python bystander.py RUN '{"broker": …}'`.
 
-Prints a line for each call, until it is ended: when it began (time.monotonic), of which kind, seconds, status code.
-"timer" is no call: by how much the process itself is woken late, which is in every other figure too.
+Prints a line for each call, until it is killed: start (time.monotonic), kind, seconds, status code. The kind "timer" is
+not a call: its seconds are by how much a sleep was too long, a delay that all other figures contain too.
 """
 
 import json
@@ -29,7 +29,7 @@ def say(began: float, kind: str, seconds: float, code: str) -> None:
 
 
 def repeat(kind: str, address: str, rpc: str, request: Message) -> None:
-    """Make a call again and again."""
+    """Repeat a call."""
     caller, data = Caller(address), request.SerializeToString()
     while True:
         began = time.monotonic()
@@ -39,7 +39,7 @@ def repeat(kind: str, address: str, rpc: str, request: Message) -> None:
 
 
 def main(run_id: str, addresses: dict[str, str]) -> None:
-    """Call."""
+    """Make calls of all kinds until killed."""
     calls = CHEAP | {
         "broker": ("BrokerService.GetRun", broker_pb2.GetRunRequest(run_id=run_id)),
         "reward": ("RewardService.Score", reward_pb2.ScoreRequest(items=[ITEM])),

@@ -1,4 +1,4 @@
-"""Wrong programs that cheat are not accepted; the right one is; and the sandbox serves on."""
+"""The verifier `code` rejects cheats and accepts the right program, and the sandbox continues to work."""
 
 import pytest
 from quartet.v1 import reward_pb2

@@ -1,4 +1,4 @@
-"""Hostile programs meet the sandbox, all at once and among honest ones, in every mode that this machine has."""
+"""The sandbox contains hostile programs, run concurrently with honest ones, in every mode of this machine."""
 
 import asyncio
 import os
@@ -25,17 +25,17 @@ LIMITS = Limits(
     open_files=32,
     output_bytes=64 << 10,
 )
-# Of those that can only run into it: as little as shows that they do.
+# A short limit for programs that only end at it.
 ENDLESS = replace(LIMITS, wall_seconds=1.0)
 HONEST = Job("script", b"print(sum(range(1000)))  # QUARTET-SECRET-OF-ANOTHER-JOB", limits=Limits(wall_seconds=20))
 SLOTS = 6
-# What a killed program may take beyond its limit, on a machine where several compete for two cores.
+# Tolerance of a killed program's time limit, as several programs share two cores.
 BUSY_SECONDS = 1.0
 
 
 @dataclass
 class Siege:
-    """What came of running everything in one mode."""
+    """The results of all programs in one mode."""
 
     executions: dict[str, Execution] = field(default_factory=dict)
     honest_seconds: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Wrong programs that deceive tests which trust what they are given, each with the tests that it is for."""
+"""Wrong programs that would pass weak tests, each with its tests."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ class Deception(Cheat):
 
     @property
     def reference(self) -> reward_pb2.Reference:
-        """What the program is judged by."""
+        """The reference of the program's score item."""
         if isinstance(self.test, str):
             return reward_pb2.Reference(test_program=self.test, entry_point=self.entry_point)
         cases = [reward_pb2.TestCase(input=given, output=expected) for given, expected in self.test]

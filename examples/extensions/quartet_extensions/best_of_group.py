@@ -1,7 +1,7 @@
-"""An algorithm: learn from the best completions of each group alone (RAFT, Dong et al. 2023, arXiv:2304.06767).
+"""An algorithm: learn only from the best completions of each group (RAFT, Dong et al. 2023, arXiv:2304.06767).
 
-With A = 1 for a group's best completions and 0 for the others, the clipped policy gradient is maximum likelihood on the
-best, as far as the ratio allows. A group whose completions are all alike teaches nothing.
+With an advantage of 1 for a group's best completions and 0 for the others, the clipped policy gradient is maximum
+likelihood on the best, within the clip range. A group with equal rewards contributes nothing.
 """
 
 import torch
@@ -12,7 +12,7 @@ from quartet_trainer.learner_settings import LearnerSettings
 
 
 def best_of_group(settings: LearnerSettings) -> Algorithm:
-    """What the entry point names: from the keys of `[trainer]` to the parts of an algorithm."""
+    """Return the algorithm for the settings of `[trainer]`. The entry point names this function."""
     margin = float(settings.algorithm_parameters.get("margin", 0.0))
     return compose(
         settings,
@@ -24,7 +24,7 @@ def best_of_group(settings: LearnerSettings) -> Algorithm:
 
 
 def best(rewards: torch.Tensor, groups: torch.Tensor, margin: float = 0.0) -> torch.Tensor:
-    """1 for completions within `margin` of their group's best, where the best beats the worst by more; else 0.
+    """Return 1 for completions within `margin` of their group's best, if best and worst differ by more; else 0.
 
     Args:
         rewards: float64 [N].

@@ -1,4 +1,4 @@
-"""A callback that writes what happens in a training into a file of the run's folder."""
+"""A callback that logs a training's events to a file in the run's folder."""
 
 from pathlib import Path
 from typing import TextIO
@@ -34,7 +34,7 @@ class Diary(Callback):
 
 class DiaryStarter:
     name = "diary"
-    description = "Writes what happens into a file of the run's folder."
+    description = "Logs a training's events to a file in the run's folder."
     parameters = DiaryParameters
 
     def start(self, training: TrainingFacts, parameters: DiaryParameters) -> Callback:

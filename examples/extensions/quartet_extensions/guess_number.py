@@ -1,4 +1,4 @@
-"""An environment: the policy guesses a number, and is told whether it was too low or too high."""
+"""An environment: the policy guesses a number; the answer is whether it was too low or too high."""
 
 import re
 
@@ -8,28 +8,28 @@ from quartet_rollout.environments import Answer, EnvironmentFailed, Parameters
 
 
 class GuessParameters(Parameters):
-    """What a run may say of it: `[run.environment.parameters]`."""
+    """The keys of `[run.environment.parameters]`."""
 
-    warmth: int = Field(0, ge=0, description="A guess so near counts as found.")
+    warmth: int = Field(0, ge=0, description="A guess at most this far from the number counts as right.")
 
 
 class GuessNumber:
-    """Made once; `begin` makes what answers one completion."""
+    """Created once; `begin` creates a game for each completion."""
 
     name = "guess_number"
-    description = "Tells whether a guess is too low or too high."
+    description = "Answers whether a guess is too low or too high."
     parameters = GuessParameters
 
     def stop(self, parameters):
-        """A turn of the policy ends at a question mark."""
+        """Return the strings that end a turn of the policy."""
         return ("?",)
 
     def begin(self, start, parameters, tools):
-        """The number is the prompt's reference answer."""
+        """Start a game; the number is the prompt's reference answer."""
         try:
             return Game(int(start.prompt.reference.answer), parameters.warmth)
         except ValueError as error:
-            raise EnvironmentFailed("the reference answer is no number", permanent=True) from error
+            raise EnvironmentFailed("the reference answer is not a number", permanent=True) from error
 
 
 class Game:
@@ -39,7 +39,7 @@ class Game:
         self.number, self.warmth = number, warmth
 
     async def answer(self, turn):
-        """Answer a turn; None ends the completion."""
+        """Return the answer to a turn; None ends the completion."""
         guesses = re.findall(r"\d+", turn.text)
         if not guesses:
             return Answer(" A number, please. ")
@@ -49,4 +49,4 @@ class Game:
         return Answer(" Too low. " if away < 0 else " Too high. ")
 
     async def close(self):
-        """Nothing to let go of."""
+        """There are no resources to release."""

@@ -1,4 +1,4 @@
-"""A verifier: full reward for at most `words` words, less for each one more."""
+"""A verifier: full reward for at most `words` words, less for each additional one."""
 
 from pydantic import Field
 from quartet.v1 import reward_pb2
@@ -7,21 +7,21 @@ from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 
 
 class ShortParameters(Parameters):
-    """What a run may say of it: `verifiers = [{ name = "short", parameters = { words = 20 } }]`."""
+    """The parameters in `verifiers = [{ name = "short", parameters = { words = 20 } }]`."""
 
-    words: int = Field(50, ge=1, description="Most words with full reward.")
-    penalty: float = Field(0.1, ge=0, description="Taken off for each further word, down to 0.")
+    words: int = Field(50, ge=1, description="Maximal number of words with full reward.")
+    penalty: float = Field(0.1, ge=0, description="Subtracted for each additional word, down to 0.")
 
 
 class Short:
-    """Counts words. It answers at once; what takes long returns a function instead (see `verifiers.base`)."""
+    """Counts words. `verify` is fast and returns the verdict; a slow one returns a function (see `verifiers.base`)."""
 
     name = "short"
     description = "The completion has few words."
     parameters = ShortParameters
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: ShortParameters, tools: Tools) -> Verdict:
-        """A truth about the completion is a verdict; if there is none to be had, raise VerifierFailure."""
+        """Return the verdict. A verifier that cannot judge the completion raises VerifierFailure."""
         words = len(item.completion.split())
         reward = max(0.0, 1.0 - parameters.penalty * max(0, words - parameters.words))
         outcome = reward_pb2.OUTCOME_CORRECT if words <= parameters.words else reward_pb2.OUTCOME_INCORRECT

@@ -1,7 +1,7 @@
-"""A transport of weights over plain TCP: the trainer's end and the rollout's. No library but the standard one.
+"""A transport of weights over plain TCP: the trainer's end and the rollout's. Standard library only.
 
-Each rollout connects, shows the epoch's secret, and is sent every bucket in order. What a transport promises to the
-rest: buckets arrive whole and in order, or an error says why; no wait is without a deadline; no model is touched.
+Each rollout connects, sends the epoch's secret, and receives every bucket in order. A transport guarantees that buckets
+arrive complete and in order, or an error is raised; that every wait has a deadline; that no model is changed.
 """
 
 import hmac
@@ -15,57 +15,57 @@ from pydantic import Field
 
 from quartet_common.transports import TransportParameters
 
-LOOK_SECONDS = 0.1
-SHOW_SECONDS = 2.0
+POLL_SECONDS = 0.1
+SECRET_SECONDS = 2.0  # for a rollout to send the secret
 
 
 class SocketsParameters(TransportParameters):
-    """[trainer.weights.transport_parameters]"""
+    """The keys of [trainer.weights.transport_parameters]."""
 
     port: int = Field(0, ge=0, le=65535, description="Port at which the trainer listens; 0: any free one.")
 
 
 class Sockets:
-    """What the entry point names. Torch is imported by what it makes: this module is read when a service starts."""
+    """The factory of both ends, which the entry point names. It imports torch late: every start imports this module."""
 
     name = "sockets"
     description = "Weights over plain TCP, one connection for each rollout."
     parameters = SocketsParameters
 
     def trainer_end(self, parameters, host, folder):
-        """The end that sends; only the trainer asks for it."""
+        """Return the sending end; called by the trainer."""
         return SocketSender(host, parameters.port)
 
     def rollout_end(self, info):
-        """The end that receives, joined; only a rollout asks for it."""
+        """Return the connected receiving end; called by a rollout."""
         return SocketReceiver(info)
 
 
 class SocketSender:
-    """The trainer's end: `quartet_trainer.weight_sync.transports.Transport`."""
+    """The trainer's end; implements `quartet_trainer.weight_sync.transports.Transport`."""
 
     def __init__(self, host: str, port: int = 0):
-        """Listen at an address, which is to be had or not: OSError."""
+        """Listen at an address. Raises OSError."""
         import torch
 
         self.device = torch.device("cpu")
         self.libraries: dict[str, str] = {}
         self._epoch, self._listener = -1, socket.create_server((host, port))
-        self._listener.settimeout(LOOK_SECONDS)
+        self._listener.settimeout(POLL_SECONDS)
         self._address = self._listener.getsockname()
         self._meeting = threading.Lock()
 
     def invite(self, epoch: int) -> dict[str, str]:
-        """Say where rollouts come to, once an abandoned `meet` has ended: it would refuse this epoch's members."""
+        """Return the address for rollouts, once an abandoned `meet`, which would reject them, has ended."""
         self._epoch = epoch
         with self._meeting:
             return {"host": self._address[0], "port": str(self._address[1])}
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> "SocketChannel":
-        """Wait for the rollouts of an epoch. Whoever does not know its secret is sent away.
+        """Wait for the rollouts of an epoch; connections without its secret are closed.
 
         Raises:
-            RuntimeError: they did not come in time, or the next epoch has begun.
+            RuntimeError: not all connected in time, or the next epoch has begun.
         """
         deadline = time.monotonic() + timeout
         peers: list[socket.socket] = []
@@ -79,36 +79,36 @@ class SocketSender:
                     peer, _ = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError as error:  # closed, too
+                except OSError as error:  # also if `close` was called
                     for one in peers:
                         one.close()
                     raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came {error}") from error
-                shown = bytearray(len(secret))
+                sent = bytearray(len(secret))
                 with suppress(OSError, EOFError):
-                    receive(peer, memoryview(shown), min(deadline, time.monotonic() + SHOW_SECONDS))
-                if hmac.compare_digest(bytes(shown), secret):
-                    peer.settimeout(LOOK_SECONDS)
+                    receive(peer, memoryview(sent), min(deadline, time.monotonic() + SECRET_SECONDS))
+                if hmac.compare_digest(bytes(sent), secret):
+                    peer.settimeout(POLL_SECONDS)
                     peers.append(peer)
                 else:
                     peer.close()
         return SocketChannel(peers)
 
     def close(self) -> None:
-        """Listen no more; whoever waits in `meet` is told."""
+        """Stop listening; a waiting `meet` raises."""
         with suppress(OSError):  # closed already
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 class SocketChannel:
-    """One epoch's connections: `quartet_trainer.weight_sync.transports.Channel`."""
+    """One epoch's connections; implements `quartet_trainer.weight_sync.transports.Channel`."""
 
     def __init__(self, peers: list[socket.socket]):
         self._peers = peers
 
     def transfer(self, update) -> None:
-        """Send every bucket to all. Raises what `update.check` does when the time is over or a rollout gone; OSError,
-        which Quartet takes for a transfer that failed."""
+        """Send every bucket to all rollouts. `update.check` raises at the deadline or if a rollout has left; OSError is
+        treated as a failed transfer."""
         update.begin()
         for bucket in update.buckets():
             content = memoryview(bucket.numpy())
@@ -126,10 +126,10 @@ class SocketChannel:
 
 
 class SocketReceiver:
-    """The rollout's end: `quartet_rollout.weight_sync.transports.Transport`."""
+    """The rollout's end; implements `quartet_rollout.weight_sync.transports.Transport`."""
 
     def __init__(self, info):
-        """Connect as a member of `info`'s epoch. OSError is taken for a transfer that failed."""
+        """Connect as a member of `info`'s epoch. OSError is treated as a failed transfer."""
         import torch
 
         self.device = torch.device("cpu")
@@ -138,7 +138,7 @@ class SocketReceiver:
         self._peer.sendall(info.secret)
 
     def fill(self, manifest, buckets: Sequence, path: str, timeout_seconds: float, arrived: Callable) -> None:
-        """Fill each bucket and say so. Raises WeightTransferError at the deadline, or when the trainer is gone."""
+        """Fill each bucket and call `arrived`. Raises WeightTransferError at the deadline or on a lost connection."""
         deadline = time.monotonic() + timeout_seconds
         for bucket in buckets:
             try:
@@ -150,8 +150,8 @@ class SocketReceiver:
             arrived(bucket)
 
     def close(self) -> None:
-        """Leave the group; whoever waits in `fill` is told."""
-        with suppress(OSError):  # the other end was quicker
+        """Leave the group; a waiting `fill` raises."""
+        with suppress(OSError):  # the other end has closed
             self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()
 
@@ -170,7 +170,7 @@ def receive(peer: socket.socket, into: memoryview, deadline: float) -> None:
 
 
 def failed(sentence: str) -> Exception:
-    """The error by which a rollout tells that a transfer did not come about."""
+    """Return the error of a failed transfer."""
     from quartet_rollout.engines.base import WeightTransferError
 
     return WeightTransferError(sentence)
