@@ -1,24 +1,24 @@
 """Prompt groups from arrays to arrays through the broker, beside the same bytes straight through the same Redis.
 
-Ours: a rollout process and a trainer process at a broker process, all at work at once, as they are used. The rollout
-leases prompts, encodes a group for each and puts them, several calls under way and none above 6 MiB; the trainer leases
-a step's batch, asks for the next, decodes, marks the step trained, and commits every few steps. Prompts are queued
-beforehand. Measured is the wall time of a fixed number of groups from the first put to the last commit.
+Ours: a rollout process, a trainer process and a broker process, working concurrently. The rollout leases prompts,
+encodes a group for each and puts them, with several concurrent calls of at most 6 MiB; the trainer leases a step's
+batch, prefetches the next, decodes, marks the step trained, and commits every few steps. Prompts are queued beforehand.
+The figure is the wall time of a fixed number of groups from the first put to the last commit.
 
-First peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
-(`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the price of these.
+First peer: redis-py in two similar processes, with the same encoding and decoding and as many groups per call
+(`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the cost of these.
 
-The limit: a relay, a gRPC server that only passes the same bytes on to Redis and from it (`broker_relay.py`). Its own
-rate beside redis-py's is the price of gRPC in Python; ours beside its is the price of all that the broker does.
+The limit: a relay, a gRPC server that only forwards the same bytes to and from Redis (`broker_relay.py`). Its rate
+against redis-py's is the cost of gRPC in Python; ours against its rate is the cost of the broker's own work.
 
-Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, at the 8 prompts a message
-that ColossalChat has by default and for padded groups, the only ones that it knows; and an actor call with numpy
-arrays, at as many a call as ours. They know nothing of our batches, and run beside the first of them.
+Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, with its default of 8
+prompts per message and padded groups, the only ones it supports; and an actor call with numpy arrays, with as many per
+call as ours. They do not depend on our batch sizes, and run with the first of them.
 
-Redis appends to its log and syncs it every second, as the launcher starts it; before each round the log is rewritten
-and the disk left to finish. Both groups of `groups.py` are measured, and all variants must yield the same arrays: a
-checksum is compared in the first round, which is not timed. The log says what each process needs of CPU for a group:
-with fewer cores than processes, that is what decides.
+Redis appends to its log and syncs it every second, as the launcher configures it; before each round the log is
+rewritten and the disk is given time to finish. Both kinds of groups of `groups.py` are measured, and all variants must
+yield the same arrays: a checksum is compared in the first round, which is not timed. The log has each process's CPU
+time per group, which determines the rate if there are fewer cores than processes.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class RaySide:
 
 
 class Setting:
-    """What all rounds share: Redis, the broker, perhaps Ray; and the options."""
+    """Redis, the broker, optionally Ray, and the options of all rounds."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, stack: contextlib.ExitStack):
         self.options, self.folder = options, folder

@@ -1,7 +1,7 @@
-"""A rollout and a trainer without a model, at the broker: the load that its benchmarks put on it.
+"""A rollout and a trainer without a model: the load of the broker's benchmarks.
 
-They speak to it as the services do: the rollout over one asyncio channel with several calls under way, the trainer over
-one blocking channel, step by step. Groups are made of arrays and become arrays again.
+They call the broker as the services do: the rollout over one asyncio channel with several concurrent calls, the trainer
+over one blocking channel, step by step. Groups are encoded from arrays and decoded to arrays.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _DTYPES = {
 
 
 def encode_group(group: Arrays) -> bytes:
-    """Return a group as it travels: a serialized GroupTensors."""
+    """Return a group as a serialized GroupTensors."""
     lengths = group["lengths"].tolist()
     message = experience_pb2.GroupTensors()
     message.prompt_token_ids.CopyFrom(encode(group["prompt_token_ids"]))
@@ -68,7 +68,7 @@ def decode_group(tensors: bytes) -> experience_pb2.GroupTensors:
 
 
 def flatten(decoded: dict) -> Arrays:
-    """Return a decoded group in the form it was made in, to compare the two."""
+    """Return a decoded group in its original form, for a comparison."""
     rows = (*PER_TOKEN, "version_spans")
     flat = {name: np.concatenate(decoded[name]) if name in rows else decoded[name] for name in decoded}
     return flat | {"lengths": np.array([len(row) for row in decoded["loss_mask"]], dtype=np.int64)}
@@ -78,7 +78,7 @@ def flatten(decoded: dict) -> Arrays:
 
 
 def create_run(address: str, run_id: str, groups_per_step: int, max_staleness: int, **limits: int) -> None:
-    """Make a run whose queue takes any number of prompts."""
+    """Create a run whose queue accepts any number of prompts."""
     spec = pb.RunSpec(
         run_id=run_id,
         group_size=COMPLETIONS,
@@ -175,9 +175,9 @@ class Rollout:
             )
 
     async def produce(self, payload: Callable[[int], bytes], produced: Produced) -> None:
-        """Answer every prompt there is, until cancelled.
+        """Lease prompts and put groups until cancelled.
 
-        Prompts come back, too: a group that others overtook may be too old when its turn comes.
+        A prompt may be leased again: a delayed group may be too stale for its step.
         """
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._in_flight):
@@ -201,9 +201,9 @@ class Rollout:
     def _requests(
         self, leases: Sequence[pb.PromptLease], payload: Callable[[int], bytes]
     ) -> Iterator[tuple[bytes, int]]:
-        """Yield the puts that answer leases, each with how many it answers; about PUT_BYTES each at most.
+        """Yield put requests for leases, each with its number of groups and at most about PUT_BYTES.
 
-        Each is encoded when the one before is done: what was just written is still in the processor's cache.
+        Each is encoded after the previous one was sent, so that its data are still in the processor's cache.
         """
         first = self._answer(leases[0], payload(_number(leases[0])))
         puts = math.ceil(sum(map(len, first)) * len(leases) / PUT_BYTES)  # groups of a run are alike
@@ -264,7 +264,7 @@ class Trainer:
         self._asked: grpc.Call | None = None  # for this step's batch, before its turn
 
     def open(self) -> None:
-        """Become the run's trainer."""
+        """Open the run's session."""
         request = pb.OpenSessionRequest(run_id=self._run_id, holder="trainer")
         self._epoch = self._stub.OpenSession(request, timeout=CALL_SECONDS).session_epoch
 

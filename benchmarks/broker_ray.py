@@ -1,16 +1,16 @@
 """The Ray peers of the broker's benchmark, in an environment of their own: `broker_ray.py FOLDER`, rounds on its input.
 
-Each line of input is a round: {"way", "shape", "groups", "per_call", "check"}. Each is answered by a line: seconds from
-the first call to the last group taken, CPU seconds of all of Ray's processes, and the checksum if asked for.
+Each input line is a round: {"way", "shape", "groups", "per_call", "check"}. The output is a line for each: seconds from
+the first call to the last group taken, CPU seconds of all of Ray's processes, and the checksum if requested.
 
 Producer and consumer are actors, each a process; everything stays in memory, nothing is deduplicated or acknowledged.
 
-    ray-queue  ColossalChat's way (its zero-bubble pipeline): a third actor holds a list. The producer asks it for leave
-               to generate, then appends a batch of prompts as a dict of torch tensors and waits for the answer; the
-               consumer asks for the batch by its number, gets a deep copy, and cuts it into groups. Where the original
-               sleeps a second because it found nothing, a millisecond is slept here.
-    ray-numpy  the producer calls the consumer with groups as dicts of numpy arrays, which Ray hands over in shared
-               memory without pickling their bytes, 8 calls under way
+    ray-queue  ColossalChat's method (its zero-bubble pipeline): a third actor holds a list. The producer asks it for
+               permission to generate, then appends a batch of prompts as a dict of torch tensors and waits for the
+               response; the consumer requests the batch by its number, gets a deep copy, and splits it into groups. If
+               it is empty, the original sleeps for a second, and this one for a millisecond.
+    ray-numpy  the producer calls the consumer with groups as dicts of numpy arrays, which Ray transfers in shared
+               memory without pickling their bytes, with 8 concurrent calls
 """
 
 import copy
@@ -51,7 +51,7 @@ def unstack(batch: Tensors) -> list[Tensors]:
 
 @ray.remote(num_cpus=0)
 class Queue:
-    """What stands between producer and consumer."""
+    """The queue between producer and consumer."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}

@@ -1,8 +1,8 @@
-"""The least that a gRPC broker in Python can cost: `broker_relay.py PORT REDIS_URL`, run in the broker's environment.
+"""A lower bound of a gRPC broker in Python: `broker_relay.py PORT REDIS_URL`, run in the broker's environment.
 
-It relays a call's worth of groups from a producer into a Redis stream, and out of it to a consumer, as bytes that it
-never looks at. The server is the broker's: grpc.aio on uvloop, its options, its way to Redis. It has no leases, no
-deduplication, no staleness and no manifests, and acknowledges before the consumer has what it took.
+It relays the groups of a call from a producer to a Redis stream, and from there to a consumer, as bytes that it does
+not parse. The server is like the broker's: grpc.aio on uvloop, the same options and Redis client. It has no leases, no
+deduplication, no staleness and no manifests, and acknowledges entries before the consumer has received them.
 """
 
 import asyncio

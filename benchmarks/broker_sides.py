@@ -1,21 +1,21 @@
 """A process of the broker's benchmarks: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
 
-VARIANT is `ours`, `redis` or `relay`, ROLE `producer` or `consumer`. The first line of input holds the settings, each
-later one is a round: how many groups to publish or to take; the producer hears with one line more that all were taken.
-It answers {"ready": true} to the settings, and at the end of each round
+VARIANT is `ours`, `redis` or `relay`, ROLE `producer` or `consumer`. The first input line has the settings, each later
+one is a round: the number of groups to publish or to take; one more line tells the producer that all were taken. The
+output is {"ready": true} after the settings, and at the end of each round
 
     at         when the first put began (producer), or when the last group was committed (consumer); time.monotonic()
     cpu        seconds of CPU that this process used in the round
-    leases     seconds of each LeasePrompts that was granted something (ours alone)
-    checksum   of the decoded arrays, in the round that asks for it ("check": true)
+    leases     seconds of each LeasePrompts that granted leases (ours only)
+    checksum   of the decoded arrays, in a round with "check": true
 
-The peer, redis-py in the same Redis: the producer adds the same bytes to a stream, as many a pipeline as ours has in a
-call; the consumer reads as many at once by a consumer group, decodes them with the same function, acknowledges and
-deletes them. It is the least that durable, acknowledged delivery over this Redis can cost.
+The peer, redis-py with the same Redis: the producer adds the same bytes to a stream, as many per pipeline as ours has
+in a call; the consumer reads as many at once with a consumer group, decodes them with the same function, acknowledges
+and deletes them. It is a lower bound of durable, acknowledged delivery with this Redis.
 
-The relay (`broker_relay.py`): the same through a gRPC server that does nothing but pass bytes on; the producer has as
-many calls under way as ours, each with all its groups in one message. It is the least that a gRPC broker in Python
-costs with messages of that size; where they are large (padded, 128 a call), ours of at most 6 MiB may do better.
+The relay (`broker_relay.py`): the same through a gRPC server that only forwards bytes; the producer has as many
+concurrent calls as ours, each with all its groups in one message. It is a lower bound of a gRPC broker in Python with
+messages of that size; if they are large (padded, 128 per call), ours of at most 6 MiB may be faster.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Take:
 
 
 async def produce_ours(settings: dict) -> None:
-    """Be one rollout, or those called `names`, each "generating" for `think` seconds in the mean.
+    """Run one rollout, or those in `names`, each "generating" for `think` seconds on average.
 
     `arrays`: encode each group as it is sent; else it is encoded beforehand, or is some `bytes`.
     """
@@ -99,7 +99,7 @@ async def produce_ours(settings: dict) -> None:
 
 
 def consume_ours(settings: dict) -> None:
-    """Be the trainer; `arrays`: decode each group."""
+    """Run the trainer; `arrays`: decode each group."""
     trainer = Trainer(settings["address"], settings["run_id"], settings["commit_every"], settings["per_call"])
     trainer.open()
     take = Take()

@@ -1,4 +1,4 @@
-"""The broker's surroundings in its benchmarks: a Redis as the launcher starts it, and what processes use."""
+"""Helpers of the broker's benchmarks: a Redis as the launcher starts it, and CPU times of processes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def listener(address: str) -> psutil.Process:
-    """Return the process below this one that listens at an address of the loopback, or at the path of a socket."""
+    """Return the descendant that listens at a loopback address or at the path of a socket."""
     port = address.rpartition(":")[2]
     for child in psutil.Process().children(recursive=True):
         inet = {str(each.laddr.port) for each in child.net_connections() if each.status == psutil.CONN_LISTEN}

@@ -1,17 +1,17 @@
 """Tokens per second through the whole rollout service, beside the library that its engine is made of.
 
-- Ours: broker, reward service and rollout, as processes. The rollout has been given its weights as a trainer gives
-  them. A round queues prompts at the broker, and ends when the broker has accepted their last group: leased, generated
-  with log-probs, every completion scored, put. With --alone, the engine alone, in one process.
-- The peer of the vllm engine is vLLM's own `AsyncLLM` on the same prompts, all at once, with `n` completions a prompt
-  and log-probs on, configured as our engine configures it.
-- The peer of the transformers engine is `model.generate` with `output_scores`, 128 completions a batch, and the
-  log-probs taken from the scores.
+- Ours: broker, reward service and rollout, as processes. The rollout has received its weights as from a trainer. A
+  round queues prompts at the broker, and ends when the broker has accepted their last group: leased, generated with
+  log-probs, every completion scored, put. With --alone, only the engine, in one process.
+- The peer of the vllm engine is vLLM's own `AsyncLLM` with the same prompts, all at once, with `n` completions per
+  prompt and log-probs, configured as by our engine.
+- The peer of the transformers engine is `model.generate` with `output_scores`, 128 completions per batch, and log-probs
+  computed from the scores.
 
-Random models of the demo's kind, 0.3 M, 30 M and 125 M parameters; 8 completions a prompt, 32 new tokens at most,
-temperature 1, float32, one thread each, 128 completions at once. A random model ends some completions early: tokens are
-counted as they come. Both sides are up at the same time and work in turn, round by round, the order turned round each
-time, so that what the machine does besides meets both alike. The median of each side's rounds counts.
+Random models like the demo's, with 0.3 M, 30 M and 125 M parameters; 8 completions per prompt, at most 32 new tokens,
+temperature 1, float32, one thread each, 128 concurrent completions. A random model ends some completions early, so the
+generated tokens are counted. Both sides are started once and run rounds in turn, in alternating order, so that other
+load affects both alike. The figures are medians of each side's rounds.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 async def all_at_once(draw: Callable[[int, list[int]], Awaitable[int]], count: int) -> int:
-    """The tokens of all prompts' completions."""
+    """Return the number of tokens of all prompts' completions."""
     return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
 
 
@@ -255,7 +255,7 @@ def bare_transformers(model_path: str, count: int) -> Generate:
 
 
 def be(kind: str, name: str, count: int, model: str) -> None:
-    """Be one side: a round for each line of the input, tokens per second as a line of the output."""
+    """Run one side: a round for each input line, with the tokens per second as an output line."""
     sys.path.append(str(ROOT / "services/rollout/tests/engines"))
     lines, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # What libraries print is no answer.
@@ -275,7 +275,7 @@ def be(kind: str, name: str, count: int, model: str) -> None:
 
 
 def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Path) -> Figure:
-    """One engine at one size, "alone" or through the "service", beside its peer."""
+    """Compare one engine at one size, "alone" or through the "service", with its peer."""
     rates: dict[str, list[float]] = {ours: [], "peer": []}
     with contextlib.ExitStack() as stack:
         if ours == "service":

@@ -5,14 +5,14 @@ clipping, AdamW, metrics.
 
 Peer: a plain loop over the same completions in the same micro-batches with the same right padding: the model's logits,
 log-softmax, the clipped loss, backward, gradient clipping, torch's AdamW. Its token ids, advantages and padding are
-tensors already, prepared outside the measured time; it computes no metrics. It is what there is to be gained by doing
-without Quartet's learner. The learner is measured twice: with prompts computed for each completion, as the peer does,
-and as it is used, each prompt once for its group (`trainer.share_prompts`).
+tensors already, prepared outside the measured time; it computes no metrics. The difference is the cost of Quartet's
+learner. The learner is measured twice: with prompts computed for each completion, as the peer does, and with each
+prompt computed once for its group, the default (`trainer.share_prompts`).
 
 The batch is 16 groups of 8 completions of about 21 tokens after prompts of 9, as the demo's; or 4 groups of 8 of about
-48 after prompts of 256. Rewards 0 and 1 are mixed in every group, so that none can be spared; the model is the demo's,
-of 312,000 parameters. Both run on one thread. The two losses must agree, with each
-other and with `services/trainer/tests/learner/reference.py`, which shares no code with either.
+48 after prompts of 256. Rewards 0 and 1 are mixed in every group, so that none is skipped; the model is the demo's, of
+312,000 parameters. Both run on one thread. The two losses must agree with each other and with
+`services/trainer/tests/learner/reference.py`, which shares no code with either.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Memory of a host while the ranks of a trainer load a model, beside what they hold afterwards and the model once.
 
-Four ranks load a model of 481 MiB in bfloat16, 961 MiB in float32, under each plugin. Measured is the sum of their
-proportional set sizes (a page that several map counts once), every 20 ms until all have loaded, less what it was
-before. The limit: what the ranks hold in the end, and one model in float32.
+Four ranks load a model of 481 MiB in bfloat16, 961 MiB in float32, with each plugin. The figure is the increase of the
+sum of their proportional set sizes (a page that several processes map counts once), sampled every 20 ms until all have
+loaded. The limit: what the ranks hold in the end, plus one model in float32.
 """
 
 import sys

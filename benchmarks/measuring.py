@@ -1,7 +1,7 @@
-"""What the benchmarks share: pairs measured in turn, services as processes, and the one line that each prints.
+"""Helpers of the benchmarks: pairs measured in turn, services as processes, and the line that each prints.
 
-A benchmark is a program of one file. It measures ours and a peer in the same run, so that both meet the same load of
-the machine, and prints one line of JSON, `report`.
+A benchmark is a program that measures ours and a peer in the same run, so that the machine's load affects both alike,
+and prints one line of JSON (`report`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Figure:
 
 
 def in_turn(ours: Callable[[], float], peer: Callable[[], float], rounds: int, warm_up: int = 1) -> tuple[float, float]:
-    """Measure both `rounds` times in turn, who is first changing every round, and return the medians."""
+    """Measure both `rounds` times in turn, in alternating order, and return the medians."""
     for _ in range(warm_up):
         ours(), peer()
     measured: dict[Callable[[], float], list[float]] = {ours: [], peer: []}
@@ -52,13 +52,13 @@ def in_turn(ours: Callable[[], float], peer: Callable[[], float], rounds: int, w
 
 
 def report(*figures: Figure) -> None:
-    """Print the benchmark's line: the last thing that it prints."""
+    """Print the benchmark's result, which must be its last line of output."""
     print(json.dumps([asdict(figure) for figure in figures]), flush=True)
 
 
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
-    """Run a command that ends with this program, whatever becomes of it. `options` are Popen's."""
+    """Run a command that is killed when this program ends, even by SIGKILL. `options` are Popen's."""
     guarded = guard.guarded(command, GRACE_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -77,7 +77,7 @@ def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Pop
 
 
 class Side:
-    """A process of a benchmark that is told and tells one JSON object a line. It ends with the stack."""
+    """A process of a benchmark that reads and writes one JSON object per line. It ends with the stack."""
 
     def __init__(self, command: list[str], log: Path, stack: contextlib.ExitStack):
         self._log = log

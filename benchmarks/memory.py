@@ -1,9 +1,9 @@
 """Peak memory of a step at four times the length, and beside it that of a plain PyTorch step.
 
-Each length has a process of its own, forked after the imports, which takes one step of a warm-up length (so that the
-optimizer's state and the libraries' own memory are there) and then one step of one sequence of the length in question.
-What is reported is by how much the greatest resident memory of that step exceeds what was resident before it. The bar:
-four times the length takes at most 4.5 times the memory.
+Each length has its own process, forked after the imports, which makes one step of a warm-up length (so that the
+optimizer's state and the libraries' own memory are allocated) and then one step with one sequence of the given length.
+The figure is the increase of resident memory during that step, at its peak. The limit: four times the length takes at
+most 4.5 times the memory.
 
 Ours: `Learner.train_step`, whose logits exist a chunk at a time. Peer: the same model and loss in plain PyTorch, logits
 of the whole sequence at once. The model has 128 hidden dimensions, 2 layers and a vocabulary of 32,768; one thread.
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def mebibytes(model: Path, who: str, length: int) -> float:
-    """What a step in a process of its own adds to the resident memory."""
+    """Return the peak increase of resident memory of a step in its own process."""
     with multiprocessing.get_context("fork").Pool(1) as process:
         found = process.apply_async(child, (model, who, length)).get(timeout=150)
     print(f"{who}, {length} tokens: {found:.0f} MiB", file=sys.stderr, flush=True)

@@ -2,19 +2,18 @@
 
     .quartet/envs/reward/bin/python benchmarks/programs.py [FILE]     (or DATA=folder in the environment)
 
-Ours: a reward service with eight slots, asked over gRPC for all problems in one call. A judged execution takes two, one
-for the program and one for its tests, so four problems are under way at a time; each is fully isolated.
+Ours: a reward service with eight slots, called over gRPC with all problems at once. A judged execution uses two slots,
+one for the program and one for its tests, so four problems run concurrently; each is fully isolated.
 
-Peers, four processes at a time, none isolated, the exit status for a verdict. Each is a Python process for each program
-with its tests, in three forms; which of them is "a harness" changes the ratio more than anything else here:
+Peers: four concurrent processes, not isolated, whose exit status is the verdict. Each program runs with its tests in a
+Python process, in three variants, whose choice affects the ratio more than anything else here:
 
-- a harness as trainers have them: `python` behind the sixteen imports that ColossalChat's puts before every program;
-- plain Python: `python` as it is installed, `site` and all, no imports but the program's own;
-- bare Python: `python -I -S`, no `site` either: less than any harness does, given as a limit.
+- a harness as in trainers: `python` with the sixteen imports that ColossalChat adds to every program;
+- plain Python: `python` as installed, with `site`, and only the program's own imports;
+- bare Python: `python -I -S`, without `site`, less than any harness does, as a limit.
 
-FILE: problems in HumanEval's format (JSONL, may be gzipped), by default DATA's `humaneval/HumanEval.jsonl.gz`; without
-either 160 of the same kind and size, made here from a seed. All must give the right verdict on each, or there is no
-figure.
+FILE: problems in HumanEval's format (JSONL, optionally gzipped), by default DATA's `humaneval/HumanEval.jsonl.gz`, else
+160 similar ones generated from a seed. If any verdict is wrong, no figure is reported.
 """
 
 import argparse

@@ -2,20 +2,20 @@
 
     python benchmarks/reward.py [DATA]        (or DATA=folder in the environment)
 
-Ours: a reward service process with one worker per core, asked over gRPC in batches of 128, three
-under way, with the `boxed` verifier.
-What is plain (numbers, closed forms, tuples, ...) is decided exactly in the service itself, the rest by its workers.
+Ours: a reward service process with one worker per core, called over gRPC in batches of 128, three concurrently, with
+the `boxed` verifier. The service decides simple answers (numbers, closed forms, tuples, ...) exactly, its workers the
+others.
 
-Peer: math-verify's parse of the completion and of the reference, and verify, in this process: what a training loop that
-calls the library itself does. It is the library that the service asks about all that is not plain.
+Peer: math-verify's parse of the completion and of the reference, and verify, in this process, as in a training loop
+that calls the library itself. The service's workers use the same library for answers that are not simple.
 
-Three sets: plain numeric answers made here from a seed, half of them wrong; and answers equal to their reference, each
-reference once, like GSM8K's and MATH-500's. With DATA, a folder as in docs/math.md, these are its golds; without, those
-of the small sample in tests/agreement/sample, as many times over with other numbers. Both sides must give the right
-verdict on each (math-verify may refuse 1% of the equal ones), or there is no figure.
+Three sets: simple numeric answers generated from a seed, half of them wrong; and answers equal to their reference, each
+reference once, like GSM8K's and MATH-500's. With DATA, a folder as in docs/math.md, these are its references; without,
+those of the small sample in tests/agreement/sample, repeated with other numbers. If a verdict is wrong (math-verify may
+reject 1% of the equal ones), no figure is reported.
 
-Then endless answers are killed, none past its deadline, and single items are asked about beside them. (What other calls
-take is measured by reward_service.py.)
+Then endless answers are killed at their deadline, while single items are scored. (Latencies of other calls are measured
+by reward_service.py.)
 """
 
 import argparse

@@ -1,15 +1,15 @@
 """What the reward service costs beyond the scoring itself: gRPC's share, latency under load, CPU of a message.
 
-Ours: a reward service process with one worker, asked over gRPC on the loopback about plain numeric answers with the
+Ours: a reward service process with one worker, called over gRPC on loopback with simple numeric answers and the
 verifier `think_answer_tags`, whose scoring takes some tens of microseconds.
 
-- Added at p50: the median of single calls, one after the other, less the median of the same scoring called as a
-  function in this process. The limit is 1 ms.
-- p50 and p99 at 2, 16 and 128 calls at a time of one item each; the service and this client share the machine's cores.
-- CPU of an item, client and service together, when a ScoreStream carries eight items a message, as rollouts send what
-  finishes together, beside one item a message.
+- Added at p50: the median of sequential single calls, less the median of the same scoring called as a function in this
+  process. The limit is 1 ms.
+- p50 and p99 with 2, 16 and 128 concurrent calls of one item each; the service and this client share the cores.
+- CPU per item, client and service together, when a ScoreStream has eight items per message, as rollouts batch items
+  that finish together, against one item per message.
 
-Every verdict is checked, or there is no figure.
+If any verdict is wrong, no figure is reported.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
     .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [NAME ...]
 
 Each measures ours and a named peer or limit in the same run. The table is printed and written to
-`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`, where the rows of
-benchmarks that were not run stay. A benchmark that fails or takes longer than its limit does not keep the others from
-running, and makes the exit status 1.
+`.quartet/results/bench.json`; with `--write`, if all have succeeded, also to `benchmarks/RESULTS.md`, where rows of
+benchmarks that were not run are kept. If a benchmark fails or exceeds its time limit, the others still run, and the
+exit status is 1.
 """
 
 import argparse
@@ -58,7 +58,7 @@ BENCHMARKS = (
 
 @dataclass
 class Outcome:
-    """What became of a benchmark."""
+    """The result of a benchmark."""
 
     name: str
     figures: list[Figure] = field(default_factory=list)
@@ -138,7 +138,7 @@ def run(benchmark: Benchmark) -> Outcome:
 
 
 def end(process: subprocess.Popen) -> None:
-    """The guard ends what it guards: gently at the first signal, at once at the second."""
+    """Send SIGTERM twice: the guard forwards the first, and kills everything at the second."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if process.poll() is None:
             process.send_signal(number)
@@ -163,7 +163,7 @@ def rows_of(outcomes: list[Outcome], date: str) -> list[Row]:
 
 
 def rows_of_page(text: str) -> list[Row]:
-    """The rows of a page that was written before; not those of its further sections."""
+    """Return the rows of the existing page, without those of other sections."""
     lines = text.partition(SECTION)[0].splitlines()
     cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines if line[:1] == "|"]
     return [row for row in cells if len(row) == len(HEADING) and row != HEADING and set(row[0]) != {"-"}]
@@ -180,7 +180,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def merged(fresh: list[Row], names: list[str]) -> list[Row]:
-    """What the page is to hold: the fresh rows of the benchmarks that ran, the page's own of the others."""
+    """Return the new page's rows: new ones of the benchmarks that ran, the existing ones of the others."""
     before = rows_of_page(PAGE.read_text()) if PAGE.exists() else []
     rows = []
     for benchmark in BENCHMARKS:

@@ -1,11 +1,11 @@
 """The sandbox beside the least that an execution can cost, and beside bubblewrap.
 
-- The limit: a warm interpreter with the same modules that forks, runs the same program in the child with its output in
-  a pipe, and waits. No isolation. Compared in CPU time of everything that takes part, the service's side included.
-- The peer: `bwrap` with the same namespaces around `python -I -S`, which is how a program is usually put in a sandbox.
-  Compared in executions a second on all cores and in latency under load. Where bubblewrap is not installed
-  (`apt-get install bubblewrap`), the benchmark fails and says so.
-- A program that never ends, killed: the time from its limit to its ending, beside the 100 ms allowed.
+- The limit: a warm interpreter with the same modules that forks, runs the same program in the child with output to a
+  pipe, and waits, without isolation. Compared by CPU time of all processes, including the service's.
+- The peer: `bwrap` with the same namespaces around `python -I -S`, the usual way to sandbox a program. Compared by
+  executions per second on all cores and by latency under load. Without bubblewrap (`apt-get install bubblewrap`) the
+  benchmark fails.
+- A program that never ends: the time from its limit until it is killed, against the 100 ms allowed.
 """
 
 import asyncio

@@ -1,19 +1,18 @@
 """Many rollouts at one broker; memory over many groups; and what Redis needs to keep a group.
 
 - 100,000 groups of 1 KB, put and committed: memory of Redis (`used_memory` without buffers of connections and of its
-  log) and of the broker (RSS) at the end, beside that after 20,000. The run remembers 10,000 settled instances, so that
-  what it remembers is full by then.
-- 2,000 ragged groups of 44 KB put and not leased: what that memory grows by, prompts and all, beside the bytes of their
-  tensors.
-- 1, 8, 64, 256 rollouts, each with its own connection, membership and heartbeat, in two processes, against one broker
-  and one trainer; ragged groups, 4 a call. First as fast as they can, one call each under way (a single rollout has
-  two): groups per second from the first put to the last commit, medians of rounds in turn, beside those of one rollout.
-  Then at half that rate, each "generating" for a random time between lease and put: how long LeasePrompts takes. The
-  gate is wide open and prompts are queued beforehand, so that what is measured is the broker and not the wait for the
-  trainer.
+  log) and of the broker (RSS) at the end, against that after 20,000. The run remembers 10,000 settled instances, a
+  limit that is reached by then.
+- 2,000 ragged groups of 44 KB put and not leased: the growth of that memory, including prompts, against the bytes of
+  their tensors.
+- 1, 8, 64, 256 rollouts, each with its own connection, membership and heartbeat, in two processes, with one broker and
+  one trainer; ragged groups, 4 per call. First at full speed, one concurrent call each (a single rollout has two):
+  groups per second from the first put to the last commit, medians of rounds in turn, against one rollout. Then at half
+  that rate, each "generating" for a random time between lease and put: the latency of LeasePrompts. The admission limit
+  is high and prompts are queued beforehand, so that calls do not wait for the trainer.
 
-The log has the latencies of all counts, the CPU that broker and Redis need for a group, and the memory after each
-20,000 groups.
+The log has the latencies for all counts, the CPU of broker and Redis per group, and the memory after each 20,000
+groups.
 """
 
 import contextlib

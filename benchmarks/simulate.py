@@ -2,11 +2,11 @@
 
     .quartet/envs/dev/bin/python benchmarks/simulate.py [--table]
 
-Simulated are rollouts that generate groups token by token under a limit of KV cache, the broker's admission limit
-(docs/broker.md), a trainer that takes a batch when there is one, and weight updates. Every constant is below with its
-source. The simulation is then compared with a real run on this machine: what a generation phase, a training phase and
-a step's processor time are is measured in a run with `max_staleness = 0`, where the phases take turns; the step time of
-a run with `max_staleness = 1` is predicted from that, and measured. `--table` prints the table alone.
+It simulates rollouts that generate groups token by token within a KV cache, the broker's admission limit
+(docs/broker.md), a trainer that takes a batch as soon as there is one, and weight updates. Every constant has its
+source below. The simulation is then compared with a real run on this machine: the durations of generation and training
+and a step's processor time are measured with `max_staleness = 0`, where the phases alternate; from these the step time
+with `max_staleness = 1` is predicted, and compared with a measurement. `--table` only prints the table.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Random models of the demo's kind, by their size: `sizes.py SIZE FOLDER`, in the rollout's environment."""
+"""Random models like the demo's, by size: `sizes.py SIZE FOLDER`, in the rollout's environment."""
 
 import sys
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     .quartet/envs/reward/bin/python benchmarks/texts.py
 
-Prints a table: of each operation the slowest of `FLOODS`, repeated to 3, 10 and 30 MB, in CPU milliseconds. The figure
-is its time at 30 MB; the peer is ten times its time at 3 MB.
+Prints a table with the CPU milliseconds of each operation for the slowest of `FLOODS`, repeated to 3, 10 and 30 MB. The
+figure is the time at 30 MB; the peer is ten times the time at 3 MB.
 """
 
 import time

@@ -2,23 +2,22 @@
 
 Both train the same model on the same problems with the same reward: 16 prompts × 8 completions a step, at most 32 new
 tokens, temperature 1, AdamW at the same rate, clip 0.2 / 0.28, token mean, no KL, float32, one optimizer step a batch.
-Groups whose rewards are all equal have no gradient: ours spares their forward and backward pass, TRL does them.
+Groups whose rewards are all equal have no gradient: ours skips their forward and backward pass, TRL computes it.
 
 - Ours: broker, Redis, reward service, rollout and trainer as processes, `max_staleness = 1`: the rollout generates the
-  next batch while the trainer trains; with the tiny model once more with 2, so that it need not wait for weights. One
-  thread in each, but two in the trainer of the larger model, which has more to
-  do than the rollout. With the transformers engine; vLLM's is shown beside it.
-- TRL: one process in an environment of its own (`bench-trl`), generating with transformers, one and two threads; it can
-  do one thing at a time on a CPU. The faster of the two counts.
+  next batch during training; with the tiny model also 2, so that it does not wait for weights. One thread in each
+  process, but two in the trainer of the larger model, which has more work than the rollout. With the transformers
+  engine; results with vLLM are shown as well.
+- TRL: one process in its own environment (`bench-trl`), generating with transformers, with one and with two threads. On
+  a CPU it generates and trains in turn. The faster of the two counts.
 
-A rate is of the steps after the first ones, from one step's end to the last one's, without start, evaluations and
-checkpoints, which neither does. Two models: the demo's, warmed up, of 0.3 M parameters, over the demo's 110 steps, and
-of these the first 40 once more; and an untrained one of 30 M with 4 prompts a step and up to 64 new tokens. That one
-gets no reward, so there ours is told to spare nothing. Sides run in turn, ours, TRL's, ours, TRL's; a side's figure is
-the mean of its two.
+Rates are measured from the end of an early step to the end of the last one, without start, evaluations and checkpoints,
+which neither makes. Two models: the demo's, warmed up, with 0.3 M parameters, over the demo's 110 steps and over the
+first 40 of them; and an untrained one of 30 M with 4 prompts per step and up to 64 new tokens. That one gets no reward,
+so ours is configured to skip nothing. Sides run in turn, ours, TRL's, ours, TRL's; a figure is the mean of two.
 
-Beside the figures it prints where a step's time goes, by the trainer's own metrics and the processor time of each
-process. The processor time of a step is a figure too: it bounds the rates.
+It also prints the parts of a step's time, by the trainer's metrics and the processor time of each process. The
+processor time of a step is a figure too, because it bounds the rates.
 """
 
 import contextlib
@@ -80,7 +79,7 @@ class Size:
 
 @dataclass
 class Round:
-    """What a side did."""
+    """The result of a side's round."""
 
     rate: float
     """Completions per second."""

@@ -1,7 +1,7 @@
 """The TRL peer of benchmarks/trl_grpo.py, in an environment of its own: `trl_side.py MODEL TRAIN.jsonl OPTIONS`.
 
 `OPTIONS` is JSON: {"steps", "prompts", "completions", "new_tokens", "learning_rate", "threads"}. Prints one line of
-JSON at the end: the time at which each step ended, in seconds since 1970, and what the trainer logged.
+JSON at the end: the time of each step's end, in seconds since 1970, and the trainer's log.
 """
 
 import json

@@ -1,17 +1,16 @@
 """What a weight update costs those who generate: how long they stand still, and tokens a second around it.
 
-An engine generates without pause in this process (the rollout's environment); a trainer's half, the publisher's own
-`Transfer`, sends full weights of 500 MB over Gloo from another. Each update is received, paused, installed and resumed
-as the service does it. Beside their limits: how long generation stands still, which may be the installation and 100 ms;
-tokens a second while an update comes in over a link that is held to 100 MB/s (`tc`, in a network namespace that this
-program makes for itself; not with --free-link), which may be a fifth less than just before. Then tokens a second in the
-seconds after an update, and those before it: where the KV cache is kept, and where it is computed again, which on a CPU
-takes as long as reading all of the running completions anew. On standard error: tokens a second around an update, as
-bars.
+An engine generates continuously in this process (the rollout's environment); the trainer's `Transfer` sends full
+weights of 500 MB over Gloo from another process. Each update is received, installed during a pause, and generation
+resumed, as in the service. Figures with limits: the pause of generation, at most the installation plus 100 ms; and
+tokens/s while an update is received over a link limited to 100 MB/s (`tc`, in a new network namespace; not with
+--free-link), at least four fifths of those just before. Then tokens/s in the seconds after an update against those
+before: with the KV cache kept, and with it recomputed, which on a CPU takes as long as the prefill of all running
+completions. Standard error has a bar chart of tokens/s around an update.
 
     .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6] [--size "30 M"]
 
-Both engines by default, each where it computes by default: on a CPU in a process of its own.
+By default both engines are measured.
 """
 
 import argparse

@@ -1,17 +1,17 @@
 """The weight transport, beside the limits of this machine and the way of the peers, between the same two processes.
 
-Ours: the trainer's `Transfer` broadcasts 300 float32 tensors from its packed copy, as it does by default, while the
-rollout's `WeightReceiver`, in a process of the rollout's environment, receives and checksums. The copy is taken, with
-its checksum, before an update begins, while rollouts generate; what that costs is a figure of its own. With
-`weights.overlap = false` there is no copy: tensors are packed and checksummed while they are sent, which is measured
-too. The RPCs before and after a transfer are left out: they are some milliseconds, whatever the size.
+Ours: the trainer's `Transfer` broadcasts 300 float32 tensors from its packed copy, the default, while the rollout's
+`WeightReceiver`, in a process of the rollout's environment, receives and checksums them. The copy and its checksum are
+made before an update begins, while rollouts generate; their cost is a separate figure. With `weights.overlap = false`
+there is no copy: tensors are packed and checksummed while they are sent, which is measured too. The RPCs before and
+after a transfer are not measured: they take some milliseconds at any size.
 
-Beside it, all in the same process groups and in turn:
+The peers, in the same process groups and in turn:
   flat        one broadcast of one flat buffer of as many bytes, already packed, no checksum: the limit of Gloo
-  per tensor  one broadcast for each of the tensors, no packing, no checksum: what TRL, OpenRLHF and verl's first way do
+  per tensor  one broadcast for each tensor, no packing, no checksum: as TRL, OpenRLHF and verl's first method
   memcpy      a copy of as many bytes within the trainer's process: the limit of the memory
-All end when the receiving process says that it has everything. Buffers are reused, and touched before the first
-measurement. On standard error: what each way costs both processes in CPU time, without the kernel's softirqs.
+Each measurement ends when the receiving process reports that it has everything. Buffers are reused, and touched before
+the first measurement. Standard error has the CPU time of both processes, without the kernel's softirqs.
 
 `--size MB` measures one size only. 2000 needs 11 GB of memory.
 """

@@ -1,9 +1,9 @@
 """Memory that rank 0 of a trainer needs beyond its own when weights leave it.
 
-A model of 1 GB in float32 on two ranks under `torch_fsdp`, each with half of it. Measured on rank 0, as by how much the
-greatest resident memory exceeds what was resident before: every tensor is gathered and packed into buckets as for
-`trainer.weights.overlap = false`, which sends from a few reused buckets, and as for `overlap = true`, which sends from
-a copy of the model. The transport's own memory is not in it. The limit: this rank's half of the model and two buckets.
+A model of 1 GB in float32 on two ranks with `torch_fsdp`, each with half of it. The figure is the peak increase of rank
+0's resident memory while every tensor is gathered and packed into buckets: with `trainer.weights.overlap = false`,
+which sends from a few reused buckets, and with `overlap = true`, which sends from a copy of the model. The transport's
+own memory is not included. The limit: this rank's half of the model and two buckets.
 """
 
 import contextlib
