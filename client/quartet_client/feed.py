@@ -172,7 +172,7 @@ class _Feeder:
         return await _retrying(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
 
 
-async def take_up(config: LoadedConfig, data: RunData, client: AsyncClient) -> Run:
+async def create_or_extend(config: LoadedConfig, data: RunData, client: AsyncClient) -> Run:
     """Create the run, or continue the existing one, even if it has finished and the run file asks for more.
 
     That is a higher run.max_steps, or more data.passes where the run did not end by its max_steps.
@@ -207,7 +207,7 @@ async def feed_and_watch(
     outage, made = Outage(patience, f"run '{config.run.id}'"), None
     while made is None:
         try:
-            made = await take_up(config, data, client)
+            made = await create_or_extend(config, data, client)
         except QuartetError as error:
             await outage.wait_or_raise(error)
             if outage.to_be_logged():

@@ -116,7 +116,7 @@ def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class TimedNotice:
     """A notice for people; `level` is "info", "warning" or "error"."""
 
     at: datetime
@@ -160,7 +160,7 @@ class RunProgress:
     members: dict[str, Member] = field(default_factory=dict)
     samples: deque[Group] = field(default_factory=lambda: deque(maxlen=24))
     samples_seen: int = 0
-    notices: deque[Happening] = field(default_factory=lambda: deque(maxlen=100))
+    notices: deque[TimedNotice] = field(default_factory=lambda: deque(maxlen=100))
     weights: deque[tuple[datetime, WeightsPublished]] = field(default_factory=lambda: deque(maxlen=2000))
     versions: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     stats: RunStats | None = None
@@ -286,7 +286,7 @@ class RunProgress:
             history.append((max(at, history[-1][0]) if history else at, member.policy_version))
 
     def _note(self, event: RunEvent, level: str, text: str, source: str) -> None:
-        self.notices.append(Happening(event.at, level, text, source))
+        self.notices.append(TimedNotice(event.at, level, text, source))
 
 
 _MAX_READ = 16 << 20  # bytes per read, so that a long file does not delay the page

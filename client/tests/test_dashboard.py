@@ -199,7 +199,7 @@ async def test_the_page_and_its_documents_are_served(addresses, nowhere):
     async with _client(addresses, nowhere) as client, _page(client, "demo") as get:
         states = ["serving"] * 3 + ["away"]
         await _until(get, lambda told: [each["state"] for each in told["services"]] == states)
-        state = await _until(get, lambda told: told["happenings"] and told["samples"])
+        state = await _until(get, lambda told: told["notices"] and told["samples"])
         assert state["verdict"]["level"] == "attention"
         assert "the trainer cannot be reached" in state["verdict"]["sentence"].lower()
         assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1

@@ -9,7 +9,7 @@ from real_broker import Life, life_of
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.cli.main import main
 from quartet_client.data import DataSection, RunData
-from quartet_client.feed import feed, keep_fed, take_up
+from quartet_client.feed import create_or_extend, feed, keep_fed
 from quartet_client.progress import RunProgress
 from quartet_client.streams import submit_batch
 from quartet_client.view import RunView, watch_progress
@@ -121,10 +121,10 @@ async def test_a_broker_that_comes_late_is_waited_for(nowhere, config):
 async def test_a_finished_run_is_taken_up_if_the_run_file_asks_for_more(client, config, asked, state):
     first, again = (load_config("data", DataSection, config.path, more) for more in (["run.max_steps=3"], asked))
     data = RunData.load(first)
-    await take_up(first, data, client)
+    await create_or_extend(first, data, client)
     last = list(data.training_instances())[-1]
     await submit_batch(client.connections, "demo", [last])
     await client.end_prompts("demo", last.instance_id)
     await client.finish_run("demo", "succeeded")
-    run = await take_up(again, RunData.load(again), client)
+    run = await create_or_extend(again, RunData.load(again), client)
     assert (run.state, run.newest_data_pass, run.prompts_ended) == (state, 1, state == "succeeded")

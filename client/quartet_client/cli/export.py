@@ -108,9 +108,9 @@ _CARD = "README.md"
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), help="A new folder for the model and its card.")
-@click.option("--push", metavar="ORG/NAME", help="A model of the hub that it becomes, made if there is none.")
-@click.option("--revision", default="", help="With --push: the branch that gets it, made if there is none.")
-@click.option("--private", is_flag=True, help="With --push: only those who may read it see the model.")
+@click.option("--push", metavar="ORG/NAME", help="Model of the hub to upload to, created if needed.")
+@click.option("--revision", default="", help="With --push: branch to upload to, created if needed.")
+@click.option("--private", is_flag=True, help="With --push: create a private model, or require that it is.")
 def export(folder: Path, to: Path | None, push: str | None, revision: str, private: bool) -> int:
     """Export the model of FOLDER: a run's, a checkpoint's (checkpoints/step-00000040 in it) or a model's.
 

@@ -55,7 +55,9 @@ def certs() -> None:
     help="Names and IP addresses that ROLE answers at; without ROLE, all of them; repeat.",
 )
 @_days
-@click.option("--ca-days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days of the CA.")
+@click.option(
+    "--ca-days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="The CA's days of validity."
+)
 def init(folder: Path, hosts: tuple[str, ...], days: int, ca_days: int) -> int:
     """Make a CA in FOLDER and one certificate for each role."""
     by_role = _hosts_by_role(hosts)
@@ -248,8 +250,8 @@ _NEEDED = ("pytest", "numpy", "xxhash")
 @click.option("--certificate", type=click.Path(path_type=Path), help="PEM certificate of the caller, role operator.")
 @click.option("--key", type=click.Path(path_type=Path), help="PEM key of the certificate.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with the bearer token of the calls.")
-@click.option("--broker", default="", metavar="HOST:PORT", help="trainer: its broker, where a step to train is put.")
-@click.option("--run", "run_id", default="contract-trained", show_default=True, help="trainer: the run it is to train.")
+@click.option("--broker", default="", metavar="HOST:PORT", help="trainer: its broker, which gets a step to train.")
+@click.option("--run", "run_id", default="contract-trained", show_default=True, help="trainer: the run that it trains.")
 @click.option("--end-token", default=0, show_default=True, help="rollout: the token that ends a completion.")
 @click.option("--ends", is_flag=True, help="Test last the call that ends the service (a trainer's Stop).")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)

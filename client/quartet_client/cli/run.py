@@ -54,7 +54,7 @@ from quartet_common.text import one_line
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --attach: how long to wait for a broker that is not there yet.",
+    help="With --attach: how long to wait for a broker that is not up yet.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything with every service, print what would run, and stop.")
 @click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
@@ -140,7 +140,7 @@ async def watch(target: Target, run_id: str | None, plain: bool) -> int:
 @json_option
 @connected
 async def status(client: AsyncClient, as_json: bool) -> int:
-    """Ask all services for health, versions, and what each waits for. Exit status 1 if one cannot be reached.
+    """Ask all services for health, versions, and what each waits for. Exit status 1 if one is not serving.
 
     These are the four of [addresses], and the other rollouts of the newest run.
     """
@@ -185,7 +185,7 @@ _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed"
 @targeted
 @asynchronous
 async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool) -> int:
-    """Print what became of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
+    """Print the history of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
 
     From the broker, and from the run's folder if it is on this machine: of a long run the broker forgets the oldest
     histories (`broker.remembered_lives`), events and transcripts.

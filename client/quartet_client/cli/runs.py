@@ -128,7 +128,7 @@ async def delete(client: AsyncClient, run_id: str, force: bool, as_json: bool) -
 @targeted
 @asynchronous
 async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: bool) -> int:
-    """Compare what the broker did with each prompt group of RUN with what is in the newest checkpoint's weights.
+    """Compare the broker's record of each prompt group of RUN with the ledger of the newest checkpoint.
 
     Exit status 1 unless each group that the run consumed counted exactly once.
     """

@@ -58,7 +58,7 @@ def snapshot(picture: Picture, now: float) -> dict[str, Any]:
         "services": [_service(picture, kind) for kind in KINDS],
         "weights": _weights(picture, now, began),
         "samples": picture.samples_seen,
-        "happenings": _happenings(picture),
+        "notices": _notices(picture),
         "dead": {"total": picture.dead_total, "prompts": _dead(picture)},
     }
 
@@ -200,7 +200,7 @@ def _stairs(points: list[tuple[float, float]]) -> list[list[float]]:
     return [[_round(x), y] for x, y in kept]
 
 
-def _happenings(picture: Picture) -> list[dict[str, Any]]:
+def _notices(picture: Picture) -> list[dict[str, Any]]:
     return [{**asdict(each), "at": each.at.timestamp(), "text": each.text[:2000]} for each in reversed(picture.notices)]
 
 

@@ -18,7 +18,7 @@ from pythonjsonlogger.json import JsonFormatter
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.errors import QuartetError
-from quartet_client.feed import feed_and_watch, take_up
+from quartet_client.feed import create_or_extend, feed_and_watch
 from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo, print_error
 from quartet_client.view import RunView
@@ -221,7 +221,7 @@ async def _run(launch: Launch, plain: bool) -> int:
         if (launch.folder / "metrics.jsonl").exists():
             # The trainer exits if its run has ended, so an earlier run is resumed before the trainer starts.
             await supervisor.start("broker")
-            await take_up(config, data, client)
+            await create_or_extend(config, data, client)
         await supervisor.start(*supervisor.names)
         launch.hint = again
         showing = asyncio.create_task(feed_and_watch(config, data, client, view))

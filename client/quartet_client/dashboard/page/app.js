@@ -172,14 +172,14 @@ function drawFlow(queues) {
 
 const LEVELS = { error: "✕ error", warning: "! warning", info: "i" };
 
-function drawFailures({ happenings, dead, queues }) {
+function drawFailures({ notices, dead, queues }) {
   const item = (level, at, text, source) => h("li", { "data-level": level },
     h("b", {}, LEVELS[level] ?? level), h("span", {}, text), h("span", { class: "soft" }, [clock(at), source].filter(Boolean).join(" · ")));
   const deaths = dead.prompts.map((each) => item("warning", each.at,
     `Prompt ${each.id} was set aside after ${each.attempts} ${each.attempts === 1 ? "attempt" : "attempts"}: ${each.reasons.join("; ") || "no reason was kept"}`, each.prompt));
   const more = dead.total > dead.prompts.length
     ? [h("p", { class: "soft" }, `${dead.total} prompts are set aside; quartet dead list shows all of them.`)] : [];
-  const items = [...deaths, ...happenings.map((each) => item(each.level, each.at, each.text, each.source))];
+  const items = [...deaths, ...notices.map((each) => item(each.level, each.at, each.text, each.source))];
   byId("failures").replaceChildren(...more, items.length ? h("ul", {}, items)
     : h("p", { class: "soft" }, queues ? "None: no prompt was set aside, no weight update failed, no service reported a problem."
       : "Unknown: the broker has not answered yet."));
@@ -193,7 +193,7 @@ function draw(state) {
   whenChanged("phases", state.phases, drawPhases);
   whenChanged("services", state.services, drawServices);
   whenChanged("flow", state.queues, drawFlow);
-  whenChanged("failures", [state.happenings, state.dead, Boolean(state.queues)], () => drawFailures(state));
+  whenChanged("failures", [state.notices, state.dead, Boolean(state.queues)], () => drawFailures(state));
   const { run, weights } = state;
   // The lanes grow with time: drawn again every two seconds while the run goes on, and on each change.
   const elapsed = run.began ? (run.ended ?? state.now) - run.began : 0;
