@@ -23,8 +23,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "deploy" / "local" / "tests"))
 
-from launched import Launched, free_ports, preloaded_checkout, process_of  # noqa: E402
+from launched import Launched, preloaded_checkout, process_of  # noqa: E402
 from preloaded import Pythons, make_models  # noqa: E402
+from started import write_demo_run  # noqa: E402
 
 from quartet_client import AsyncClient  # noqa: E402
 
@@ -45,32 +46,6 @@ TARGETS = {
     "guard": "guard.py",
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-
-_RUN_FILE = """
-[run]
-id = "signals"
-folder = "{folder}/run"
-group_size = 2
-groups_per_step = 4
-max_staleness = 1
-max_queued_prompts = 64
-[run.sampling]
-max_new_tokens = 8
-[model]
-path = "{folder}/model"
-[data]
-train = "{folder}/train.jsonl"
-passes = 100000
-[addresses]
-broker = "127.0.0.1:{ports[0]}"
-reward = "127.0.0.1:{ports[1]}"
-rollout = "127.0.0.1:{ports[2]}"
-trainer = "127.0.0.1:{ports[3]}"
-[rollout]
-engine = "transformers"
-[trainer.checkpoint]
-interval = 5
-"""
 
 
 @dataclass(frozen=True)
@@ -127,13 +102,16 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
     """Execute a run under signals in a new folder, with preloaded services."""
     report = Report(seed, count)
     began = time.monotonic()
-    ports = free_ports(4)
-    _prepare(folder, ports, pythons)
+    folder.mkdir(parents=True)
+    make_models(pythons["trainer"], folder / "model")
+    queue = {"groups_per_step": 4, "max_staleness": 1, "max_queued_prompts": 64}
+    sections = {"data": {"passes": 100_000}, "trainer.checkpoint": {"interval": 5}}
+    run_file = write_demo_run(folder, "signals", run=queue, **sections)
     checkout = preloaded_checkout(folder / "checkout", pythons)
-    launched = Launched([str(folder / "run.toml")], folder / "output.txt", checkout=checkout)
+    launched = Launched([str(run_file)], folder / "output.txt", checkout=checkout)
     try:
         await _strike(launched, list(draw(seed, count)), report, say)
-        async with AsyncClient(f"127.0.0.1:{ports[0]}", timeout=60) as client:
+        async with AsyncClient.from_config(run_file, timeout=60) as client:
             await client.end_prompts("signals")
         status = await asyncio.to_thread(launched.wait, END_SECONDS)
         lines = launched.said().splitlines()
@@ -210,14 +188,6 @@ def _until_there(launched: Launched, target: str) -> list[int]:
 
     launched.wait_until(look, f"a process '{target}'", READY_SECONDS)
     return found
-
-
-def _prepare(folder: Path, ports: list[int], pythons: Pythons) -> None:
-    folder.mkdir(parents=True)
-    make_models(pythons["trainer"], folder / "model")
-    problems = (f'{{"prompt": "1+{number}=?", "gt_answer": "{1 + number}"}}\n' for number in range(8))
-    (folder / "train.jsonl").write_text("".join(problems))
-    (folder / "run.toml").write_text(_RUN_FILE.format(folder=folder, ports=ports))
 
 
 def explain(report: Report, folder: Path) -> str:

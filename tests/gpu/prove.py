@@ -18,9 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from quartet_common.gpus import GpuError, old_driver, read_gpus
-from quartet_common.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+
+from preloaded import make_models  # noqa: E402
+from started import write_demo_run  # noqa: E402
+
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 RESULT = ROOT / ".quartet" / "results" / "gpu.json"
 STEPS = 5
@@ -36,11 +40,6 @@ import json, torch
 cuda = torch.cuda.is_available()
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else ""
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda or "", "sees_gpu": cuda, "nccl": nccl}))
-"""
-_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
 """
 
 
@@ -68,10 +67,10 @@ def python(service: str) -> str:
     return str(path)
 
 
-def ask(command: list[str], cwd: Path = ROOT, **environment: str) -> str:
+def ask(command: list[str], **environment: str) -> str:
     """Return a command's output. Raises AssertionError with the end of its standard error."""
     done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=SECONDS
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 0, f"{Path(command[0]).name} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
     return done.stdout
@@ -193,13 +192,16 @@ def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
             gpu_count()
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            ask([python("trainer"), "-c", _MODEL, str(folder / "model")], ROOT / "examples" / "arithmetic")
+            make_models(Path(python("trainer")), folder / "model")
             reason = stand_in(cpu, mode)
-            run_file(folder, mode, "transformers" if reason else "vllm")
+            rollout = {"engine": "transformers" if reason else "vllm"}
+            write_demo_run(
+                folder, f"gpu-{mode}", run={"max_steps": STEPS}, rollout=rollout, launcher={"colocate": mode}
+            )
             quartet = str(Path(python("client")).with_name("quartet"))
             visible = {} if cpu else {"CUDA_VISIBLE_DEVICES": str(read_gpus()[0].index)}
             began = time.monotonic()
-            said = ask([quartet, "run", "--plain", str(folder / "run.toml")], ROOT, **visible)
+            said = ask([quartet, "run", "--plain", str(folder / "run.toml")], **visible)
             seconds = time.monotonic() - began
             audit = re.search(r"audit of run \S+: (\d+) exactly once, 0 lost, 0 twice, 0 stuck", said)
             assert audit and int(audit[1]) == 2 * STEPS, f"the audit is not clean: {said[-500:]}"
@@ -209,37 +211,6 @@ def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
         return {**found, **({NOTE: f"with the transformers engine: {reason}"} if reason else {})}
 
     return run
-
-
-def run_file(folder: Path, mode: str, engine: str) -> None:
-    """Write a run of the demo's tiny model."""
-    rows = ({"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8))
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = ("broker", "reward", "rollout", "trainer")
-    addresses = "\n".join(
-        f'{name} = "127.0.0.1:{port}"' for name, port in zip(names, free_ports(4, neighbour=100), strict=True)
-    )
-    (folder / "run.toml").write_text(f"""
-[run]
-id = "gpu-{mode}"
-folder = "{folder / "run"}"
-group_size = 2
-groups_per_step = 2
-max_steps = {STEPS}
-[run.sampling]
-max_new_tokens = 8
-[model]
-path = "{folder / "model"}"
-[data]
-train = "{folder / "train.jsonl"}"
-passes = 0
-[addresses]
-{addresses}
-[rollout]
-engine = "{engine}"
-[launcher]
-colocate = "{mode}"
-""")
 
 
 PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {

@@ -99,3 +99,26 @@ def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> 
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     path.write_text("\n".join([*lines, ""]))
     return path
+
+
+def write_demo_run(folder: Path, run_id: str, **sections: Mapping[str, object]) -> Path:
+    """Write run.toml, with free ports, and train.jsonl for a run of the demo's model in `folder`/model.
+
+    `sections` are further keys, e.g. run={"max_steps": 3}.
+    """
+    from quartet_common.ports import free_ports
+
+    rows = ({"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8))
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbour=100), strict=True)
+    tree: dict[str, dict[str, object]] = {
+        "run": {"id": run_id, "folder": str(folder / "run"), "group_size": 2, "groups_per_step": 2},
+        "run.sampling": {"max_new_tokens": 8},
+        "model": {"path": str(folder / "model")},
+        "data": {"train": str(folder / "train.jsonl"), "passes": 0},
+        "addresses": {name: f"127.0.0.1:{port}" for name, port in ports},
+        "rollout": {"engine": "transformers"},
+    }
+    return write_run_file(
+        folder / "run.toml", tree | {name: tree.get(name, {}) | keys for name, keys in sections.items()}
+    )
