@@ -29,7 +29,7 @@ class Metric:
 
 @cache
 def literals(service: str) -> set[str]:
-    """Return every text that stands in the code of a service."""
+    """Return all string literals in the code of a service."""
     return {
         node.value
         for file in SERVICES.glob(f"{service}/quartet_*/**/*.py")

@@ -1,4 +1,4 @@
-"""`quartet doctor` as a person runs it: the real services' programs, a real Redis, this host."""
+"""`quartet doctor` with the real services' programs and a real Redis, on this host."""
 
 import json
 import subprocess

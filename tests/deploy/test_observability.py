@@ -1,4 +1,4 @@
-"""Metrics, alert rules, dashboard and their page in the docs speak of the same names."""
+"""Metrics, alert rules, dashboard and docs use the same names."""
 
 import json
 import re

@@ -14,7 +14,7 @@ pythons, model = fixtures.pythons, fixtures.model
 
 @pytest.fixture(scope="session")
 def checkout(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose services begin with their imports done, on the CPU also where there are GPUs."""
+    """A checkout with preloaded services, for the CPU even on a host with GPUs."""
     return preloaded_checkout(tmp_path_factory.mktemp("checkout"), pythons)
 
 
@@ -26,7 +26,7 @@ def run_file(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launch(checkout: Path, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    """Start `quartet run`, or another `command`, with the arguments given; in the preloaded checkout or `checkout`."""
+    """Start `quartet run`, or another `command`, with arguments, in the preloaded checkout or `checkout`."""
     started: list[Launched] = []
 
     def start(*arguments: object, **options) -> Launched:

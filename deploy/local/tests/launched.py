@@ -1,4 +1,4 @@
-"""A `quartet run` or `eval` as a person types it, and every process that comes of it."""
+"""A `quartet run` or `eval` as started by a user, and all processes that it starts."""
 
 import contextlib
 import json
@@ -27,12 +27,12 @@ _MARK = "QUARTET_TEST_MARK"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
+    """Return free ports whose metrics ports (+100) are free as well."""
     return ports.free_ports(count, neighbour=100)
 
 
 def hollow_model(folder: Path, parameters: int) -> Path:
-    """Make the folder of a bf16 model of so many parameters: a header, and a hole in the file for the tensors."""
+    """Make a folder with a bf16 model of `parameters` parameters: a header and a sparse file."""
     tensor = {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {}, "w": tensor}).encode()
     with (folder / "model.safetensors").open("wb") as file:
@@ -42,9 +42,9 @@ def hollow_model(folder: Path, parameters: int) -> Path:
 
 
 def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False, ordinary: str = "") -> Path:
-    """Make a checkout whose launcher and services, but the `ordinary` one, begin with their imports done.
+    """Make a checkout with preloaded launcher and services, except the `ordinary` one.
 
-    Its environments are for the CPU; those made `by_hand` are taken for GPUs where there are some.
+    Its environments are for the CPU, unless they are `by_hand`: then the launcher uses GPUs if there are any.
     """
     local = folder / "deploy" / "local"
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
@@ -63,7 +63,7 @@ def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False, or
 
 
 class Launched(Started):
-    """A launcher in a process of its own; every process it starts, however detached, carries its mark.
+    """A launcher process. All its descendants have a mark in their environment.
 
     Args:
         arguments: after the `command`'s words.
@@ -86,28 +86,28 @@ class Launched(Started):
         super().__init__([*quartet, *command, *arguments], output, cwd=ROOT, env=variables)
 
     def wait_for_line(self, start: str, seconds: float, times: int = 1) -> None:
-        """Wait until it has said a line that starts so (as many `times`)."""
+        """Wait until `times` lines of its output start with `start`."""
         self.wait_until(
             lambda: sum(line.startswith(start) for line in self.said().splitlines()) >= times, f"'{start}'", seconds
         )
 
     def processes(self) -> dict[int, str]:
-        """Return all live processes of this run but the launcher: pid and command line."""
+        """Return pid and command line of all running processes of this run except the launcher."""
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == self.pid:
                 continue
             try:
                 marked = f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
-                # Redis writes its title over its environment; it works in the run's folder or a temporary one.
+                # Redis overwrites its environment with its title; its working directory is in the test's folder.
                 if marked or (entry / "cwd").resolve().is_relative_to(self.log.parent):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended while we looked, or is not ours
+                continue  # it has exited, or is another user's
         return found
 
     def visible_gpus(self) -> dict[str, str]:
-        """Return CUDA_VISIBLE_DEVICES of each service, by its log's name; those without it are left out."""
+        """Return CUDA_VISIBLE_DEVICES of each service that has it, by its log's name."""
         found = {}
         for pid, command in self.processes().items():
             guard = Path("/proc") / str(pid)
@@ -117,7 +117,7 @@ class Launched(Started):
         return found
 
     def service(self, name: str) -> int:
-        """Return the process id of a service (not of its guard, nor of what stands for it)."""
+        """Return the process id of a service itself, not of its guard or its preloaded proxy."""
         wanted = "redis-server" if name == "redis" else f"-m quartet_{name} "
         processes = self.processes()
         pids = [pid for pid, command in processes.items() if wanted in command and "guard.py" not in command]
@@ -125,14 +125,14 @@ class Launched(Started):
         return process_of(pids[0])
 
     def assert_gone(self, within: float) -> None:
-        """Fail if a process is left after `within` seconds."""
+        """Fail if a process still runs after `within` seconds."""
         deadline = time.monotonic() + within
         while left := self.processes():
             assert time.monotonic() < deadline, f"left behind after {within} s: {left}\n{self.said()}"
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End it and whatever a failed test left of what it started."""
+        """Kill it and all processes that it started."""
         super().close()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Mistakes on purpose: `quartet run --dry-run` reports all of them at once, names key, value and cure, starts nothing.
+"""`quartet run --dry-run` reports all mistakes at once, names key, value and remedy, and starts nothing.
 
-Each table is one dry run. What a section's fields refuse hides what its validators refuse, and both what its service's
-checks refuse: those have a table each.
+Each table is one dry run. Errors of a section's fields hide those of its validators, and both hide those of its
+service's checks, so each kind has its own table.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ TEMPLATE = "{% if messages[0].role != 'user' %}{{ raise_exception('only users be
 
 @pytest.fixture
 def dry_run(launch, run_file, tmp_path):
-    """Return the complaints of a dry run, a line each, after it has left nothing behind."""
+    """Return the errors of a dry run, a line each, and check that it leaves no process or file."""
 
     def run(*settings: str) -> list[str]:
         words = [word for setting in settings for word in ("--set", setting)]

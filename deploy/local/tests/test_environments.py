@@ -1,4 +1,4 @@
-"""Environments are made once, made again when what goes in changes, and say in one sentence why they cannot be made."""
+"""Environments are made once, rebuilt when their requirements change, and failures are explained in one sentence."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ SCRIPT = ROOT / "deploy" / "local" / "environments.py"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with nothing but what its broker environment is made of, and tools that are there already."""
+    """A checkout with only the sources of its broker environment, and existing tools."""
     folder = tmp_path / "checkout"
     for package in ("protos", "services/common", "services/broker"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
@@ -69,7 +69,7 @@ def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout
 
 
 def package_of_a_user(folder: Path) -> Path:
-    """A package that needs one of Quartet's, which no index has."""
+    """A package that depends on one of Quartet's, which no index has."""
     package = folder / "own"
     (package / "own").mkdir(parents=True)
     (package / "own" / "__init__.py").touch()
@@ -131,7 +131,7 @@ def test_failures_are_one_sentence(checkout, arguments, environment, words):
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """One of the two modules, as the script sees them."""
+    """Import one of the script's two modules."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     return importlib.import_module(name)
 
@@ -179,7 +179,7 @@ def test_the_closure_for_gpus_is_what_its_requirements_resolve_to(service, tmp_p
     pinned = folder / "requirements-gpu.txt"
     before = pinned.read_text()
     command = re.search(r"uv pip compile.*", (folder / "requirements-gpu.in").read_text())[0].split()
-    # The wheels of this machine are for its own CPU.
+    # Wheels that such a variable names are for this machine's CPU.
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
     done = subprocess.run(

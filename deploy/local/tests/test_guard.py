@@ -1,4 +1,4 @@
-"""The guard leaves nothing behind, whichever of the three ends first."""
+"""The guard leaves no process, whichever of command, guard and parent ends first."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ START = f"{sys.executable} -I -S {GUARD}"
 
 @pytest.fixture
 def sleeper() -> str:
-    """A command that sleeps and that only this test runs; it can be found by its name."""
+    """A sleeping command with a unique name, by which it can be found."""
     return f"exec -a quartet-test-{uuid.uuid4().hex} sleep 300"
 
 

@@ -28,12 +28,12 @@ PYTHON = """#!/bin/sh
 case "$*" in *quartet_common.hub*|*--dry-run*) exec {ordinary} "$@";; esac
 exec {preloaded} "$@"
 """
-"""The hub's address is read at imports: only a service that has the folder already may begin with imports done."""
+"""The hub's address is read during imports, so only processes that do not use the hub are preloaded."""
 
 
 @pytest.fixture
 def start(launch, run_file, hub, pythons, tmp_path):
-    """Start with the hub's address."""
+    """Start a launcher with the hub's address."""
     checkout = preloaded_checkout(tmp_path / "checkout", pythons)
     for name in ("rollout", "trainer"):
         folder = checkout / ".quartet" / "envs" / name / "bin"

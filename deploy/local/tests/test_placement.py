@@ -1,4 +1,4 @@
-"""Which processes a run has on a machine, where each listens, which GPUs it has, and whether they hold it."""
+"""The processes of a run on a machine, their addresses and GPUs, and the memory check."""
 
 from pathlib import Path
 

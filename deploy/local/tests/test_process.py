@@ -1,4 +1,4 @@
-"""One supervised process, and how it is ended."""
+"""One supervised process: its end, its last words, and the embedded Redis."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The run file for eight GPUs in examples/mathematics: its data, what a dry run says of it, and what must fit."""
+"""The run file for eight GPUs in examples/mathematics: its data and the memory check."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ ROWS = {
 
 @pytest.fixture
 def data(tmp_path):
-    """The folder that prepare.py makes of a problem of each form."""
+    """The folder that prepare.py makes from a problem of each form."""
     for name, row in ROWS.items():
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     made, (first, second, test) = tmp_path / "made", (tmp_path / name for name in ROWS)

@@ -1,4 +1,4 @@
-"""Whole runs: to the end, stopped at any moment, and with services killed on the way. Nothing stays behind."""
+"""Whole runs: to the end, stopped at any time, and with services killed. No process is left."""
 
 import asyncio
 import os
@@ -19,8 +19,8 @@ from quartet_local.config import LauncherSection
 from quartet_local.preflight import free_addresses
 
 pytestmark = pytest.mark.timeout(600)
-READY = 300  # seconds for all to come up on a busy machine
-ENDED = 60  # seconds for an end that is bounded by the launcher's own limits, on a busy machine
+READY = 300  # timeout in seconds of a start on a busy machine
+ENDED = 60  # timeout in seconds of a stop, which the launcher itself limits, on a busy machine
 GROUPS_PER_STEP = 2  # of the run file in conftest.py
 
 
@@ -29,12 +29,12 @@ def steps_of(launched) -> int:
 
 
 def exactly_once(launched, steps: int) -> bool:
-    """Whether the launcher's audit found what so many steps train, and nothing amiss."""
+    """Return whether the launcher's audit found the groups of `steps` steps and no fault."""
     return f"audit of run launched: {steps * GROUPS_PER_STEP} exactly once, 0 lost, 0 twice, 0 stuck" in launched.said()
 
 
 def assert_left(folder: Path, run_file: Path, settings: list[str]) -> None:
-    """What an ended run leaves is all there, and its user's alone."""
+    """An ended run has left all its files, which only its user can read."""
     assert RunFile.read(folder / "run.toml", ()).tree == RunFile.read(run_file, settings).tree
     for name in ("metrics.jsonl", "model/config.json", "logs/broker.log", "logs/trainer.log", "redis"):
         assert (folder / name).exists(), name
@@ -135,7 +135,7 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
 async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up(
     launch, run_file, pythons, tmp_path, monkeypatch
 ):
-    """On a machine that seems to have GPUs, which the tiny model does without."""
+    """With a fake nvidia-smi that lists GPUs; the tiny model runs on the CPU."""
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=4)
     by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
     settings = ("--set", "run.max_steps=1000000", "--set", "trainer.ranks=1", "--set", "launcher.rollouts=2")
@@ -163,7 +163,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
 def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_rollout_slept(
     launch, run_file, pythons, tmp_path, monkeypatch
 ):
-    """On a machine that seems to have a GPU, which the tiny model does without."""
+    """With a fake nvidia-smi that lists a GPU; the tiny model runs on the CPU."""
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
     by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
     launched = launch(run_file, "--set", "run.max_steps=12", checkout=by_hand)

@@ -1,4 +1,4 @@
-"""Whether a service that ends is started again, and how often."""
+"""Whether a service that exits is restarted, and how often."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class StartsOnly(Supervisor):
-    """Takes a process that was started for a healthy one."""
+    """Starts processes without waiting for their health."""
 
     async def start(self, *names: str) -> None:
         for name in names:
@@ -23,7 +23,7 @@ class StartsOnly(Supervisor):
 
 
 async def deaths(folder, steps, enough: int) -> int:
-    """Keep a process that dies at once until it has died often enough; return how often it did."""
+    """Supervise a process that exits immediately, until `enough` exits; return the number of exits."""
     process = Process("reward", ["sh", "-c", "exit 3"], folder / "reward.log")
     settings = LauncherSection(max_restarts=1)
     supervisor = StartsOnly({"reward": process}, settings, lambda _: None, asyncio.Event())

@@ -1,4 +1,4 @@
-"""examples/word_problems: its problems, and its whole way with a small model and a short run."""
+"""examples/word_problems: its problems, and a short run with a small model."""
 
 import random
 import re
@@ -37,7 +37,7 @@ def test_problems_are_what_their_steps_say_and_none_is_on_both_sides():
 
 @pytest.fixture(scope="module")
 def small(pythons, tmp_path_factory) -> Path:
-    """What prepare.py makes, with a model of one narrow layer that was hardly warmed up."""
+    """The folder that prepare.py makes, with a model of one narrow layer and hardly any warm-up."""
     folder = tmp_path_factory.mktemp("word_problems")
     sizes = ["--width", "64", "--layers", "1", "--skill", "0", "--habit-steps", "1", "--train", "64", "--heldout", "8"]
     subprocess.run([pythons["trainer"], FOLDER / "prepare.py", folder, *sizes], check=True, timeout=300)
@@ -62,7 +62,7 @@ def settings(small: Path, tmp_path: Path, more: str) -> list[str]:
 
 
 def test_its_way_with_a_small_model(launch, small, tmp_path):
-    """The template's arguments reach what is generated and exported."""
+    """The template's arguments apply to generation and to the exported model."""
     more = "model.template_arguments={enable_thinking=false}"
     launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, more))
     assert launched.wait(240) == 0, launched.said()
