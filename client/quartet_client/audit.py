@@ -203,7 +203,7 @@ def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
         yield (
             f"the checkpoint has {checkpoint.step} steps, its ledger {len(found)}"
             + (f", and line {at + 1} is of step {found[at]}" if at < len(found) else "")
-            + ": the ledger does not tell all that was trained"
+            + ": the ledger is incomplete"
         )
 
 

@@ -65,7 +65,7 @@ class DataSource(Section):
             raise ValueError("exactly one of path and dataset is allowed")
         for key in ("name", "split", "revision"):
             if self.path is not None and getattr(self, key):
-                raise ValueError(f"{key} belongs to a dataset of the hub; there is path instead")
+                raise ValueError(f"{key} belongs to a dataset of the hub, and path is given")
         return self
 
     @property
@@ -178,7 +178,7 @@ def _rows_of_parquet(path: Path) -> Iterator[Row]:
                 yield f"row {number}", _plain(row)
         except ArrowException as error:
             reason = str(error).partition("\n")[0]
-            raise InputError(f"cannot read '{path}': it is no Parquet file, or not all of it: {reason}") from error
+            raise InputError(f"cannot read '{path}': it is not a complete Parquet file: {reason}") from error
 
 
 def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:

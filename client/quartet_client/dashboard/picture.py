@@ -78,7 +78,7 @@ def judge(picture: Picture, now: float) -> Verdict:
         return _before_first_step(picture, needs, now)
     since = max(0.0, now - rows[-1][1].time)
     if since > patience(rows):
-        waits = f" {_listed(needs)}." if needs else " Every service answers; the logs of the trainer may tell more."
+        waits = f" {_listed(needs)}." if needs else " Every service answers; see the log of the trainer."
         word = f"Stalled: waiting for {_names(picture)}" if needs else "Stalled"
         return Verdict("stalled", word, f"No step for {span(since)}; the last ones took {_pace(rows)}.{waits}")
     sentence = f"{_steps_done(picture, rows)}, the last {span(since)} ago; a step takes {_pace(rows)}."
@@ -118,16 +118,14 @@ def _ended(picture: Picture, rows: Sequence[tuple[int, Step]]) -> Verdict:
 
 
 def _without_broker(picture: Picture, rows: Sequence[tuple[int, Step]], now: float, away: float) -> Verdict:
-    shown = f" Shown is what was known: {_count(rows)}." if rows else ""
+    shown = f" The page shows the last known state: {_count(rows)}." if rows else ""
     if rows and all(row.recorded for _, row in rows):
         last = span(max(0.0, now - rows[-1][1].time))
-        shown = f" Shown is what {picture.folder}/metrics.jsonl has: {_count(rows)}, the last one {last} ago."
+        shown = f" The page shows {picture.folder}/metrics.jsonl: {_count(rows)}, the last one {last} ago."
         if now - rows[-1][1].time > patience(rows):
-            sentence = f"There is no broker to ask: {_with_period(picture.broker_problem)}{shown}"
+            sentence = f"The broker does not answer: {_with_period(picture.broker_problem)}{shown}"
             return Verdict("recorded", "A recorded run", sentence)
-    sentence = (
-        f"No answer for {span(now - away)}: {_with_period(picture.broker_problem)}{shown} This page keeps asking."
-    )
+    sentence = f"No answer for {span(now - away)}: {_with_period(picture.broker_problem)}{shown} The page retries."
     return Verdict("unknown", "Broker away", sentence)
 
 

@@ -223,7 +223,7 @@ async function poll() {
   } catch (error) {
     lostAt ??= Date.now();
     const sentence = `The quartet dashboard program has not answered for ${span((Date.now() - lostAt) / 1000)}: it was ` +
-      "ended, or cannot be reached. What is shown below is old. This page keeps asking.";
+      "ended, or cannot be reached. What is shown below is old. This page retries.";
     // A run that has ended keeps its verdict.
     const gone = " The quartet dashboard program has ended since; this is what it showed last.";
     drawVerdict(lastVerdict && ENDED.has(lastVerdict.level) ? { ...lastVerdict, sentence: lastVerdict.sentence + gone }
