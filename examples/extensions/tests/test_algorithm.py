@@ -1,4 +1,4 @@
-"""`best_of_group` in the trainer: found by its entry point, its advantages worked out by hand, its loss a gradient."""
+"""`best_of_group` in the trainer: its entry point, its advantages compared with ones computed by hand, its gradient."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def settings(*more: str):
 
 
 def scored() -> Scored:
-    """Three groups: one best, two best, all alike; the third completion of the first has two tokens."""
+    """Three groups: one best, two best, all equal; the third completion of the first has two tokens."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.5, 0.5, 0.1, 0.3, 0.3], dtype=torch.float64)
     groups = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     rows = torch.tensor([0, 1, 2, 2, 3, 4, 5, 6, 7])

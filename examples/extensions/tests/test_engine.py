@@ -1,4 +1,4 @@
-"""`parrot` in the rollout: chosen by the run file, an `Engine`, with pauses, aborts and versions of weights."""
+"""`parrot` in the rollout: selected by the run file, an `Engine`, with pauses, aborts and policy versions."""
 
 import asyncio
 import json

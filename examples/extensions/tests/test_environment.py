@@ -1,4 +1,4 @@
-"""`guess_number` in the rollout: found by its entry point, and played."""
+"""`guess_number` in the rollout: its entry point and a game."""
 
 from types import SimpleNamespace
 
@@ -23,6 +23,6 @@ async def test_it_says_where_the_number_is():
     await game.close()
 
 
-def test_a_reference_that_is_no_number_can_never_work():
-    with pytest.raises(EnvironmentFailed, match="no number"):
+def test_a_reference_that_is_not_a_number_can_never_work():
+    with pytest.raises(EnvironmentFailed, match="not a number"):
         begin("thirty-seven")

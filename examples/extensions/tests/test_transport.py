@@ -1,4 +1,4 @@
-"""Both ends of `sockets`: every bucket arrives at every rollout, or it is told why not."""
+"""Both ends of `sockets`: every rollout receives every bucket, or gets an error."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +14,7 @@ BUCKETS = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100_00
 
 
 class WeightUpdate:
-    """What a trainer's publisher gives a channel: the buckets, and whom to tell."""
+    """The update that a trainer's publisher passes to a channel: buckets and callbacks."""
 
     began, checks = False, 0
 
@@ -40,14 +40,14 @@ def sender():
 
 
 def take(receiver: SocketReceiver, timeout: float = 20.0) -> list[torch.Tensor]:
-    """Receive into fresh buckets; return a copy of each as it was when it was said to have arrived."""
+    """Receive into new buckets; return a copy of each made when `arrived` was called."""
     mine, arrived = [torch.zeros_like(bucket) for bucket in BUCKETS], []
     receiver.fill(None, mine, "", timeout, lambda bucket: arrived.append(bucket.clone()))
     return arrived
 
 
 def one_member(sender: SocketSender, pool: ThreadPoolExecutor):
-    """Meet one rollout; return the channel to it, and its end as the service has it."""
+    """Connect one rollout; return the channel to it, and the rollout's end."""
     invitation = sender.invite(5)
     meeting = pool.submit(sender.meet, 5, SECRET, 2, 20.0)
     return rollout_transports.join(info(invitation)), meeting.result(30)

@@ -1,4 +1,4 @@
-"""`short` in the reward service: found by its entry point, its parameters checked, its reward worked out by hand."""
+"""`short` in the reward service: its entry point, its parameters, its rewards compared with ones computed by hand."""
 
 import pytest
 from quartet.v1 import reward_pb2
