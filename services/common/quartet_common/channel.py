@@ -1,8 +1,7 @@
 """Channels to other services: security, message size, keepalive, and retries where the contract allows them.
 
-Which calls may be retried is read from the protos: unary ones whose rpc has an `idempotency_level`. Streams are not
-retried by the channel (with grpcio 1.85 a blocking stream whose server is killed would hang past its deadline): whoever
-reads one asks again.
+The channel retries unary calls whose rpc has an `idempotency_level` in the protos. It does not retry streams (with
+grpcio 1.85 a blocking stream whose server is killed would hang past its deadline): the readers of streams retry.
 """
 
 import json
@@ -36,7 +35,7 @@ def _service_config() -> str:
         "initialBackoff": "0.1s",
         "maxBackoff": "2s",
         "backoffMultiplier": 2.0,
-        # CANCELLED: by a server that stops; a call that its own caller cancels is not made again.
+        # CANCELLED: by a server that stops; calls that their own caller cancels are not retried.
         "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
@@ -50,7 +49,7 @@ def channel_options() -> list[tuple[str, object]]:
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.service_config", _service_config()),
-        # A peer that restarts is found again quickly: the default backoff grows to two minutes.
+        # To reconnect quickly to a peer that restarts: the default backoff grows to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
@@ -64,8 +63,8 @@ def connect(
 ) -> grpc.aio.Channel:
     """Return an asyncio channel to `address` (host:port); it connects when first used.
 
-    With TLS it follows the certificates on disk, and a server whose certificate has not the role `service` is refused.
-    Raises ConfigError for files that cannot be used.
+    With TLS it reloads certificates that change on disk, and refuses a server whose certificate lacks the role
+    `service`. Raises ConfigError for files that cannot be used.
     """
     security = security or SecuritySection()
     interceptors = _aio_interceptors(headers) if (headers := _headers(security)) else None
@@ -84,7 +83,7 @@ def connect_sync(
     *,
     service: str | None = None,
 ) -> grpc.Channel:
-    """As `connect`, a blocking channel."""
+    """Return a blocking channel; otherwise like `connect`."""
     security = security or SecuritySection()
     headers = _headers(security)
 
@@ -107,7 +106,7 @@ def _connect(
     security: SecuritySection,
     service: str | None,
 ) -> ChannelT | RotatingChannel[ChannelT]:
-    """Return what `make` makes of credentials and options, made anew when the certificates have changed."""
+    """Return the channel that `make` makes from credentials and options; with TLS, made anew for new certificates."""
     options = channel_options()
     if not security.tls:
         return make(None, options)
@@ -121,7 +120,7 @@ Headers = Callable[[], list[tuple[str, str]]]
 
 
 def _headers(security: SecuritySection) -> Headers | None:
-    """Return what makes the metadata of each call: the token, and the context of what the call is part of."""
+    """Return a function that makes the metadata of each call, token and trace context; None if there is neither."""
     token = security.token()
     if not token and not tracing.enabled():
         return None

@@ -1,7 +1,7 @@
 """The run file's sections, and how they are loaded: each service reads its own section and the shared ones.
 
-Relative paths are taken from the folder the process is started in. Whatever is wrong is said in a sentence each: the
-key, what came, what is allowed, where.
+Relative paths are relative to the working directory. Each problem is reported in a sentence: the key, what came, what
+is allowed, where.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.sampling import SamplingSection
 from quartet_common.values import check_values
 
-_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # of one reader each
+_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # each read by one program
 _YEAR_SECONDS = 366 * 86400.0
 
 
 class Section(BaseModel):
-    """A section of the run file. Unknown keys are refused."""
+    """A section of the run file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -66,7 +66,7 @@ class VerifierSection(Section):
 
     @property
     def spec_name(self) -> str:
-        """What VerifierSpec.name says: the name, or the file and its function as the run file has them."""
+        """The value of VerifierSpec.name: the name, or file and function as in the run file."""
         return self.file or self.name
 
 
@@ -75,15 +75,15 @@ class EnvironmentSection(Section):
 
     name: str = Field("single_turn", min_length=1, description="An environment of the rollouts.")
     parameters: SentParameters = Field({}, description="Parameters of the environment.")
-    max_turns: int = Field(8, ge=1, le=1024, description="Most turns of the policy in a completion.")
+    max_turns: int = Field(8, ge=1, le=1024, description="Maximum turns of the policy in a completion.")
     max_turn_tokens: int = Field(
-        0, ge=0, lt=2**31, description="Most tokens of one turn; 0: what is left of max_new_tokens."
+        0, ge=0, lt=2**31, description="Maximum tokens of one turn; 0: what is left of max_new_tokens."
     )
     max_answer_tokens: int = Field(
-        1024, ge=16, lt=2**31, description="Most tokens of one answer; of a longer one the ends stay."
+        1024, ge=16, lt=2**31, description="Maximum tokens of one answer; a longer one loses its middle."
     )
-    answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Longest wait for one answer.")
-    scored_text: Literal["whole", "last_turn"] = Field("whole", description="What of a completion verifiers read.")
+    answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Maximum wait for one answer.")
+    scored_text: Literal["whole", "last_turn"] = Field("whole", description="Part of a completion that verifiers read.")
 
 
 class TemperatureScheduleSection(Section):
@@ -116,27 +116,31 @@ class TemperatureScheduleSection(Section):
 
 
 class RunSection(Section):
-    """[run]: what the run is; becomes the contract's RunSpec."""
+    """[run]: the run's settings, which become the contract's RunSpec."""
 
     id: str = Field(
         "default", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$", description="Name of the run, unique at its broker."
     )
-    folder: Path | None = Field(None, description="Where metrics, samples, checkpoints go. Default: runs/<id>.")
+    folder: Path | None = Field(None, description="Folder of metrics, samples and checkpoints. Default: runs/<id>.")
     group_size: int = Field(8, ge=1, le=1024, description="Completions per training prompt (G).")
     groups_per_step: int = Field(16, ge=1, lt=2**31, description="Prompt groups per optimizer step.")
     max_staleness: int = Field(
-        4, ge=0, lt=2**31, description="Most steps between a group's oldest weights and those it updates."
+        4, ge=0, lt=2**31, description="Maximum steps between a group's oldest weights and those it updates."
     )
     lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
-    partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What becomes of a last partial batch.")
+    partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What happens to a last partial batch.")
     max_deliveries: int = Field(5, ge=1, lt=2**31, description="Deliveries of a prompt before it is set aside as dead.")
-    max_queued_prompts: int = Field(4096, ge=1, lt=2**63, description="Most prompts in the queue.")
-    max_experience_bytes: int = Field(1 << 30, ge=1 << 20, lt=2**63, description="Most bytes of experience in Redis.")
-    prompt_lease_ttl: float = Field(
-        60.0, gt=0, le=_YEAR_SECONDS, description="Seconds a prompt lease lives unless renewed."
+    max_queued_prompts: int = Field(4096, ge=1, lt=2**63, description="Maximum prompts in the queue.")
+    max_experience_bytes: int = Field(
+        1 << 30, ge=1 << 20, lt=2**63, description="Maximum bytes of experience in Redis."
     )
-    member_ttl: float = Field(15.0, gt=0, le=_YEAR_SECONDS, description="Seconds a member lives without a heartbeat.")
-    result_ttl: float = Field(3600.0, gt=0, le=_YEAR_SECONDS, description="Seconds results wait to be collected.")
+    prompt_lease_ttl: float = Field(
+        60.0, gt=0, le=_YEAR_SECONDS, description="Seconds until a prompt lease expires unless it is renewed."
+    )
+    member_ttl: float = Field(
+        15.0, gt=0, le=_YEAR_SECONDS, description="Seconds until a member without a heartbeat expires."
+    )
+    result_ttl: float = Field(3600.0, gt=0, le=_YEAR_SECONDS, description="Seconds that results are kept.")
     max_steps: int = Field(
         0, ge=0, lt=2**63, description="Optimizer steps after which the run ends; 0: when the prompts end."
     )
@@ -145,22 +149,22 @@ class RunSection(Section):
         None, description="Sampling of evaluation prompts; keys left out are sampling's, with one completion each."
     )
     verifiers: list[VerifierSection] = Field(
-        [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts that name none."
+        [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts without their own."
     )
     system_prompt: str = Field("", description="Prepended to chats that have no system message.")
     max_prompt_tokens: int = Field(
         0, ge=0, lt=2**31, description="Longest prompt; 0: the context minus max_new_tokens."
     )
     long_prompts: Literal["refuse", "truncate_left"] = Field(
-        "refuse", description="What becomes of longer prompts: set aside, or shortened at their beginning."
+        "refuse", description="What happens to longer prompts: set aside as dead, or cut at their beginning."
     )
-    sampling_masks: bool = Field(False, description="Store the candidates that top_p, top_k and min_p left each token.")
+    sampling_masks: bool = Field(False, description="Store each token's candidates after top_p, top_k and min_p.")
     router_replay: bool = Field(
-        False, description="Mixtures of experts: store the experts each token went to, and train through the same."
+        False, description="Mixtures of experts: store each token's experts, and train with the same experts."
     )
     labels: dict[str, str] = Field({}, description="Free labels.")
     environment: EnvironmentSection | None = Field(
-        None, description="What answers the policy's turns, for prompts that name none. Default: one turn."
+        None, description="What answers the policy's turns, for prompts without their own. Default: one turn."
     )
     temperature_schedule: TemperatureScheduleSection | None = Field(
         None, description="Temperature of training prompts by policy version. Default: sampling.temperature throughout."
@@ -178,7 +182,7 @@ class ModelSection(Section):
     path: Path | None = Field(
         None,
         description="Hugging Face model folder with config, safetensors and tokenizer, or the id of a model of the hub "
-        "(owner/name); or a checkpoint of a run's, for the model in it.",
+        "(owner/name), or a run's checkpoint, for the model in it.",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub model. Default: its main branch.")
     tokenizer: str = Field("", description="Folder, or id at the hub, of another tokenizer. Default: the model's own.")
@@ -189,7 +193,7 @@ class ModelSection(Section):
 
     @property
     def overrides_tokenizer(self) -> bool:
-        """Whether tokenizer or chat template are not those of `path`."""
+        """Whether tokenizer or chat template differ from those of `path`."""
         return bool(self.tokenizer or self.chat_template or self.template_arguments)
 
     @field_validator("path")
@@ -249,30 +253,28 @@ class SecuritySection(Section):
 
 
 class ServerSection(Section):
-    """[server]: what all four servers have in common."""
+    """[server]: settings of all four servers."""
 
     bind_host: str = Field("", description="Host to listen on, if not the one of [addresses], e.g. 0.0.0.0.")
     reflection: bool = Field(True, description="Serve gRPC reflection, so that grpcurl works.")
     metrics: bool = Field(True, description="Serve Prometheus metrics at the gRPC port plus metrics_port_offset.")
-    metrics_port_offset: int = Field(100, ge=1, le=10000, description="Distance of the metrics port.")
+    metrics_port_offset: int = Field(100, ge=1, le=10000, description="Metrics port minus gRPC port.")
     metrics_hosts: list[str] = Field(
-        [], description="Further host names by which the metrics are asked for; others are refused."
+        [], description="Further host names that requests for metrics may use; others are refused."
     )
-    drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
+    drain_seconds: float = Field(10.0, gt=0, description="Seconds to finish current work after SIGTERM.")
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
     max_connection_calls: int = Field(
-        1024, ge=16, description="Most calls and streams under way over one connection; more wait at the caller."
+        1024, ge=16, description="Maximum concurrent calls and streams of one connection; more wait at the caller."
     )
 
 
 class TracingSection(Section):
     """[tracing]: OpenTelemetry traces (docs/tracing.md). Off unless `endpoint` or `file` is set."""
 
-    endpoint: str = Field(
-        "", description="OTLP/gRPC collector that receives traces, host:port or http://host:port. Empty: no traces."
-    )
+    endpoint: str = Field("", description="OTLP/gRPC collector that receives traces, host:port or http://host:port.")
     file: Path | None = Field(
-        None, description="File in Chrome's trace format, for Perfetto, that all processes of a machine append to."
+        None, description="File in Chrome's trace format (Perfetto) to which all processes of a machine append."
     )
     sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of the prompts that are traced.")
     tls_ca: Path | None = Field(None, description="PEM of the CA of the collector's certificate; unset: plaintext.")
@@ -304,7 +306,7 @@ _SHARED_SECTIONS: dict[str, type[Section]] = {
 
 @dataclass(frozen=True)
 class LoadedConfig(Generic[SectionT]):
-    """What a service is configured to do."""
+    """The configuration of a service."""
 
     run: RunSection
     model: ModelSection
@@ -329,7 +331,7 @@ def load_config(
     """Read the run file, apply overrides `key=value`, and validate the shared sections and one owned section.
 
     Raises:
-        ConfigError: everything that is wrong, a sentence each.
+        ConfigError: all problems, a sentence each.
     """
     file = RunFile.read(path, overrides)
     allowed = (*_SHARED_SECTIONS, *_OWNED_SECTIONS)

@@ -1,7 +1,7 @@
-"""The prompts that [data] names, as far as a service needs them for its checks before the start.
+"""Reads the prompts that [data] names, for a service's checks before its start.
 
-Files that are not on this host, and lines that are no prompts, are the client's business. `quartet run` gives the
-services what other sources hold as JSONL.
+Missing files and invalid lines are skipped: the client reports them. `quartet run` converts other sources to JSONL for
+the services.
 """
 
 import json
@@ -16,7 +16,7 @@ from quartet_common.config import SectionT
 
 
 def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row and where it stands, "FILE, line 7".
+    """Yield the place, "FILE, line 7", and content of each row.
 
     Args:
         data: the section [data].
@@ -36,10 +36,10 @@ def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, d
 
 
 def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT]) -> Iterator[tuple[str, SectionT]]:
-    """Yield each section that rows of the data have of their own, where it is first: "FILE, line 7: verifiers[0]".
+    """Yield each distinct section that rows have in `field`, with its first place: "FILE, line 7: verifiers[0]".
 
     Args:
-        field: of a row: a section, its name alone, or a list of them. What is neither is the client's business.
+        field: of a row: a section, its name alone, or a list of them. Other values are skipped.
     """
     seen = set()
     for where, row in data_rows(data, field):

@@ -1,6 +1,6 @@
-"""Why a service cannot be reached: what gRPC's text leaves open is found out by connecting once more.
+"""Finds out why a service cannot be reached, by connecting once more.
 
-gRPC reports a refused connection, an expired certificate and a plaintext server by much the same UNAVAILABLE.
+gRPC reports a refused connection, an expired certificate and a plaintext server with almost the same UNAVAILABLE.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _OTHER_NAME = (62, 63, 64)
 
 @dataclass(frozen=True)
 class Peer:
-    """A service as its callers have it configured; `str()` names it."""
+    """A service as configured at its callers; `str()` names it."""
 
     kind: str
     address: str
@@ -33,10 +33,10 @@ class Peer:
         return f"{self.kind} at {self.address}"
 
     def explain(self, error: grpc.RpcError) -> str:
-        """Return one sentence about a call that failed. It may take some seconds: it connects to the address."""
+        """Return one sentence about a call that failed. It connects to the address, which may take seconds."""
         code = error.code() if hasattr(error, "code") else None
         if is_answer(error) or code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            # The server's own words; of what is away for now, with who said so.
+            # The server's own text; of UNAVAILABLE, which may concern another service, with the server's name.
             return f"{self}: {describe(error)}" if code is grpc.StatusCode.UNAVAILABLE else describe(error)
         reason = diagnose(self.kind, self.address, self.security)
         if reason is not None:
@@ -46,12 +46,12 @@ class Peer:
         return f"{self}: the connection broke ({error.details() or 'no reason given'})"
 
     async def explain_aside(self, error: grpc.RpcError) -> str:
-        """As `explain`, without holding up the event loop."""
+        """Run `explain` in a thread, so that it does not block the event loop."""
         return await asyncio.to_thread(self.explain, error)
 
 
 def diagnose(kind: str, address: str, security: SecuritySection) -> str | None:
-    """Return why no channel to a service at `address` can be made, and the cure; None if one can, as it seems."""
+    """Return why no channel to a service at `address` can be made, and the remedy; None if no reason is found."""
     host, port = split_address(address)
     try:
         connection = socket.create_connection((host, port), _SECONDS)
@@ -67,7 +67,7 @@ def diagnose(kind: str, address: str, security: SecuritySection) -> str | None:
         with connection:
             return _handshake(connection, kind, address, security)
     except OSError:
-        return None  # the connection broke, nothing came, files are being replaced: nothing can be concluded from that
+        return None  # the connection broke, timed out, or files are being replaced: no conclusion is possible
 
 
 def _handshake(connection: socket.socket, kind: str, address: str, security: SecuritySection) -> str | None:
@@ -81,7 +81,7 @@ def _handshake(connection: socket.socket, kind: str, address: str, security: Sec
     try:
         with context.wrap_socket(connection, server_hostname=name or host) as tls:
             encrypted = True
-            refused = not tls.recv(1)  # a server looks at the client's certificate after a TLS 1.3 handshake
+            refused = not tls.recv(1)  # with TLS 1.3 a server checks the client's certificate after the handshake
     except ssl.SSLCertVerificationError as error:
         wanted = f"a {kind} at '{host}'; issue it with --role {kind} --host {host}, or correct [addresses]"
         return f"its certificate {_fault(error, wanted)}"
@@ -104,7 +104,7 @@ def _trusting(security: SecuritySection) -> ssl.SSLContext:
 
 
 def _own_fault(security: SecuritySection) -> str | None:
-    """Return what is wrong with this side's own certificate, judged by its own CA in a handshake with itself."""
+    """Return what is wrong with this side's own certificate, by a handshake with itself under its own CA."""
     context = _trusting(security)
     context.check_hostname = False
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

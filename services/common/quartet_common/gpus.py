@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, by its driver's own tool. Standard library only: the installer uses it too."""
+"""The NVIDIA GPUs of this machine, by nvidia-smi. Standard library only: the installer uses it too."""
 
 from __future__ import annotations  # the installer may meet an older Python
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GIB = 1 << 30
-# CUDA 13.0, which the closures for GPUs bring: https://docs.nvidia.com/cuda/cuda-toolkit-release-notes
+# For CUDA 13.0, which the GPU requirements pin: https://docs.nvidia.com/cuda/cuda-toolkit-release-notes
 LEAST_DRIVER = "580.65.06"
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version")
 _SECONDS = 20.0
@@ -34,10 +34,10 @@ class Gpu:
 
 
 def read_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none where no NVIDIA driver answers.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; none without an NVIDIA driver.
 
     Raises:
-        GpuError: the variable names a GPU that is not there, or the driver says no numbers of one.
+        GpuError: the variable names a GPU that does not exist, or nvidia-smi has no numbers for one.
     """
     gpus = [_parse(line) for line in _query(*_FIELDS).splitlines()]
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -47,7 +47,7 @@ def read_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def old_driver(gpus: Sequence[Gpu]) -> str:
-    """Return what is wrong with the driver of these GPUs, in words; empty if nothing is."""
+    """Return what is wrong with the driver of these GPUs; empty if nothing is."""
     least = [int(part) for part in LEAST_DRIVER.split(".")]
     for gpu in gpus:
         if [int(part) for part in gpu.driver.split(".") if part.isdigit()] < least:
@@ -56,7 +56,7 @@ def old_driver(gpus: Sequence[Gpu]) -> str:
 
 
 def _query(*fields: str) -> str:
-    """Return what nvidia-smi says of each GPU, a line of comma-separated values each; "" where it does not answer."""
+    """Return nvidia-smi's line of comma-separated values for each GPU; "" if it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)

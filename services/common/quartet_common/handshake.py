@@ -1,4 +1,4 @@
-"""The handshake: two releases that cannot work together say so at once, in words; and how idle a service is."""
+"""The handshake, which detects incompatible releases and reports what a service waits for and how idle it is."""
 
 import time
 from collections import deque
@@ -19,29 +19,29 @@ WINDOW_SECONDS = 60.0
 
 
 class Idleness:
-    """How idle the service was in the last minute, or since it was asked last if that is longer ago."""
+    """How idle the service was in the last minute, or since the last query if that is longer ago."""
 
     def __init__(self, busy_seconds: Callable[[], float] = lambda: 0.0):
         """Begin to measure.
 
         Args:
-            busy_seconds: of all time, how long it had work under way outside of its process (workers, a sandbox). The
-                processor time of its own process is known; the two may overlap, so the larger counts.
+            busy_seconds: total time in which work ran outside of this process (workers, a sandbox). It may overlap with
+                this process's own CPU time, so the larger of the two counts.
         """
         self._busy_seconds = busy_seconds
-        self._looks = deque([self._look()])  # oldest first
+        self._samples = deque([self._sample()])  # oldest first
 
     def fraction(self) -> float | None:
-        """Share of the time without work, 0 to 1; None before a second is over."""
-        now = self._look()
-        while len(self._looks) > 1 and now[0] - self._looks[1][0] >= WINDOW_SECONDS:
-            self._looks.popleft()
-        seconds, *work = (end - begin for begin, end in zip(self._looks[0], now, strict=True))
-        if now[0] - self._looks[-1][0] >= 1:
-            self._looks.append(now)
+        """Return the share of the time without work, 0 to 1; None during the first second."""
+        now = self._sample()
+        while len(self._samples) > 1 and now[0] - self._samples[1][0] >= WINDOW_SECONDS:
+            self._samples.popleft()
+        seconds, *work = (end - begin for begin, end in zip(self._samples[0], now, strict=True))
+        if now[0] - self._samples[-1][0] >= 1:
+            self._samples.append(now)
         return max(0.0, 1 - max(work) / seconds) if seconds >= 1 else None
 
-    def _look(self) -> tuple[float, float, float]:
+    def _sample(self) -> tuple[float, float, float]:
         return time.monotonic(), time.process_time(), self._busy_seconds()
 
 
@@ -49,38 +49,38 @@ log = get_logger(__name__)
 
 CONTRACT = common_pb2.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR)
 
-# Peers with other builds of these cannot share a process group.
+# Libraries whose versions must be equal at both peers, which otherwise cannot share a process group.
 _MUST_MATCH = ("nccl",)
 
 
 class WaitingFor:
-    """What a service waits for before it can work, in words. Each thing is logged once when it begins and ends."""
+    """Descriptions of what a service waits for before it can work. Each is logged when the wait begins and ends."""
 
     def __init__(self) -> None:
-        self._things: dict[str, None] = {}
+        self._awaited: dict[str, None] = {}
 
-    def add(self, thing: str) -> None:
-        """Say that the service waits for `thing`."""
-        if thing not in self._things:
-            self._things[thing] = None
-            log.info("waiting for %s", thing)
+    def add(self, description: str) -> None:
+        """Record that the service waits for something."""
+        if description not in self._awaited:
+            self._awaited[description] = None
+            log.info("waiting for %s", description)
 
-    def discard(self, thing: str) -> None:
-        """Say that it waits no longer."""
-        if thing in self._things:
-            del self._things[thing]
-            log.info("no longer waiting for %s", thing)
+    def discard(self, description: str) -> None:
+        """Record that the service no longer waits for something."""
+        if description in self._awaited:
+            del self._awaited[description]
+            log.info("no longer waiting for %s", description)
 
     def __iter__(self):
-        return iter(tuple(self._things))
+        return iter(tuple(self._awaited))
 
     def __bool__(self) -> bool:
-        return bool(self._things)
+        return bool(self._awaited)
 
 
 @dataclass
 class Identity:
-    """Who a service says it is."""
+    """What a service reports about itself."""
 
     kind: int
     instance_id: str
@@ -92,7 +92,7 @@ class Identity:
 
 
 class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
-    """Answers for a service."""
+    """Answers handshakes for a service."""
 
     def __init__(self, identity: Identity):
         self._identity = identity
@@ -139,7 +139,7 @@ def handshake(
     required: Sequence[str] = (),
     timeout: float = 10.0,
 ) -> Any:
-    """Shake hands over a channel; return the HandshakeResponse, of an asyncio channel to be awaited.
+    """Call Handshake and return the response; over an asyncio channel, an awaitable of it.
 
     Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade.
     """

@@ -1,16 +1,16 @@
-"""Who may call what, where calls come with certificates, and by which name a caller checks a server's role.
+"""Roles in certificates: which RPCs a caller may call, and how a caller checks a server's role.
 
-A certificate says its holder's role in a URI among its subject alternative names: `urn:quartet:role:trainer`. It may
-say several. `quartet certs` writes them; a certificate without one may call nothing but health and handshake.
+A certificate has its holder's roles as URIs among its subject alternative names, e.g. `urn:quartet:role:trainer`.
+`quartet certs` writes them; a certificate without a role may call only health and handshake.
 
-TLS checks a server by a DNS name. So that it checks host and role at once, a server's certificate has a name made of
-both, `gpu7.example.rollout.quartet.internal`, and that is the name a caller of a rollout at gpu7.example asks for.
+TLS checks a server by a DNS name. To check host and role at once, a server's certificate has a name made of both, e.g.
+`gpu7.example.rollout.quartet.internal`, and callers of a rollout at gpu7.example require this name.
 
-The table below is the whole rule: whatever it does not name is an operator's alone, so a new RPC is closed until
-someone says whose it is (a test asks for every RPC of the contract).
+RPCs that the table below does not list are allowed to operators only, so a new RPC is closed until it is added (a test
+checks every RPC of the contract).
 
-The interceptor sets the caller of each call; what answers it reads it here. There is none without TLS, with
-`security.roles = false`, and in what a service does of itself: then nothing is checked.
+The interceptor sets the caller of each call, and its handlers read it here. There is none, and nothing is checked,
+without TLS, with `security.roles = false`, and in a service's own background work.
 """
 
 import ipaddress
@@ -29,12 +29,12 @@ ROLE_URI = "urn:quartet:role:"
 SERVER_DOMAIN = "quartet.internal"
 
 ROLES = ("broker", "reward", "rollout", "trainer", "client", "operator")
-"""`operator` may call everything, `client` is for people and programs that bring prompts and read results."""
+"""`operator` may call everything; `client` is for people and programs that submit prompts and read results."""
 
 SERVERS = ("broker", "reward", "rollout", "trainer")
-"""The roles of those who answer calls."""
+"""The roles of servers."""
 
-# To prove that one is there is no secret; whoever can connect at all may do it.
+# Everyone who can connect may call these: that a service is alive is no secret.
 _OPEN_SERVICES = ("grpc.health.v1.Health", "quartet.v1.HandshakeService")
 _REFLECTION = "grpc.reflection."
 
@@ -114,7 +114,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
 
 
 def roles_of(names: Iterable[bytes | str]) -> frozenset[str]:
-    """Return the roles among a certificate's subject alternative names. Those that do not exist are left out."""
+    """Return the known roles among a certificate's subject alternative names."""
     texts = (name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
     claimed = {text.removeprefix(ROLE_URI) for text in texts if text.startswith(ROLE_URI)}
     return frozenset(claimed & _EVERYONE)
@@ -122,7 +122,7 @@ def roles_of(names: Iterable[bytes | str]) -> frozenset[str]:
 
 def server_name(host: str, role: str) -> str:
     """Return the DNS name by which TLS checks that a server is `host` and has `role`."""
-    with suppress(ValueError):  # then it is a name
+    with suppress(ValueError):  # a name, not an address
         host = ipaddress.ip_address(host).exploded.replace(":", "-")
     return f"{host}.{role}.{SERVER_DOMAIN}"
 
@@ -130,15 +130,13 @@ def server_name(host: str, role: str) -> str:
 def allowed_roles(method: str) -> frozenset[str]:
     """Return the roles that may call a method, given as "/quartet.v1.RewardService/Score"; all when it is open."""
     service, _, name = method.removeprefix("/").partition("/")
-    if service in _OPEN_SERVICES:
-        return _EVERYONE
-    if service.startswith(_REFLECTION):
+    if is_open(method) or service.startswith(_REFLECTION):
         return _EVERYONE
     return _ALLOWED.get(service, {}).get(name, frozenset()) | {"operator"}
 
 
 def is_open(method: str) -> bool:
-    """Return whether a method asks for no role at all."""
+    """Return whether a method may be called without a role."""
     return method.removeprefix("/").partition("/")[0] in _OPEN_SERVICES
 
 
@@ -148,10 +146,11 @@ _IDENTIFIERS = "x509_common_name", "x509_subject_alternative_name"
 
 @dataclass(frozen=True)
 class Caller:
-    """The holder of a certificate: its common name, or else its first alternative name that is no role; its roles.
+    """The holder of a certificate.
 
     Attributes:
-        names: all alternative names, hosts among them.
+        name: the common name, or else the first alternative name that is no role.
+        names: all alternative names, including hosts.
     """
 
     name: str
@@ -160,7 +159,7 @@ class Caller:
 
     @property
     def shown_roles(self) -> str:
-        """The roles, for people."""
+        """The roles as text."""
         return ", ".join(sorted(self.roles))
 
     def is_at(self, host: str, role: str) -> bool:
@@ -185,7 +184,7 @@ def name_in(certificate: Mapping[str, Sequence[bytes]]) -> str:
 
 
 def of_certificate(certificate: Mapping[str, Sequence[bytes]]) -> Caller:
-    """Return the caller that gRPC's authentication context is of."""
+    """Return the caller, from gRPC's authentication context."""
     return _of_names(name_in(certificate) or "unnamed", tuple(certificate.get(_IDENTIFIERS[1], ())))
 
 
@@ -203,13 +202,13 @@ def _normal(name: str) -> str:
 
 
 def begin(caller: Caller) -> None:
-    """Say who makes the call that this task answers."""
+    """Set the caller of the call that this task answers."""
     _caller.set(caller)
 
 
 @contextmanager
 def of_the_service() -> Iterator[None]:
-    """What is done inside is done by the service of itself, whatever call it is part of."""
+    """Act as the service itself inside the context, not as the caller of the current call."""
     token = _caller.set(None)
     try:
         yield
@@ -218,25 +217,25 @@ def of_the_service() -> Iterator[None]:
 
 
 def caller() -> Caller | None:
-    """Return who makes the call; None if nobody is to be told apart."""
+    """Return the current caller; None if callers are not distinguished."""
     return _caller.get()
 
 
 def restricted() -> Caller | None:
-    """Return the caller if what it says about itself must be checked: not of an operator."""
+    """Return the current caller, unless it is an operator, to whom no restriction applies."""
     found = _caller.get()
     return None if found is None or "operator" in found.roles else found
 
 
 def check_owner(what: str, owner: str) -> None:
-    """Raise PERMISSION_DENIED if `what` belongs to the holder of another certificate; "" belongs to nobody."""
+    """Raise PERMISSION_DENIED if `what` has an owner, given by its certificate's name, and it is not the caller."""
     found = restricted()
     if found is not None and owner and found.name != owner:
         raise not_the_owner(what, owner)
 
 
 def not_the_owner(what: str, owner: str) -> ContractError:
-    """Return the refusal of a caller whose certificate has another name than that of the owner of `what`."""
+    """Return the error for a caller that is not the owner of `what`."""
     name = found.name if (found := _caller.get()) is not None else ""
     return permission_denied(
         what, f"it belongs to the certificate '{owner}', the caller's is '{name}'; allowed: its owner, operators"
@@ -244,7 +243,7 @@ def not_the_owner(what: str, owner: str) -> ContractError:
 
 
 def peer_of(context: grpc.aio.ServicerContext) -> str:
-    """Return who calls: "certificate NAME", or "host ADDRESS"."""
+    """Return the peer of a call: "certificate NAME" or "host ADDRESS"."""
     if name := name_in(context.auth_context()):
         return f"certificate {name}"
     # "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:..."

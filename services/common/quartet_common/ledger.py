@@ -1,11 +1,11 @@
 """The ledger: which prompt instances are in the weights, by optimizer step. Written by the trainer, read by the audit.
 
-`ledger.jsonl` stands beside the checkpoints, one line a step: `{"step":12,"instances":["pass-0/17",...]}`. A
-checkpoint's manifest holds a *mark* of it under "ledger": how long the part is that tells what is in that checkpoint,
-and its checksum. Lines beyond the newest checkpoint's mark are of steps that a restart undoes: `rewind` cuts them off.
+`ledger.jsonl` stands beside the checkpoints, one line per step: `{"step":12,"instances":["pass-0/17",...]}`. A
+checkpoint's manifest has a *mark* under "ledger": length and checksum of the ledger's part that belongs to the
+checkpoint. Lines beyond the newest checkpoint's mark are of steps that a restart undoes: `rewind` removes them.
 
-Whoever is killed whenever: a mark is taken, and the file on disk, before the checkpoint that carries it is complete. So
-a complete checkpoint's part of the ledger is always there.
+The ledger is synced to disk before the checkpoint with its mark is complete: after a crash at any point, a complete
+checkpoint's part of the ledger exists.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ Mark = Mapping[str, Any]
 """What `Ledger.mark` returned: {"bytes": length of the part, "xxh3": its XXH3-64 in hex, "steps": lines in it}."""
 
 _CHUNK = 1 << 20
-_SETTLED_AT_ONCE = 4000  # instances of a call: some tens of milliseconds of Redis
+_SETTLED_AT_ONCE = 4000  # instances per SettleTrained, which take Redis some tens of milliseconds
 
 
 class LedgerError(Exception):
-    """The ledger is not the one that a mark was taken of; the text is one sentence for a person."""
+    """The ledger does not match a mark, or cannot be read; the text is one sentence."""
 
 
 class Ledger:
-    """One trainer's ledger, to be written. Opened when it is first used, behind the last whole line of the file.
+    """Writes a trainer's ledger. The file is opened at first use and truncated after its last whole line.
 
     Each method may raise OSError.
     """
@@ -52,24 +52,24 @@ class Ledger:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError:
-            file.truncate(self._bytes)  # no half a line
+            file.truncate(self._bytes)  # remove a partial line
             raise
         self._count(line)
 
     def mark(self) -> dict[str, Any]:
-        """Make everything so far durable, and return what the checkpoint of these steps is to hold."""
+        """Make all lines durable, and return the mark that the checkpoint of these steps must have."""
         os.fsync(self._opened().fileno())
         _sync_folder(self._path.parent)
         return {"bytes": self._bytes, "xxh3": self._hash.hexdigest(), "steps": self._steps}
 
     def rewind(self, mark: Mark | None) -> None:
-        """Go back to a checkpoint's mark; None: to an empty ledger.
+        """Cut the ledger back to a checkpoint's mark; None: to an empty ledger.
 
-        What stays becomes a new file in the place of the old one: a trainer that was replaced but lives, and appends
-        once more, appends to the old one, which nobody reads.
+        The rest is copied to a new file that replaces the old one: a trainer that was replaced but still runs appends
+        to the old file, which is not read any more.
 
         Raises:
-            LedgerError: the file does not begin with what the mark was taken of; it is as it was.
+            LedgerError: the file does not match the mark; it is not changed.
         """
         if mark is not None:
             _check(self._path, mark)
@@ -96,9 +96,9 @@ class Ledger:
             self._path.touch()
             with self._path.open("rb") as written:
                 for line in written:
-                    if line.endswith(b"\n"):  # else whoever wrote it was killed
+                    if line.endswith(b"\n"):  # else the writer was killed
                         self._count(line)
-            # Not buffered: a process that is killed leaves every line that it appended.
+            # Unbuffered, so that no appended line is lost if the process is killed.
             self._file = self._path.open("ab", buffering=0)
             self._file.truncate(self._bytes)
         return self._file
@@ -113,7 +113,7 @@ def read_ledger(path: Path, mark: Mark | None) -> list[tuple[int, list[str]]]:
     """Return (step, instance ids) of each line within a checkpoint's mark, in order; nothing without a mark.
 
     Raises:
-        LedgerError: the file does not begin with what the mark was taken of, or cannot be read.
+        LedgerError: the file does not match the mark, or cannot be read.
     """
     if mark is None:
         return []
@@ -135,15 +135,15 @@ def ledger_digest(batches: Iterable[Sequence[str]], before: str = "") -> str:
 def settlement(
     path: Path, mark: Mark | None, books: int, checkpoint: int, digest: str
 ) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the steps that a broker's books lack, (step, instance ids) of some at a time: what SettleTrained sends.
+    """Yield the steps that a broker's books lack, as lists of (step, instance ids) for one SettleTrained each.
 
-    Nothing is yielded before the ledger is known to be whole and of the books' history.
+    Before anything is yielded, the ledger is checked to be complete and of the same history as the books.
 
     Args:
         mark: the checkpoint's.
         books: steps that the books have (OpenSessionResponse.settle_from_step).
         checkpoint: steps in the checkpoint.
-        digest: of the steps in the books; empty: not known, and not compared.
+        digest: of the steps in the books; empty: unknown, not compared.
 
     Raises:
         LedgerError: a step is missing, or the books are not of this ledger's history.
@@ -206,7 +206,7 @@ def _check(path: Path, mark: Mark) -> None:
 
 
 def _lines(path: Path, mark: Mark | None) -> Iterator[tuple[int, list[str]]]:
-    """The lines within a mark that was checked, read as they are asked for."""
+    """Yield the lines within a mark that was checked, reading the file in chunks."""
     rest = b""
     for chunk in _part(path, mark["bytes"] if mark else 0):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -219,7 +219,7 @@ def _lines(path: Path, mark: Mark | None) -> Iterator[tuple[int, list[str]]]:
 
 
 def _part(path: Path, size: int) -> Iterator[bytes]:
-    """The first `size` bytes of a file, as far as there are so many."""
+    """Yield the first `size` bytes of a file, or all if it has fewer, in chunks."""
     if size <= 0:
         return
     with path.open("rb") as file:

@@ -1,17 +1,17 @@
-"""Structured logs: standard `logging`, one JSON object a line, or text for people at a terminal.
+"""Structured logs on standard error: standard `logging` as one JSON object per line, or as text for a terminal.
 
-A warning that comes again within a minute, its numbers aside, is counted and not written; the next one that is has the
-count as `repeated`. A warning that has that field already is always written: whoever logs it counts by other means.
+A warning that repeats within a minute, with any numbers, is counted, not written; the next one that is written has the
+count as `repeated`. A warning that already has this field is always written.
 
-Fields go in by `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``, or around whatever is logged
-inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The same thing has the same name everywhere:
+Fields are passed as `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``, or added to all lines
+inside ``with log_fields(group=instance_id):``. Their names are the same everywhere:
 
-    service, instance   who says it: the kind of service, and this process
-    run                 the run it is about
-    group               the prompt instance whose group it is about
-    version, step       the policy version and the optimizer step it is about
+    service, instance   kind and name of the process
+    run                 run id
+    group               id of the group's prompt instance
+    version, step       policy version, optimizer step
     epoch               of a weight group or of a trainer's session
-    trace               the trace it is part of, where that is traced (tracing.py)
+    trace               trace id, if there is a trace (tracing.py)
 """
 
 import logging
@@ -39,11 +39,11 @@ _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 _bound: ContextVar[Mapping[str, object]] = ContextVar("log fields")
-_of_process: dict[str, str] = {}  # on every JSON line that does not say otherwise
+_of_process: dict[str, str] = {}  # fields of every JSON line that does not set them
 
 
 def set_run(run_id: str) -> None:
-    """Name the run that this process works for from now on; "": none."""
+    """Set the run that this process works for; "": none."""
     _of_process.pop("run", None)
     if run_id:
         _of_process["run"] = run_id
@@ -51,7 +51,7 @@ def set_run(run_id: str) -> None:
 
 @contextmanager
 def log_fields(**fields: object) -> Iterator[None]:
-    """Add fields to every line that is logged inside, in this task or thread, those of the line itself first."""
+    """Add fields to every line logged inside, in this task or thread; a line's own fields take precedence."""
     token = _bound.set({**_bound.get({}), **fields})
     try:
         yield
@@ -59,8 +59,8 @@ def log_fields(**fields: object) -> Iterator[None]:
         _bound.reset(token)
 
 
-class _Surroundings(logging.Filter):
-    """Gives each record what it is logged within."""
+class _ContextFields(logging.Filter):
+    """Adds to each record the fields of `log_fields` and the trace id."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         for key, value in _bound.get({}).items():
@@ -72,7 +72,7 @@ class _Surroundings(logging.Filter):
 
 
 class _RepeatedWarnings(logging.Filter):
-    """Counts warnings that come again instead of letting them through."""
+    """Drops and counts repeated warnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _RepeatedWarnings(logging.Filter):
 
 
 class _JsonFormatter(JsonFormatter):
-    """Names the process on each line, and its run on those that name none."""
+    """Adds the process to each line, and its run to lines without one."""
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
         super().add_fields(log_data, record, message_dict)
@@ -106,7 +106,7 @@ class _TextFormatter(logging.Formatter):
         return self.formatStack(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
-        # Indented, so that no text of an exception begins like a line of this log.
+        # Indented, so that no text in an exception can pass for a line of this log.
         return indent(visible(stack_info), "    ")
 
 
@@ -121,12 +121,12 @@ def configure_logging(
     """Send all logs to standard error, each with the service's name and instance id.
 
     Args:
-        run: of a service that works for one run: every JSON line that names no other names this one.
+        run: for a service of one run: the run of every JSON line that names no other.
     """
     _of_process.update(service=service, instance=instance)
     set_run(run)
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Surroundings())
+    handler.addFilter(_ContextFields())
     handler.addFilter(_RepeatedWarnings())
     if log_format == "json":
         handler.setFormatter(

@@ -13,23 +13,23 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HEADER_BYTES = 100 << 20  # the format's own limit
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Keys of config.json: experts of a layer."""
+"""Keys of config.json for the number of experts of a layer."""
 EXPERTS_OF_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
-"""Keys of config.json: experts that each token goes to."""
+"""Keys of config.json for the number of experts that each token is routed to."""
 
 
 def read_model_folder(
     path: Path | None, key: str = "model.path", safetensors: bool = True, weights: bool = True
 ) -> dict[str, Any]:
-    """Return config.json of a folder whose weights are all there.
+    """Return config.json of a model folder, after checking that its weights are complete.
 
     Args:
         key: of the run file, for errors.
-        safetensors: the weights must be in that format; else only those that are in it are checked.
-        weights: False: none are checked.
+        safetensors: the weights must be in this format; False: weights in other formats are accepted unchecked.
+        weights: False: do not check weights.
 
     Raises:
-        ConfigError: no folder, no config.json, no weights in safetensors, or files that are cut off.
+        ConfigError: no folder, no config.json, no weights in safetensors, or truncated files.
     """
     if path is None:
         raise ConfigError(f"{key} is missing: it names the Hugging Face folder of the model to train")
@@ -51,10 +51,10 @@ def read_model_folder(
 
 
 def read_safetensors_header(path: Path, key: str = "model.path") -> dict[str, Any]:
-    """Return name → {"dtype", "shape", "data_offsets"} of the tensors in a safetensors file that is whole.
+    """Return name → {"dtype", "shape", "data_offsets"} of the tensors in a safetensors file.
 
     Raises:
-        ConfigError: it is none, or its end is missing.
+        ConfigError: it is no safetensors file, or it is truncated.
     """
     try:
         with path.open("rb") as file:
@@ -85,7 +85,7 @@ def _read_json(path: Path, key: str) -> dict[str, Any]:
 
 
 def fixed_rope_length(config: Mapping[str, Any]) -> int | None:
-    """Longest sequence, in tokens, up to which a model's rotary frequencies are the same for every length.
+    """Return the length in tokens up to which a model's rotary frequencies do not depend on the sequence's length.
 
     `longrope` has two lists of factors, for sequences up to `original_max_position_embeddings` and for longer ones;
     `dynamic` (NTK) scales its base beyond `max_position_embeddings`. Beyond that length transformers chooses by the
@@ -96,7 +96,7 @@ def fixed_rope_length(config: Mapping[str, Any]) -> int | None:
             all layers or one for each type of layer.
 
     Returns:
-        None: frequencies never depend on the length.
+        None if the frequencies never depend on the length.
     """
     text = config.get("text_config") or config
     scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -113,11 +113,11 @@ def fixed_rope_length(config: Mapping[str, Any]) -> int | None:
 
 
 def set_number(config: Any, keys: Sequence[str]) -> int:
-    """The first of the keys that a configuration, a mapping or an object, has as a number above 0; 0 where none is."""
+    """Return the first positive integer that a mapping or object has under one of the keys; 0 if there is none."""
     get = config.get if isinstance(config, Mapping) else lambda key: getattr(config, key, None)
     return next((value for key in keys if isinstance(value := get(key), int) and value > 0), 0)
 
 
 def at_most(length: int) -> str:
-    """What an error message allows, where more tokens than `fixed_rope_length` are wanted."""
+    """Return what is allowed, for an error about more tokens than `fixed_rope_length`."""
     return f"at most {length}, as beyond that rope_scaling in config.json makes log-probs depend on the batch"

@@ -1,4 +1,4 @@
-"""A peer that does not answer for a while: when to call again, when to log it, when to give up."""
+"""Retries of a peer that does not answer: when to call again, when to log, when to give up."""
 
 import asyncio
 import math
@@ -8,10 +8,10 @@ _LOG_SECONDS = 60.0
 
 
 class Outage:
-    """The time since a peer answered last, and the pauses between calls to it.
+    """Measures how long a peer has not answered, and determines the pauses between calls to it.
 
-    The time begins with the first failure, not with the call, and any answer ends it: a call or a stream that waits
-    for news on a connection that stands is no outage.
+    An outage begins with the first failure, not with the call, and any answer ends it: a call or stream that waits for
+    news over a healthy connection is no outage.
 
     Args:
         patience: seconds after which the peer is `given_up`.
@@ -33,19 +33,19 @@ class Outage:
 
     @property
     def given_up(self) -> bool:
-        """True if the peer has been away for as long as `patience`."""
+        """True if the outage has lasted for `patience` seconds."""
         return self._since is not None and self.seconds >= self.patience
 
     def over(self) -> bool:
-        """A call succeeded. Return True if one had failed before."""
+        """Record that a call succeeded. Return True if calls before it failed."""
         failures, self._failures = self._failures, 0
         self._pause, self._since, self._logged = self._first, None, -math.inf
         return failures > 0
 
     def failed(self, suggested: float | None = None, answered: bool = False) -> float:
-        """A call failed. Return the seconds to the next one: at least as many as the server suggested.
+        """Record that a call failed. Return the seconds until the next one: at least what the server `suggested`.
 
-        `answered`: the peer is there and asks to be asked again.
+        `answered`: the peer answered that the call should be retried, which ends the outage.
         """
         self._failures += 1
         if answered:
@@ -56,7 +56,7 @@ class Outage:
         return max(pause, suggested or 0.0)
 
     async def wait(self, suggested: float | None = None) -> None:
-        """A call failed: wait until the next one."""
+        """Record that a call failed, and wait until the next one is due."""
         await asyncio.sleep(self.failed(suggested))
 
     def to_be_logged(self) -> bool:

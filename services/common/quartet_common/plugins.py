@@ -1,4 +1,4 @@
-"""Plug-ins: a service's own and those that other packages bring by entry points; and how a package is installed."""
+"""Plug-ins: a service's own and those that other packages provide by entry points; and how a package is installed."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from quartet_common.config import ConfigError
 
 
 def install_command(*packages: str) -> str:
-    """Return the shell command that installs packages into this process's environment, for errors that lack them.
+    """Return the shell command that installs packages into this process's environment, for error messages.
 
-    In an environment of a checkout it is `quartet env add`, which keeps them there when the environment is made anew.
+    In an environment of a checkout it is `quartet env add`, which keeps them there when the environment is recreated.
     """
     environment, names = Path(sys.prefix), " ".join(packages)
     if (environment / "quartet-stamp.json").exists():
@@ -36,13 +36,13 @@ def load_plugins(
     Args:
         kind: what they are, for errors, e.g. "verifier".
         group: the group of entry points.
-        built_in: the service's own, made already; each has a `name`.
+        built_in: instances of the service's own; each has a `name`.
         parts: attributes that each must have, `name` and `parameters` among them.
         parameters: the class that the attribute `parameters` of each must be a subclass of.
         points: the entry points to load; by default those of the installed packages.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is no such plug-in, or takes a name that is taken.
+        ConfigError: an entry point cannot be loaded, is no such plug-in, or has a name that is taken.
     """
     found = {one.name: one for one in built_in}
     for point in entry_points(group=group) if points is None else points:

@@ -1,4 +1,4 @@
-"""TCP ports: free ones for launchers, benchmarks and tests, and whether a service's own are free; interfaces."""
+"""TCP ports: free ones for launchers, benchmarks and tests; checks of a service's own ports and of interfaces."""
 
 import random
 import socket
@@ -9,23 +9,23 @@ from quartet_common.config import ConfigError, ServerSection, split_address
 
 _LOWEST = 10_000
 _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_given: set[int] = set()  # by this process, so far
+_given: set[int] = set()  # that this process has returned
 
 
 def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved: Collection[int] = ()) -> list[int]:
-    """Return different ports that nothing listens on, and that this process was not given before.
+    """Return distinct ports that nothing listens on, and that this function did not return before.
 
-    They are below the range that the kernel takes ports from for outgoing connections: one of those may be in use by
-    any connection before its owner listens on it, and who looks whether somebody listens there may reach himself.
+    They are below the kernel's range of ephemeral ports: an outgoing connection may take one of those before its owner
+    listens on it, and a client that tries to connect to one may connect to itself.
 
     Args:
         count: how many.
-        host: the address they are to be listened at.
-        neighbour: another port that must be free, so much above each; 0: none.
-        reserved: ports that others are about to listen on.
+        host: the address to listen on.
+        neighbour: offset of a second port that must be free, above each port; 0: none.
+        reserved: ports to leave out.
 
     Raises:
-        OSError: so many are not to be had.
+        OSError: fewer than `count` are free.
     """
     highest = int(_GIVEN_BY_KERNEL.read_text().split()[0]) - 1 - neighbour if _GIVEN_BY_KERNEL.exists() else 32_767
     found: list[int] = []
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def _bind(host: str, port: int) -> None:
-    """Take a port for a moment. Raises OSError, OverflowError."""
+    """Bind a port and release it. Raises OSError, OverflowError."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not matter
         probe.bind((host, port))
@@ -62,14 +62,14 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def check_interface(key: str, name: str) -> None:
-    """Raise ConfigError if a network interface is named that this host does not have."""
+    """Raise ConfigError if `name` is set and this host has no such network interface."""
     there = [interface for _, interface in socket.if_nameindex()]
     if name and name not in there:
         raise ConfigError(f"{key}: this host has no network interface '{name}'; allowed: {', '.join(there)}")
 
 
 def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
-    """Raise ConfigError if something listens at the address, or at its metrics port, already."""
+    """Raise ConfigError if the address or its metrics port is in use."""
     host, port = split_address(address)
     host = server.bind_host or host
     if port == 0:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 PresetName = Literal["colossalchat-grpo", "colossalchat-dapo", "colossalchat-reinforce-ppb", "colossalchat-rloo"]
 
-# What it trains with whatever the algorithm. Its Adam and its cosine, 0.1 of the peak at the end, have no flags.
+# Settings of all its algorithms. Its Adam and its cosine schedule, which ends at 0.1 of the peak, have no flags.
 _COMMON: dict[str, Any] = {
     "clip_low": 0.2,
     "learning_rate": 1e-6,
@@ -49,9 +49,9 @@ TRAINER_PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """The keys of `[trainer]` as written, and below them those of the preset that they name.
+    """Return the keys of `[trainer]`, completed by those of the preset that they name.
 
-    A name that is none changes nothing: the model refuses it, with the list.
+    An unknown preset changes nothing here: validation of the section reports it.
     """
     name = values.get("preset")
     return {**TRAINER_PRESETS[name], **values} if isinstance(name, str) and name in TRAINER_PRESETS else values

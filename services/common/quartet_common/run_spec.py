@@ -19,8 +19,8 @@ _CURVES = {
     "cosine": experience_pb2.TEMPERATURE_CURVE_COSINE,
 }
 _COLOSSALCHAT_LAST = 0.9
-# Keys of [run] that the specification has under the same name and with the same value.
-_AS_THEY_ARE = (
+# Keys of [run] with the same name and value in the specification.
+_SAME_FIELDS = (
     *("group_size", "groups_per_step", "max_staleness", "max_deliveries", "max_queued_prompts", "max_experience_bytes"),
     *("max_steps", "system_prompt", "max_prompt_tokens", "labels", "sampling_masks", "router_replay"),
 )
@@ -32,7 +32,7 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
     evaluation = run.sampling.model_copy(update={"n": 1} | given)
     return broker_pb2.RunSpec(
         run_id=run.id,
-        **{name: getattr(run, name) for name in _AS_THEY_ARE},
+        **{name: getattr(run, name) for name in _SAME_FIELDS},
         **{name: to_duration(getattr(run, name)) for name in ("prompt_lease_ttl", "member_ttl", "result_ttl")},
         lease_order=broker_pb2.LeaseOrder.Value(f"LEASE_ORDER_{run.lease_order.upper()}"),
         partial_batch=broker_pb2.PartialBatchPolicy.Value(f"PARTIAL_BATCH_POLICY_{run.partial_batch.upper()}"),
@@ -46,26 +46,25 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
 
 
 def _sampling_params(sampling: SamplingSection, unset: SamplingSection) -> experience_pb2.SamplingParams:
-    """Return the sampling parameters. Of the keys that came after the first release only those are set that say
-    something else than `unset`, the values that an unset field stands for: whoever does not have the key yet is asked
-    for nothing new. Those of the first release are sent whatever their values: its brokers compare a run's
-    specification as it was sent."""
+    """Return the sampling parameters. Keys newer than the first release are set only if they differ from `unset`, the
+    values that an unset field stands for, so that peers without the key still work. Keys of the first release are
+    always set, since its brokers compare specifications as they were sent."""
     others = {key for key in sampling.model_dump() if getattr(sampling, key) != getattr(unset, key)}
     return to_message(sampling, FIRST_RELEASE | others)
 
 
 def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:
-    """Return the verifier's choice with its parameters as a Struct."""
+    """Return the contract's message for a verifier."""
     spec = reward_pb2.VerifierSpec(name=verifier.spec_name, weight=verifier.weight)
     spec.parameters.update(verifier.parameters)
     return spec
 
 
 def environment_spec(environment: EnvironmentSection) -> experience_pb2.EnvironmentSpec:
-    """Return the environment's choice with its parameters as a Struct.
+    """Return the contract's message for an environment.
 
-    A key that comes later is to be set only where it is not at its default: the content of a prompt that a run has, by
-    which it is recognised when it is submitted again, must not change with a release.
+    Future keys must be set only if they differ from their defaults: a new release must not change a prompt's content,
+    by which the broker recognizes it when it is submitted again.
     """
     spec = experience_pb2.EnvironmentSpec(
         name=environment.name,

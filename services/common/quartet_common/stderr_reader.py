@@ -1,10 +1,10 @@
-"""Reads what a process writes to standard error beside its logs, and writes it on as records (cli.py starts it).
+"""Converts what a process writes to standard error, other than its logs, to JSON records (cli.py starts it).
 
     python stderr_reader.py SERVICE INSTANCE <lines >failed-handshakes 2>log
 
-Each line becomes a JSON record, unless it is one. What gRPC traces of its handshakes is left out; each that failed goes
-to standard output as {"side", "peer", "reason"}. It is a process of its own, so that the last words of one that crashed
-are not lost, and imports nothing that takes time.
+Each line becomes a record, unless it is one already. gRPC's traces of handshakes are dropped; each failed handshake is
+written to standard output as {"side", "peer", "reason"}. This is a separate process, so that the last lines before a
+crash are not lost, and imports only what loads quickly.
 """
 
 import json
@@ -25,9 +25,9 @@ _PEER = re.compile(r"endpoint_peer_address=([^,]*)")
 
 
 def failed_handshakes(lines: Iterable[str], others: Any) -> Iterator[dict[str, str]]:
-    """Yield the handshakes that failed; hand all other lines to `others`.
+    """Yield failed handshakes; pass all lines that are not of gRPC's traces to `others`.
 
-    One whose peer went away in the middle (a port scan, a TCP probe) is none.
+    A handshake whose peer disconnected (a port scan, a TCP probe) does not count as failed.
     """
     reason = ""
     for line in lines:
@@ -43,9 +43,9 @@ def failed_handshakes(lines: Iterable[str], others: Any) -> Iterator[dict[str, s
 
 
 def main(service: str, instance: str) -> None:
-    """Read until the last who can write has ended."""
+    """Read until the last process that can write has ended."""
 
-    def hand_on(line: str) -> None:
+    def write_record(line: str) -> None:
         record = _record(line)
         if not record:
             now = time.time()
@@ -57,15 +57,15 @@ def main(service: str, instance: str) -> None:
 
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
-    for failed in failed_handshakes((line.rstrip("\n") for line in sys.stdin), hand_on):
+    for failed in failed_handshakes((line.rstrip("\n") for line in sys.stdin), write_record):
         try:
             print(json.dumps(failed), flush=True)
         except BrokenPipeError:
-            continue  # the process that counts them has ended
+            continue  # the process that counts the failures has ended
 
 
 def _record(line: str) -> str:
-    """Return a line that is a record, in ASCII; empty if it is none."""
+    """Return a line that is already a record, in ASCII; empty if it is not."""
     try:
         return json.dumps(json.loads(line)) if line.startswith("{") else ""
     except (ValueError, RecursionError):

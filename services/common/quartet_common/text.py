@@ -1,6 +1,6 @@
-"""Text that programs and people elsewhere chose: as messages can carry it, and as it may be shown.
+"""Text from outside: made valid for messages, and safe to print.
 
-Terminals obey control characters, and a line feed forges a line.
+Control characters would act on the terminal, and a line feed could forge a log line.
 """
 
 import math
@@ -10,22 +10,22 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from textwrap import indent
 
-# C0 but tab and line feed, DEL, C1, what changes the direction of text, Unicode's own line breaks, lone surrogates.
+# C0 except tab and line feed, DEL, C1, marks of text direction, Unicode's line breaks, lone surrogates.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def encodable(text: str, most: int | None = None) -> str:
-    """Return text that UTF-8, and so a protobuf field, can hold: a lone surrogate becomes its escape, `\\ud800`.
+    """Return text that a protobuf field can hold: lone surrogates are escaped, as `\\ud800`.
 
     Args:
-        most: characters; longer text is cut and ends in "…".
+        most: maximum characters; longer text is truncated and ends in "…".
     """
     text = text[: None if most is None else most + 1].encode(errors="backslashreplace").decode()
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 def error_text(error: BaseException) -> str:
-    """Return "KeyError: 'a'" of any exception, at most 500 characters; its own text may fail."""
+    """Return type and text of any exception, "KeyError: 'a'", at most 500 characters; its `__str__` may raise."""
     try:
         said = str(error)
     except Exception as failure:
@@ -34,39 +34,39 @@ def error_text(error: BaseException) -> str:
 
 
 def visible(text: str) -> str:
-    """Return a block of text with its control characters escaped as JSON escapes them: JSON stays the same JSON."""
+    """Return text with control characters escaped as in JSON, so that JSON keeps its meaning."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """Return `visible` text with its line feeds escaped, too."""
+    """Return `visible` text with line feeds escaped too."""
     return visible(text).replace("\n", "\\n")
 
 
 def block(text: str) -> str:
-    """Return `visible` text whose lines after the first are indented: none of them passes for a line of its own."""
+    """Return `visible` text with all lines after the first indented, so that none passes for a line of the log."""
     return indent(visible(text), "    ").removeprefix("    ")
 
 
-# Of more than so many, the one that was silent the longest begins anew.
+# Beyond so many kinds, the least recently seen one is forgotten.
 _MOST = 1000
 _REPEAT_SECONDS = 60.0
 _NUMBER = re.compile(r"\d+")
 
 
 def without_numbers(text: str) -> str:
-    """Return what texts that differ in numbers only have in common."""
+    """Return a text with each number replaced by 0, equal for texts that differ only in numbers."""
     return _NUMBER.sub("0", text)
 
 
 class Repeats:
-    """When each was shown last, and how often it has come since: one of a kind is shown in a minute."""
+    """Limits messages to one of a kind per minute, and counts those in between."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def count(self, what: Hashable) -> int | None:
-        """Return how often `what` came since it was shown last, if it is to be shown now; else None."""
+        """Count a message. Return the number suppressed since the last one, if this one is to be shown; else None."""
         shown, since = self._known.pop(what, (-math.inf, 0))
         now = time.monotonic()
         is_due = now - shown >= _REPEAT_SECONDS
@@ -76,5 +76,5 @@ class Repeats:
         return since if is_due else None
 
     def left(self) -> Iterator[tuple[Hashable, int]]:
-        """Yield what came since it was shown last, with how often."""
+        """Yield the kinds with suppressed messages, and their number."""
         return ((what, since) for what, (_, since) in self._known.items() if since)

@@ -1,4 +1,4 @@
-"""What messages can carry: text that is UTF-8, numbers that are finite.
+"""Checks of values that messages can carry: UTF-8 text and finite numbers.
 
 Python strings may hold lone surrogates, which no protobuf field takes, and Python reads NaN and Infinity from JSON.
 """
@@ -17,7 +17,7 @@ _FINITE = "a finite number"
 
 
 def check_values(value: Any, key: str = "") -> None:
-    """Check all text and all numbers in nested mappings and lists; other objects are not looked at.
+    """Check all text and all numbers in nested mappings and lists; other objects are ignored.
 
     Raises:
         ValueError: "KEY: got VALUE; allowed: …", where KEY is the path from `key`, e.g. `verifiers[0].weight`.
@@ -37,11 +37,11 @@ def check_values(value: Any, key: str = "") -> None:
 
 
 def struct_content(struct: Struct, field: str, refusal: Callable[[str, object, str], Exception]) -> dict[str, Any]:
-    """Return what a Struct holds; whole numbers, up to where doubles are exact, as int.
+    """Return a Struct as a dictionary; whole numbers below 2^53 as int.
 
     Args:
-        field: where it stands.
-        refusal: makes the error that is raised for a number that is not finite, of its field, what came and what is
+        field: path of the struct, for errors.
+        refusal: makes the error that is raised for a number that is not finite, from its field, what came and what is
             allowed.
     """
     return {name: _content(value, f"{field}.{name}", refusal) for name, value in struct.fields.items()}
