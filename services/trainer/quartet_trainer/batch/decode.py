@@ -225,10 +225,6 @@ class ExperienceBatch:
         """int32 [T]: the part of `tokens` after the prompts."""
         return self.tokens[self.tokens.numel() - self.rows.numel() :]
 
-    def per_token(self, values: Tensor) -> Tensor:
-        """From one value per completion [N] to one per token [T]."""
-        return values[self.rows]
-
 
 def decode_groups(
     groups: Sequence[experience_pb2.GroupTensors],

@@ -50,13 +50,13 @@ def shard_groups(
     return singly if alone.max(initial=0.0) < max(load for load, _ in loads) else rank_of[group]
 
 
-def by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def sort_by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Order completions by group; groups, and completions within them, longest first."""
     _, first, group = np.unique(groups[longest_first], return_index=True, return_inverse=True)
     return longest_first[np.argsort(first[group], kind="stable")]
 
 
-def cut_alike(
+def split_padded(
     longest_first: np.ndarray, lengths: np.ndarray, max_padding: float, tokens: int | None = None
 ) -> list[np.ndarray]:
     """Divide sequences of decreasing length into parts, each to be padded to the length of its first sequence.
@@ -81,7 +81,7 @@ def cut_alike(
     return parts
 
 
-def cut_full(chosen: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+def split_packed(chosen: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
     """Divide sequences into parts of at most so many tokens; a longer sequence is alone."""
     parts, begin = [], 0
     while begin < chosen.size:
@@ -152,19 +152,19 @@ def plan_step(
     longest_first = chosen[np.argsort(-lengths[chosen], kind="stable")]
     if share_prompts:
         groups = batch.groups.numpy()
-        dealt_to = shard_groups(
+        rank_of = shard_groups(
             longest_first, groups, batch.prompt_lengths.numpy(), batch.completion_lengths.numpy(), world_size
         )
-        share = by_group(longest_first[dealt_to == rank], groups)
+        share = sort_by_group(longest_first[rank_of == rank], groups)
     else:
         share = longest_first[shard_completions(longest_first, world_size) == rank]
     idle = share.size == 0
     if idle:
         share = np.array([int(lengths.argmin())])
     if share_prompts:
-        micro_batches = cut_full(share, lengths, micro_batch_tokens)
+        micro_batches = split_packed(share, lengths, micro_batch_tokens)
     else:
-        micro_batches = cut_alike(share, lengths, max_padding, micro_batch_tokens)
+        micro_batches = split_padded(share, lengths, max_padding, micro_batch_tokens)
     return StepPlan(
         mask=mask,
         weights=weights,

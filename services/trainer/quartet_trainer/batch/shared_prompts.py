@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from quartet_trainer.batch.decode import ExperienceBatch
-from quartet_trainer.batch.planner import cut_alike
+from quartet_trainer.batch.planner import split_padded
 
-MOST_MASKED = 2**24
+MAX_MASK_ELEMENTS = 2**24
 """Maximum elements of a mask: 64 MiB in float32."""
 
 
@@ -90,12 +90,13 @@ class Packing:
         keys_of = self.keys.cpu()
         alone = queries == keys
         copied = alone & (keys_of.bincount(minlength=1)[keys_of[starts[1][:-1]]] > 1)
-        whole = self._cut(~copied, keys)
-        apart = [(one, True) for one in self._cut(alone, keys)] + [(one, False) for one in self._cut(~alone, queries)]
-        masked = [len(cut) * int(queries[cut].max()) * int(keys[cut].max()) for cut, square in apart if not square]
+        whole = self._split(~copied, keys)
+        prompts, completions = self._split(alone, keys), self._split(~alone, queries)
+        apart = [*((cut, True) for cut in prompts), *((cut, False) for cut in completions)]
+        masked = [len(cut) * int(queries[cut].max()) * int(keys[cut].max()) for cut in completions]
         scores = sum(len(cut) * int(keys[cut[0]]) ** 2 / 2 for cut in whole)
         fewer = int((keys[alone] ** 2).sum()) / 2 + sum(masked) < scores
-        cuts = apart if fewer and max(masked, default=0) <= MOST_MASKED else [(cut, True) for cut in whole]
+        cuts = apart if fewer and max(masked, default=0) <= MAX_MASK_ELEMENTS else [(cut, True) for cut in whole]
         blocks = []
         for cut, square in cuts:
             counts = keys[cut] if square else queries[cut]
@@ -111,11 +112,11 @@ class Packing:
             on_device.append(Block(there if taken is rows else taken.to(device), there, last.to(device)))
         return tuple(on_device), first.to(device)
 
-    def _cut(self, chosen: Tensor, lengths: Tensor) -> list[Tensor]:
+    def _split(self, chosen: Tensor, lengths: Tensor) -> list[Tensor]:
         """Divide the chosen segments into parts of similar length, the longest first."""
         indices = chosen.nonzero()[:, 0].numpy()
         longest_first = indices[np.argsort(-lengths.numpy()[indices], kind="stable")]
-        return [torch.from_numpy(part) for part in cut_alike(longest_first, lengths.numpy(), self.max_padding)]
+        return [torch.from_numpy(part) for part in split_padded(longest_first, lengths.numpy(), self.max_padding)]
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def initialize(seed: int) -> Ranks:
     from colossalai.utils import get_current_device
 
     if not dist.is_initialized():
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        place = os.environ if "RANK" in os.environ and "WORLD_SIZE" in os.environ else alone
+        single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        place = os.environ if "RANK" in os.environ and "WORLD_SIZE" in os.environ else single
         colossalai.launch(
             rank=int(place["RANK"]),
             local_rank=int(place.get("LOCAL_RANK", place["RANK"])),
@@ -179,16 +179,16 @@ class WritingRanks:
             if failed:
                 raise LearnerError(f"could not {what}: {failed}")
             return
-        told = False
+        started = False
         try:
             with atomic_folder(folder, manifest) as writing:
-                told = bool(self._exchange(str(writing)))
+                started = bool(self._exchange(str(writing)))
                 failures = self._exchange(_failure(share, writing))
                 if failed := next(filter(None, failures), ""):
                     raise OSError(failed)
                 rest(writing)
         except WRITE_ERRORS as error:
-            if not told:
+            if not started:
                 self._exchange("")
             self._exchange(str(error) or repr(error))
             raise LearnerError(f"could not {what}: {error}") from error

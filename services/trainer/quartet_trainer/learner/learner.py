@@ -132,7 +132,7 @@ class Learner:
         return causal_lm
 
     @property
-    def _contract(self) -> dict[str, Any]:
+    def _decode_arguments(self) -> dict[str, Any]:
         """The arguments of `decode_groups` for this model and run."""
         return {
             "vocabulary_size": self._causal_lm.config.vocab_size,
@@ -177,7 +177,7 @@ class Learner:
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
         """Raise ExperienceError if `train_step` would refuse this group. Local; thread-safe."""
-        decode_group(group, **self._contract)
+        decode_group(group, **self._decode_arguments)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """Train on one global batch.
@@ -194,7 +194,7 @@ class Learner:
         """
         self._announce("train_step", groups)
         started = time.perf_counter()
-        batch = decode_groups(groups, **self._contract)
+        batch = decode_groups(groups, **self._decode_arguments)
         plan, updates, known = self._planner.updates(batch, self.step)
         learning_rate = self._learning_rate(self.step)
         done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]

@@ -104,21 +104,21 @@ class Planner:
         algorithm = self._algorithm
         mask = batch.loss_mask
         if algorithm.mask_truncated:
-            mask = mask & ~batch.per_token(batch.truncated)
+            mask = mask & ~batch.truncated[batch.rows]
         ones = torch.ones(mask.shape, dtype=torch.float64)
-        everything = self._cut(batch, mask, ones, ones, skip=False)
+        policy_plan = self._plan(batch, mask, ones, ones, skip=False)
         old = values = None
         wants_old = self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward)
         if wants_old and self._joint:
-            old, values = self._of_all(batch, everything, self._plugin.log_probs_and_values, numbers=2)
+            old, values = self._for_all_tokens(batch, policy_plan, self._plugin.log_probs_and_values, numbers=2)
         elif wants_old:
-            old = self._of_all(batch, everything, self._plugin.log_probs)
-        kl = self._kl_to_reference(batch, everything, old)
+            old = self._for_all_tokens(batch, policy_plan, self._plugin.log_probs)
+        kl = self._kl_to_reference(batch, policy_plan, old)
         if self._joint and values is None:
-            values = self._of_all(batch, everything, self._plugin.values)
+            values = self._for_all_tokens(batch, policy_plan, self._plugin.values)
         elif isinstance(self._critic, Critic):
-            everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
-            values = self._of_all(batch, everyone, self._critic.values, by_policy=False)
+            critic_plan = self._plan(batch, mask, ones, ones, skip=False, all_ranks=True)
+            values = self._for_all_tokens(batch, critic_plan, self._critic.values, by_policy=False)
 
         rewards = batch.rewards.double()
         if algorithm.reward_clip:
@@ -139,21 +139,21 @@ class Planner:
         mask, completions = estimated.mask, batch.completions
         if groups is not None:
             chosen = torch.isin(batch.groups, groups)
-            mask, completions = mask & batch.per_token(chosen), int(chosen.sum())
+            mask, completions = mask & chosen[batch.rows], int(chosen.sum())
         weights = token_weights(
             self._algorithm.aggregation, mask, batch.rows, completions=completions, length=self._max_new_tokens
         )
-        plan = self._cut(batch, mask, weights, estimated.advantages, skip=self._skip)
+        plan = self._plan(batch, mask, weights, estimated.advantages, skip=self._skip)
         targets = None
         if estimated.values is not None and estimated.returns is not None:
-            everyone = plan
+            critic_plan = plan
             if not self._joint:
                 ones = torch.ones_like(weights)
-                everyone = self._cut(batch, mask, weights, ones, skip=False, all_ranks=True)
-            targets = CriticTargets(everyone, estimated.values, estimated.returns)
+                critic_plan = self._plan(batch, mask, weights, ones, skip=False, all_ranks=True)
+            targets = CriticTargets(critic_plan, estimated.values, estimated.returns)
         return Update(replace(plan, old_log_probs=estimated.old_log_probs), targets)
 
-    def _cut(
+    def _plan(
         self,
         batch: ExperienceBatch,
         mask: Tensor,
@@ -184,10 +184,10 @@ class Planner:
         if not self._kl_in_reward:
             return None
         old = batch.rollout_log_probs.double() if old is None else old
-        reference = self._of_all(batch, plan, self._plugin.reference_log_probs)
+        reference = self._for_all_tokens(batch, plan, self._plugin.reference_log_probs)
         return torch.where(plan.mask, KL_ESTIMATORS[self._algorithm.kl_estimator](old, reference), 0.0)
 
-    def _of_all(
+    def _for_all_tokens(
         self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True, numbers: int = 1
     ) -> Tensor:
         """Compute `forward` for every trained token of the global batch: float64 [T] on the CPU, 0 for other tokens.

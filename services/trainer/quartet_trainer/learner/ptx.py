@@ -41,7 +41,7 @@ class PretrainingTexts:
         """This rank's texts of a step. Weights: 1 / predicted tokens of the step over all ranks; on the CPU."""
         chosen = sorted(self._of_step(step), key=len, reverse=True)
         predicted = sum(len(text) - 1 for text in chosen)
-        return [_collate(texts, 1 / predicted) for texts in _cut(chosen[rank::size], self._micro_batch_tokens)]
+        return [_collate(texts, 1 / predicted) for texts in _split(chosen[rank::size], self._micro_batch_tokens)]
 
     def _of_step(self, step: int) -> Iterator[np.ndarray]:
         count = len(self._texts)
@@ -52,7 +52,7 @@ class PretrainingTexts:
                 yield self._texts[order[number % count]]
 
 
-def _cut(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:
+def _split(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:
     begin = 0
     while begin < len(longest_first):
         count = max(1, tokens // len(longest_first[begin]))

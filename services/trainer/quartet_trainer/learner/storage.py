@@ -90,9 +90,9 @@ def write_weights(
     for file, names in files.items():
         state: dict[str, Tensor] = {}
         for name in names:
-            came, tensor = next(weights)
-            if came != name:
-                raise ValueError(f"expected tensor {name}, got {came}")
+            given, tensor = next(weights)
+            if given != name:
+                raise ValueError(f"expected tensor {name}, got {given}")
             state[name] = tensor.detach().to("cpu", dtype).contiguous()
         save_file(state, folder / file, metadata={"format": "pt"})
 

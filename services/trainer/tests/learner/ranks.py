@@ -35,7 +35,7 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     if job["resume"]:
         plan, *_ = learner._planner.updates(batch := decode_groups(batches[0], VOCABULARY), 0)
         # A pass without gradient before: nothing of the weights that it saw may stay.
-        learner._planner._of_all(batch, plan, learner._plugin.log_probs)
+        learner._planner._for_all_tokens(batch, plan, learner._plugin.log_probs)
         learner.load(out / job["resume"] / "checkpoint")
     critic, metrics = take_steps(learner, batches[: job["steps"]])
     weights = {name: tensor.clone() for name, tensor in learner.weights()}

@@ -62,11 +62,11 @@ class Shards:
         ranks hold the same."""
         for name, parameter in self._parameters:
             first = self._owner[name] == self._stage
-            yield name, parameter, (1.0 / self._tp_size if self._cut(name) is None else 1.0) if first else 0.0
+            yield name, parameter, (1.0 / self._tp_size if self._axis(name) is None else 1.0) if first else 0.0
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a whole tensor."""
-        dimension = self._cut(name)
+        dimension = self._axis(name)
         if dimension is None:
             return whole
         length = self._held[name].shape[dimension]
@@ -83,7 +83,7 @@ class Shards:
         owner = self._owner[name]
         if owner == self._stage:
             tensor = of(self._held[name])
-            dimension = self._cut(name)
+            dimension = self._axis(name)
             if dimension is not None:
                 pieces = [torch.empty_like(tensor) for _ in range(self._tp_size)]
                 dist.all_gather(pieces, tensor.contiguous(), group=self._tp_group)
@@ -95,7 +95,7 @@ class Shards:
             dist.broadcast(tensor, src=dist.get_global_rank(self._pp_group, owner), group=self._pp_group)
         return tensor
 
-    def _cut(self, name: str) -> int | None:
+    def _axis(self, name: str) -> int | None:
         """The dimension along which a tensor of this rank is sharded; None if it is whole."""
         here, whole = self._held[name].shape, self._specs[name]
         return next((dimension for dimension in range(len(whole)) if here[dimension] != whole[dimension]), None)

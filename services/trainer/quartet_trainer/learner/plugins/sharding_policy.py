@@ -102,14 +102,14 @@ def check_modules(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None
             f"plugin 'hybrid_parallel' spreads {_FAMILIES}; a {kind!r} model has no {missing[0]}: use "
             "plugin 'torch_fsdp'"
         )
-    if settings.tp_size > 1 and (strange := _not_cut(base)):
+    if settings.tp_size > 1 and (strange := _unsupported_module(base)):
         raise LearnerError(
             f"trainer.tp_size {settings.tp_size} shares out {_FAMILIES}, not {strange} of a {kind!r} model; allowed "
             "with it: trainer.tp_size 1, or plugin 'torch_fsdp'"
         )
 
 
-def _not_cut(base: nn.Module) -> str:
+def _unsupported_module(base: nn.Module) -> str:
     """A module that `ShardingPolicy` would shard wrongly or not at all; empty if there is none."""
     if type(base.embed_tokens) is not nn.Embedding:
         return "embed_tokens"

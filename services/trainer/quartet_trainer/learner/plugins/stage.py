@@ -114,11 +114,11 @@ class Stage:
         if sequence:
             sequence.use(causal_lm)
         if stages:
-            self._pass_on(*stages.get_stage_index(stages.distribute_layers(len(self._trunk.layers))))
+            self._skip_other_layers(*stages.get_stage_index(stages.distribute_layers(len(self._trunk.layers))))
         causal_lm.forward = self._staged_forward if stages else self._whole_forward
         self._columns = causal_lm.lm_head.weight.shape[0] if self._is_last else 0
 
-    def _pass_on(self, start: int, end: int) -> None:
+    def _skip_other_layers(self, start: int, end: int) -> None:
         """Make all layers but [start, end) return their input, and layer `start` - 1 what was received."""
         layers = self._trunk.layers
         for layer in (*layers[:start], *layers[end:], *(() if self._is_last else (self._trunk.norm,))):
