@@ -15,36 +15,37 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """\
 # Hostile programs and answers
 
-What `make hostile` does to the reward service. This page is made from `tests/hostile` by `docs/tools/write.py`.
+The attacks that `make hostile` runs against the reward service. This page is made from `tests/hostile` by
+`docs/tools/write.py`.
 
 """
 PROGRAMS = """\
 ## Programs against the sandbox
 
-All run at once, in every mode of the [sandbox](sandbox.md) that the machine has, among honest programs. Afterwards no
-process, descriptor or memory is left, and the sandbox still works. A program must end in one of the given ways and get
-nothing.
+All run concurrently with honest programs, in every mode of the [sandbox](sandbox.md) that works on the machine. Each
+program must end in one of the given ways without success. Afterwards no process, descriptor or memory is leaked, and the
+sandbox still works.
 
 """
 CHEATS = """\
 ## Programs against their tests
 
-Wrong programs that try to be accepted by the verifier [`code`](code.md). None is.
+Wrong programs that try to be accepted by the verifier [`code`](code.md). None is accepted.
 
 """
 POSSIBLE = """\
 ## Cheats that stay possible
 
-No judge can refuse what the test asks for. `tests/hostile/weak_tests.py` has, for each of these, a wrong program and
-the test that accepts it. The last two need a test that is not strict.
+A weak test accepts wrong programs. `tests/hostile/weak_tests.py` has, for each of these cheats, a wrong program and a
+test that accepts it. The last two need a test that is not strict.
 
 """
 ANSWERS = """\
 ## Answers against the mathematical verifiers
 
-Each is put to a service with real workers and a deadline of one second: one of the allowed outcomes within the deadline
-and 0.2 s, reward only for what is right, and others served meanwhile. Where an endless computation may be "incorrect",
-sympy may see through it.
+Each answer is sent to a service with real workers and a deadline of one second. The service must return an allowed
+outcome within 1.2 s, give a reward only to right answers, and serve other callers meanwhile. "incorrect" is allowed for
+endless computations because sympy may decide some of them without computing.
 
 """
 
@@ -83,7 +84,8 @@ def written() -> str:
         [each.name, shown(each.tries), ", ".join((*each.endings, *(["refused"] * each.refused)))] for each in programs
     )
     allowed = ([each.name, shown(each.tries), ", ".join(map(outcome, sorted(each.allowed)))] for each in answers)
-    named = ([f"`{each.name}`", shown(each.tries)] for each in (*cheats, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS))
+    every = (*cheats, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS)
+    named = dict.fromkeys((f"`{each.name}`", shown(each.tries)) for each in every)  # several are in variants
     possible = ([f"`{each.name}`", shown(each.tries)] for each in STILL_POSSIBLE)
     return (
         HEAD

@@ -95,12 +95,12 @@ ANSWERS = (
     Answer("format string", "reach into a formatter", _box("{0.__class__.__mro__}%n%s"), UNREAD),
     # Letters.
     Answer("null bytes", "end a C string early", _box("8\x009"), UNREAD),
-    Answer("only a null byte", "be nothing", _box("\x00"), UNREAD),
+    Answer("only a null byte", "be an empty answer", _box("\x00"), UNREAD),
     Answer("direction override", "show 18 where 81 is written", _box("\u202e81\u202c"), WRONG, "18"),
-    Answer("zero width", "hide a digit behind invisible marks", _box("8\u200b\u200d\u20609"), WRONG),
+    Answer("zero width", "hide a digit behind invisible characters", _box("8\u200b\u200d\u20609"), WRONG),
     Answer("other digits", "write 9 in Arabic-Indic digits", _box("\u0669"), WRONG),
     Answer("combining marks", "pile 1,500 accents on an 8", _box("8" + "\u0301" * 1500), UNREAD),
-    Answer("emoji and private use", "confuse the reader of code points", _box("\U0001f600\ue000\U0010ffff"), WRONG),
+    Answer("emoji and private use", "confuse the handling of code points", _box("\U0001f600\ue000\U0010ffff"), WRONG),
     # Saying everything, or nothing.
     Answer("tautology", "be true", _box("x = x"), WRONG, "y = 2x + 3"),
     Answer("contradiction", "be false", _box("1 = 2"), WRONG, "y = 2x + 3"),

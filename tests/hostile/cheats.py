@@ -102,7 +102,7 @@ class N(int):
     __hash__ = int.__hash__
 def answer(n):
     return N(n)"""),
-    Cheat("equal_object", "an object that is no plain data, equal to everything", """
+    Cheat("equal_object", "an object that is not plain data, equal to everything", """
 class Yes:
     def __getattribute__(self, name): return Yes()
     def __eq__(self, other): return True
@@ -168,7 +168,7 @@ import os, sys
 def answer(n):
     for thing in (sys.argv, sys.orig_argv, os.environ, *(vars(m) for m in list(sys.modules.values()) if m)):
         if found(thing): return found(thing)"""),
-    Cheat("builtins", "put its own in the place of the builtins that the tests use", """
+    Cheat("builtins", "replace the builtins that the tests use", """
 import builtins
 for name in ("sorted", "set", "len", "map", "range", "all", "any", "isinstance", "abs", "min", "max", "sum"):
     setattr(builtins, name, lambda *a, **k: True)
@@ -191,7 +191,7 @@ def report():
     os._exit(0)
 atexit.register(report)
 def answer(n): return n"""),
-    Cheat("report_pipe", "write the judge's last word to every descriptor there is", """
+    Cheat("report_pipe", "write the judge's final report to every descriptor", """
 import os
 def answer(n):
     for fd in range(3, 256):
@@ -218,7 +218,7 @@ def answer(n):
         body = json.dumps(message).encode()
         os.write(3, struct.pack(">I", len(body)) + body)
     os._exit(0)"""),
-    Cheat("malformed_frames", "crash the judge with frames that are none", """
+    Cheat("malformed_frames", "crash the judge with invalid frames", """
 import os, struct
 def answer(n):
     os.write(3, struct.pack(">I", 1 << 31) + b"[" * 5000)
@@ -237,7 +237,7 @@ plain = sys.modules["quartet_reward.code.plain"]
 counter = iter(range(1000))
 plain.Encoder.value = lambda self, thing, depth=0: ["mine", next(counter)]
 def answer(n): return n"""),
-    Cheat("forged_changes", "say that containers of the judge have changed which it never passed", """
+    Cheat("forged_changes", "report changes to containers that the judge never passed", """
 import sys
 peer = sys.modules["quartet_reward.code.rpc"]
 reply = peer.Peer._reply
@@ -295,7 +295,7 @@ for stream in (sys.stdout, sys.stderr):
 def answer(n):
     print("passed")
     return None"""),
-    Cheat("raises", "raise what a test may take for its own end", """
+    Cheat("raises", "raise exceptions that look like the end of the test", """
 class Passed(AssertionError, StopIteration): pass
 def answer(n):
     raise (StopIteration, Passed, GeneratorExit, KeyboardInterrupt)[n % 4]("passed")"""),
@@ -333,7 +333,7 @@ def answer(n):
     return itertools.repeat(n) if n % 2 else (yield n)"""),
     Cheat("not_a_number", "values that compare strangely", "def answer(n):\n    return float('nan')"),
     Cheat("endless", "never answer", "def answer(n):\n    while True: pass"),
-    Cheat("huge_answer", "answer with more than can cross", "def answer(n):\n    return 'ORACLE-' * (1 << 23)"),
+    Cheat("huge_answer", "answer with more data than is allowed", "def answer(n):\n    return 'ORACLE-' * (1 << 23)"),
     Cheat("cyclic_answer", "answer with a list that holds itself",
           "def answer(n):\n    a = []\n    a += [a, (a,)] * 3\n    return a"),
 )  # fmt: skip
@@ -341,7 +341,7 @@ def answer(n):
 # Against a test that expects an exception: the program's exit is not one.
 ERROR_CHEATS = (
     Cheat("exit_as_error", "leave where an exception is expected", "import os\ndef answer(f):\n    os._exit(0)"),
-    Cheat("callback_globals", "look around in the judge through the function that the test passed", """
+    Cheat("callback_globals", "read the judge's globals through a function that the test passed", """
 def answer(f):
     for name in ("__globals__", "__closure__", "__code__", "__self__", "__reduce__", "f_back"):
         try:

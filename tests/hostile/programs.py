@@ -121,7 +121,7 @@ def lock():
 attempt(lock)""", refused=True),
     # Never ending
     Program("loop", "to run for ever", "while True: pass", (TIMED_OUT,)),
-    Program("loop in C", "to run for ever without a bytecode", "sum(iter(int, 1))", (TIMED_OUT,)),
+    Program("loop in C", "to run for ever inside one C call", "sum(iter(int, 1))", (TIMED_OUT,)),
     Program("loop of all", "to run for ever in four processes", "import os\nos.fork(); os.fork()\nwhile True: pass",
             (TIMED_OUT,)),
     Program("regex", "catastrophic backtracking", "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')", (TIMED_OUT,)),
@@ -132,7 +132,7 @@ for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
 while True: pass""", (TIMED_OUT,)),
-    Program("endless exceptions", "to catch whatever ends it", """
+    Program("endless exceptions", "to catch every exception", """
 while True:
     try:
         while True: pass
@@ -144,7 +144,7 @@ import resource
 attempt(lambda: resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000)))""", refused=True),
     Program("waits for input", "input that never comes", "import os\nr, w = os.pipe()\nos.read(r, 1)", (TIMED_OUT,)),
     # Outliving
-    Program("daemon", "to outlive its parent: setsid and two forks, the pipe held", """
+    Program("daemon", "to survive its parent: setsid, two forks, an open pipe", """
 import os, time
 if os.fork() == 0:
     os.setsid()
@@ -168,7 +168,7 @@ for _ in range(40):
         os._exit(0)
     os.wait(); time.sleep(.001)
 print('done')"""),
-    Program("forks at exit", "to be born while the tree is killed", """
+    Program("forks at exit", "to fork while the tree is killed", """
 import os
 for _ in range(4):
     if os.fork() == 0:
@@ -308,7 +308,7 @@ for family, kind in ((2, 1), (2, 2), (10, 1), (2, 3), (16, 3), (17, 3), (40, 1),
            "{sched_setscheduler}, 0, 1, None", "{ioprio_set}, 1, 0, 0x2000",
            "{move_pages}, 0, 0, None, None, None, 0"),
     Program("nice", "a better priority", _PRELUDE + "attempt(lambda: os.nice(-5))", refused=True),
-    _calls("undo", "to take the fences down", "{prctl}, 38, 0, 0, 0, 0", "{prctl}, 4, 1, 0, 0, 0",
+    _calls("undo", "to undo the confinement", "{prctl}, 38, 0, 0, 0, 0", "{prctl}, 4, 1, 0, 0, 0",
            "{seccomp}, 0, 0, None", "{seccomp}, 1, 0, None"),
     # Python
     Program("pickle", "to run a command by unpickling", """

@@ -15,7 +15,7 @@ from quartet_reward import metrics
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
 from quartet_reward.queue import FairQueue, count_wait
-from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
+from quartet_reward.workers.pool import NoFreeWorker, TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 log = get_logger(__name__)
 
@@ -129,6 +129,9 @@ class RewardModel:
             reply = await self._pool.run({"texts": [entry.text for entry in batch]})
         except ShuttingDown as error:
             _fail(batch, error)
+            return
+        except NoFreeWorker as error:
+            _fail(batch, VerifierCrashed(f"the reward model's process: {error}"))
             return
         except (WorkerDied, TaskTimedOut) as error:
             problem = f"the reward model's process: {error}"

@@ -6,9 +6,11 @@ import os
 import pytest
 from reward_samples import ENDLESS, until
 
+from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.math.equality import worker_command
-from quartet_reward.workers.pool import WorkerCommand, WorkerDied, WorkerPool
+from quartet_reward.reward_model import RewardModel
+from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 ECHO = """
@@ -61,6 +63,17 @@ async def test_nothing_more_is_asked_of_a_worker_whose_answer_was_its_last(tmp_p
 async def test_a_task_waits_once_for_a_worker_and_no_death_is_logged_where_none_died(caplog):
     pool = WorkerPool("math", worker_command(1 << 30), 600.0, queue_seconds=0.5)  # none is started
     async with asyncio.timeout(0.9):
-        with pytest.raises(WorkerDied, match="no worker became free"):
+        with pytest.raises(NoFreeWorker, match="no worker became free"):
             await pool.run(QUICK)
     assert not caplog.messages
+
+
+async def test_texts_of_a_batch_wait_together_for_a_reward_model_that_does_not_start(tmp_path):
+    model = RewardModel(RewardModelSection(path=tmp_path), queue_seconds=1.0)
+    model.start()
+    try:
+        async with asyncio.timeout(3.0):
+            read = await asyncio.gather(*(model.read(text) for text in "abcd"), return_exceptions=True)
+    finally:
+        await model.close()
+    assert [str(error) for error in read] == ["the reward model's process: no worker became free within 1 s"] * 4

@@ -38,7 +38,7 @@ class TaskTimedOut(Exception):
 
 
 class WorkerDied(Exception):
-    """The worker ended by itself, was starved of CPU, or none was free in time.
+    """The worker ended by itself or was starved of CPU.
 
     `crashed`: it exited, or a signal other than SIGKILL and SIGTERM ended it; otherwise its task is not to blame.
     """
@@ -46,6 +46,10 @@ class WorkerDied(Exception):
     def __init__(self, reason: str, crashed: bool = False):
         super().__init__(reason)
         self.crashed = crashed
+
+
+class NoFreeWorker(WorkerDied):
+    """No worker became free in time: all are busy or fail to start."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ class WorkerPool:
 
         Raises:
             TaskTimedOut: the worker was killed at the deadline.
-            WorkerDied: two workers died or were starved of CPU, or none was free within `queue_seconds`.
+            WorkerDied: two workers died or were starved of CPU; NoFreeWorker: none was free within `queue_seconds`.
             ShuttingDown: the pool is closed.
         """
         grant = await self._acquire()
@@ -237,7 +241,7 @@ class WorkerPool:
         try:
             return await self._idle.acquire(timeout=self._queue_seconds)
         except TimeoutError:
-            raise WorkerDied(f"no worker became free within {self._queue_seconds:g} s") from None
+            raise NoFreeWorker(f"no worker became free within {self._queue_seconds:g} s") from None
 
     async def _ask(self, grant: Grant[WorkerProcess], request: dict[str, Any]) -> dict[str, Any]:
         """Run a task in the granted worker and release it; replace the worker if it cannot serve again."""
