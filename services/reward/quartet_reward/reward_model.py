@@ -19,8 +19,7 @@ from quartet_reward.workers.pool import NoFreeWorker, TaskTimedOut, WorkerComman
 
 log = get_logger(__name__)
 
-# Most characters of one message to the worker: escaped, they stay within `protocol.LONGEST_LINE`.
-_MOST_CHARACTERS = 2 << 20
+_MOST_CHARACTERS = 2 << 20  # of one message to the worker
 # Environment variables for torch and CUDA, beside those that every worker inherits.
 _VARIABLES = ("HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES")
 

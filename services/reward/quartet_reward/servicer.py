@@ -86,7 +86,7 @@ class ScoreStream:
         if len(request.items) > MOST_ITEMS:
             raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
         if request.items and request.HasField("item"):
-            raise invalid_argument("item", "an item beside `items`", "one of both")
+            raise invalid_argument("item", "`item` and `items`", "one of them")
         send = self._send_with_others if request.items else self._send
         later: list[tuple[reward_pb2.ScoreItem, Work]] = []
         async for _, item, size in in_strides(request.items or [request.item]):

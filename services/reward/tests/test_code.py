@@ -81,7 +81,7 @@ ASSERTIONS = [
     (SQUARE, under("assert 1 == 2"), {}, "bad_reference", "before it called the program"),
     (SQUARE, under("import no_such_module"), {}, "bad_reference",
      "before it called the program, the test ended with ModuleNotFoundError"),
-    (SQUARE, under("while True: pass"), SHORT, "bad_reference", "before it asked the program anything"),
+    (SQUARE, under("while True: pass"), SHORT, "bad_reference", "before it called the program"),
     ("def f(n): return 1", under("import os; os._exit(3); f(1)"), {}, "verifier_crashed", "status 3"),
     *((source, under("def check(candidate):\n    if candidate(1): f(1), g(1)"), {}, "bad_reference",
        "reference.entry_point")
@@ -138,7 +138,7 @@ CASES = [
     # References without usable tests.
     (SQUARE, {}, {}, "bad_reference", "neither test_cases nor test_program"),
     (SQUARE, {**ADD_ONE, **under("assert square(1)")}, {}, "bad_reference", "one of them is allowed"),
-    (SQUARE, calls(("1", "two"), of="square"), {}, "bad_reference", "test_cases[0].output: 'two' is no JSON"),
+    (SQUARE, calls(("1", "two"), of="square"), {}, "bad_reference", "test_cases[0].output: 'two' is not JSON"),
 ]
 
 ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"

@@ -41,6 +41,11 @@ def chats(prompts, completions, **columns):
     return [float(chat[-1]["content"] == answer[0]["content"]) for chat, answer in zip(prompts, completions)]
 
 def two(completions): return [1.0, 2.0]
+
+class Words:
+    def __call__(self, completion): return "words"
+
+words = Words()
 """
 CRASHED, INVALID = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reward_pb2.FAILURE_KIND_INVALID_ITEM
 
@@ -63,6 +68,7 @@ CASES = [
     ("trl", {"columns": {"level": 2}}, (1.0, 0.0, "")),
     ("chats", {"messages": [{"role": "user", "content": "2"}]}, (1.0, 0.0, "")),
     ("two", {}, (CRASHED, "verifier '{0}:two' returned 2 numbers for 1 completion")),
+    ("words", {}, (CRASHED, "verifier '{0}:words' returned 'words' (str)")),
 ]
 
 

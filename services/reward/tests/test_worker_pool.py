@@ -1,7 +1,8 @@
-"""The life of a worker: what it judges, and when it ends. test_service.py kills workers at work."""
+"""Workers: their answers, limits and ends, and waiting for them. test_service.py kills busy workers."""
 
 import asyncio
 import os
+import resource
 
 import pytest
 from reward_samples import ENDLESS, until
@@ -9,6 +10,7 @@ from reward_samples import ENDLESS, until
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.math.equality import worker_command
+from quartet_reward.math.worker import _limit_cpu
 from quartet_reward.reward_model import RewardModel
 from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool
 
@@ -77,3 +79,14 @@ async def test_texts_of_a_batch_wait_together_for_a_reward_model_that_does_not_s
     finally:
         await model.close()
     assert [str(error) for error in read] == ["the reward model's process: no worker became free within 1 s"] * 4
+
+
+def test_a_limit_of_cpu_time_that_the_service_runs_under_is_kept_by_its_workers():
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    lower = 10**9 if hard == resource.RLIM_INFINITY else hard - 1
+    resource.setrlimit(resource.RLIMIT_CPU, (lower, lower))
+    try:
+        _limit_cpu(1000)
+        assert resource.getrlimit(resource.RLIMIT_CPU)[1] == lower
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (lower, lower))

@@ -45,7 +45,7 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
     else:
         wanted = names.unknown | names.hidden
     if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
-        raise Verdict(Finding.BAD_TEST, "check takes a function, which reference.entry_point has to name")
+        raise Verdict(Finding.BAD_TEST, "check takes a function: reference.entry_point must name it")
     found, function = program.begin(wanted, entry_point)
     if names.hidden and len(found) > 1:
         raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")

@@ -114,7 +114,7 @@ def _same(found: Any, allowed: list[Any], tolerance: float) -> bool:
 def _function(program: Program, entry_point: str) -> Any:
     function = program.find(entry_point)
     if not callable(function):
-        raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is no function")
+        raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is not a function")
     return function
 
 
@@ -142,7 +142,7 @@ def _readings(inputs: list[str], arguments: str) -> list[Reading]:
     lists = [_loads(each) for each in inputs]
     if arguments == "list":
         if not all(type(each) is list for each in lists):
-            raise Verdict(Finding.BAD_TEST, "an input is no JSON list of arguments")
+            raise Verdict(Finding.BAD_TEST, "an input is not a JSON list of arguments")
         return [_list_of_all]
     lengths = {len(each) if type(each) is list else None for each in lists}
     if None in lengths or len(lengths) > 1:
@@ -200,7 +200,7 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Verdict(Finding.BAD_TEST, f"{text[:_SHOWN]!r} is no JSON: {error}") from None
+        raise Verdict(Finding.BAD_TEST, f"{text[:_SHOWN]!r} is not JSON: {error}") from None
 
 
 def _shown(value: Any) -> str:

@@ -89,14 +89,14 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
         return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
     limits = of_limits(judge)
     if limits is not None and begun:
-        return Outcome(limits.outcome, f"judging what it answered: {limits.reason}")
+        return Outcome(limits.outcome, f"comparing its answer failed: {limits.reason}")
     if limits is not None:
-        raise BadReference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
+        raise BadReference(f"the test exceeded its limits before it called the program: {limits.reason}")
     how = f"signal {judge.signal}" if judge.ending is ExitReason.SIGNALLED else f"status {judge.exit_code}"
     said = judge.stderr[-500:].decode(errors="replace").strip()
     reason = f"the judge ended with {how}: {said}"
     if begun:
-        return Outcome(reward_pb2.OUTCOME_INCORRECT, f"judging what it answered: {reason}")
+        return Outcome(reward_pb2.OUTCOME_INCORRECT, f"comparing its answer failed: {reason}")
     raise VerifierCrashed(reason)
 
 
@@ -144,7 +144,7 @@ async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rule
         if left <= 0:
             return Outcome(
                 reward_pb2.OUTCOME_TIMED_OUT,
-                f"{index} of {count} cases took {rules.total_seconds:g} s, which is all",
+                f"{index} of {count} cases took all of total_seconds, {rules.total_seconds:g} s",
                 passed=index,
             )
         limits = rules.limits(min(rules.timeout_seconds, left))

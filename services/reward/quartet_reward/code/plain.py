@@ -353,7 +353,7 @@ class Decoder:
         try:
             return self._tagged(encoded, depth)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise Malformed(f"{str(encoded)[:80]} is no value: {error}") from None
+            raise Malformed(f"{str(encoded)[:80]} is not a value: {error}") from None
 
     def _tagged(self, encoded: list, depth: int) -> Any:
         match encoded:
@@ -369,7 +369,7 @@ class Decoder:
                 form, parts = _FORM_NAMES[name], [self.value(each, depth + 1) for each in rest]
                 if form.parts is None or form.parts == tuple(map(type, parts)):
                     return form.put_together(*parts)
-        raise Malformed(f"{str(encoded)[:80]} is no value")
+        raise Malformed(f"{str(encoded)[:80]} is not a value")
 
     def fill(self, number: Any, node: Any) -> None:
         """Replace a container's content by that of a node. Raises Malformed."""
@@ -377,7 +377,7 @@ class Decoder:
             raise Malformed(f"no container has the number {str(number)[:80]}")
         container: Any = self.containers[number]
         if type(node) is not list or len(node) < 2 or not issubclass(type(container), _named(node[0])):
-            raise Malformed(f"container {number} is no {str(node)[:80]}")
+            raise Malformed(f"container {number} is not a {str(node)[:80]}")
         try:
             items = [self.value(each) if type(each) in (list, dict) else each for each in node[1]]
             container.clear()
@@ -389,7 +389,7 @@ class Decoder:
             else:
                 container.extend(items)
         except (TypeError, ValueError, AttributeError) as error:
-            raise Malformed(f"container {number} cannot hold what it is said to: {error}") from None
+            raise Malformed(f"container {number} cannot hold its items: {error}") from None
 
     def _empty(self, node: Any) -> Any:
         match node:
@@ -403,11 +403,11 @@ class Decoder:
                     return defaultdict(made_by)
             case [str(name), list()] if name in _CONTAINER_NAMES:
                 return _CONTAINER_NAMES[name]()
-        raise Malformed(f"{str(node)[:80]} is no container")
+        raise Malformed(f"{str(node)[:80]} is not a container")
 
 
 def _named(name: Any) -> type:
     kind = _CONTAINER_NAMES.get(name) if type(name) is str else None
     if kind is None:
-        raise Malformed(f"{str(name)[:80]} is no kind of container")
+        raise Malformed(f"{str(name)[:80]} is not a type of container")
     return kind

@@ -55,7 +55,7 @@ class Channel:
         try:
             message = json.loads(self._take(length))
         except (ValueError, RecursionError) as error:
-            raise Malformed(f"a frame that is no JSON: {error}") from None
+            raise Malformed(f"a frame is not JSON: {error}") from None
         if type(message) is not dict:
             raise Malformed(f"a frame holds an object; got {type(message).__name__}")
         return message
@@ -209,7 +209,7 @@ def _exception(names: Any, arguments: Any) -> Exception:
         raise Malformed("an exception has a list of names, and arguments")
     kind = next((_EXCEPTIONS[name] for name in names if type(name) is str and name in _EXCEPTIONS), None)
     if kind is None:
-        raise Malformed(f"{str(names)[:80]} is no exception that may be raised")
+        raise Malformed(f"{str(names)[:80]} is not a builtin exception")
     try:
         error = kind(*arguments)
     except Exception:  # some exceptions require certain arguments

@@ -115,7 +115,7 @@ def _require_json(field: str, text: str) -> None:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadReference(f"{field}: {text[:80]!r} is no JSON ({error}), which cases of a function are") from None
+        raise BadReference(f"{field}: {text[:80]!r} is not JSON: {error}") from None
 
 
 class Rules(BaseModel):

@@ -90,8 +90,9 @@ class Function:
                 value = asyncio.run(_awaited(value))
             return _answer(value[0] if self._is_list_of_one(value) else value)
         except Refused as error:
-            code = inspect.unwrap(self._call).__code__
-            return {"event": "failed", "reason": str(error), "place": f"{code.co_filename}:{code.co_firstlineno}"}
+            code = getattr(inspect.unwrap(self._call), "__code__", None)  # an object with __call__ has none
+            place = f"{code.co_filename}:{code.co_firstlineno}" if code else self.file
+            return {"event": "failed", "reason": str(error), "place": place}
         except BaseException as error:  # a SystemExit of the function must not end this process
             return {"event": "failed", **_raised(error, self.file)}
 
