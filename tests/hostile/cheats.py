@@ -266,7 +266,7 @@ json.loads = lambda *a, **k: True
 math.isclose = operator.eq = lambda *a, **k: True
 for name, module in list(sys.modules.items()):
     if name.startswith("quartet_reward"):
-        for attribute in ("judge", "same", "tell"):
+        for attribute in ("judge", "same", "send"):
             if hasattr(module, attribute):
                 setattr(module, attribute, lambda *a, **k: True)
 def answer(n): return n"""),
@@ -274,7 +274,7 @@ def answer(n): return n"""),
 import sys
 try:
     from quartet_reward.code import program
-    program.tell(program.Report(program.Finding.PASSED, "every test passed"))
+    program.send(program.Report(program.Finding.PASSED, "every test passed"))
 except Exception:
     pass
 def answer(n): return n"""),

@@ -1,4 +1,4 @@
-"""The reward service's own metrics, beside those every service has."""
+"""The reward service's metrics, beside those that all services have."""
 
 from quartet.v1 import reward_pb2
 
@@ -6,29 +6,31 @@ from quartet_common import metrics
 
 VERIFICATIONS = metrics.histogram(
     "quartet_reward_verification_seconds",
-    "Wall time of a verification, queueing excluded, by verifier and what came out.",
+    "Wall time of a verification, queueing excluded, by verifier and outcome or failure.",
     ["verifier", "outcome"],
     buckets=(0.0001, *metrics.LATENCY_BUCKETS),
 )
 QUEUE_DEPTH = metrics.gauge(
     "quartet_reward_queue_depth",
-    "Tasks by queue (math, code, reward_model, reward_model_texts) and state: waiting for a worker or slot, running.",
+    "Tasks by queue (math, code, reward_model, reward_model_texts, a function's path) and state: waiting, running.",
     ["queue", "state"],
 )
-WORKERS_ALIVE = metrics.gauge("quartet_reward_workers", "Worker processes alive, those that start included.", ["pool"])
+WORKERS_ALIVE = metrics.gauge(
+    "quartet_reward_workers", "Worker processes, including those that are starting.", ["pool"]
+)
 WORKERS_ENDED = metrics.counter(
     "quartet_reward_workers_ended_total",
-    "Worker processes ended: deadline, cancelled, died, recycled.",
+    "Worker processes replaced, by reason: deadline, cancelled, died, recycled.",
     ["pool", "reason"],
 )
 REWARD_MODEL_BATCH = metrics.histogram(
     "quartet_reward_model_batch_texts",
-    "Texts of a batch of the reward model.",
+    "Texts in a batch of the reward model.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
 )
 EXECUTIONS = metrics.counter(
     "quartet_reward_executions_total",
-    "Executions in the sandbox by how they ended: exited, signalled, timed_out, memory_exceeded, output_exceeded.",
+    "Executions in the sandbox by ending: exited, signalled, timed_out, memory_exceeded, output_exceeded.",
     ["ending"],
 )
 EQUALITY_DECISIONS = metrics.counter(

@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 from quartet_reward.code.names import MODULES, USUAL_NAMES, Names, avoids, module_names, read_names, starred
-from quartet_reward.code.program import Finding, Program, Verdict, describe, tell_begun
+from quartet_reward.code.program import Finding, Program, Verdict, describe, report_begun
 
 _FILE = "<test>"
 
@@ -55,7 +55,7 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
     lacking = wanted - names.hidden - set(found)
     if not entry_point and len(wanted) == 1:
         (function,) = found.values()
-    tell_begun(program.was_called())
+    report_begun(program.was_called())
     try:
         exec(code, namespace)
         _run_functions(namespace, names, function)

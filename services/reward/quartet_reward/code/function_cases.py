@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, tell_begun
+from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun
 from quartet_reward.code.values import plain, same
 
 Check = Callable[[Any, Any, Any], bool]
@@ -54,7 +54,7 @@ def judge_output(checker: str, input: str, output: str, expected: str) -> None:
     """Check what a program printed. Raises Verdict if it is wrong."""
     check = load(checker)
     require_usable(check, input, expected)
-    tell_begun()
+    report_begun()
     if not accepts(check, input, output, expected):
         raise Verdict(Finding.WRONG, "the checker does not accept the output")
 

@@ -73,7 +73,7 @@ def describe(error: BaseException) -> str:
         return name
 
 
-def tell_begun(begun: bool = True) -> None:
+def report_begun(begun: bool = True) -> None:
     """Report whether from now on an abnormal end of the judge may be the program's doing."""
     _write({"begun": begun})
 
@@ -84,7 +84,7 @@ def count_passed(cases: int | None) -> None:
     _passed = cases
 
 
-def tell(report: Report) -> None:
+def send(report: Report) -> None:
     _write(asdict(replace(report, passed=_passed, reason=report.reason[:_LONGEST_REASON])))
 
 
@@ -93,7 +93,7 @@ def _write(message: dict) -> None:
 
 
 def read_report(written: bytes) -> tuple[bool, Report | None]:
-    """Return what `tell_begun` reported last, and the final report, None if the judge ended without one.
+    """Return what `report_begun` reported last, and the final report, None if the judge ended without one.
 
     Raises:
         ValueError, KeyError: it is not a judge's report.
@@ -138,7 +138,7 @@ class Program:
         Raises:
             Verdict: the program does not compile, raises, or has no such function.
         """
-        tell_begun()
+        report_begun()
         self.begin_case()
         message = _or_end(self._channel.receive)
         if message.get("compile_error") is not None:
@@ -199,7 +199,7 @@ class _ExitingPeer(Peer):
         first = number is not None and not self.called
         if first:
             self.called = True
-            tell_begun()
+            report_begun()
         try:
             return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
         except TooLarge as error:
@@ -240,5 +240,5 @@ def _or_end(work: Callable[[], Any]) -> Any:
 
 def end(last: Report) -> NoReturn:
     """Report and end this process at once, so that the test cannot catch it."""
-    tell(last)
+    send(last)
     os._exit(0)

@@ -126,15 +126,15 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
 
 def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, channel: socket.socket) -> int:
     """Fork a process into new namespaces with these uid and gid maps, and wait for its end. Raises OSError."""
-    mapped, tell_mapped = os.pipe()
+    read_mapped, write_mapped = os.pipe()
     flags = (kernel.ALL_NEW & ~kernel.NEWCGROUP) | signal.SIGCHLD
     pid = kernel.call("clone", flags, None, None, None, None)
     if pid == 0:
         try:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            os.close(tell_mapped)
-            if os.read(mapped, 1) == b"1":
-                os.close(mapped)
+            os.close(write_mapped)
+            if os.read(read_mapped, 1) == b"1":
+                os.close(read_mapped)
                 os.setresgid(0, 0, 0)
                 os.setresuid(0, 0, 0)
                 kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # for writing to /proc/self, until `serve` is done with it
@@ -149,7 +149,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
     for name, text in (("setgroups", "deny"), ("uid_map", ids[0]), ("gid_map", ids[1])):
         with open(os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc), "w") as file:
             file.write(text)
-    os.write(tell_mapped, b"1")
+    os.write(write_mapped, b"1")
     channel.close()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 

@@ -156,7 +156,7 @@ class JobRun:
         """`pair`: descriptor of a socket for the program; the caller closes its copy. Raises SandboxUnavailable."""
         self._server, self._job = server, job
         self._killed_for: ExitReason | None = None
-        self._doomed = False
+        self._kill_requested = False
         self._killed = False
         self._lost = False
         self._problem = ""
@@ -198,7 +198,7 @@ class JobRun:
         if self.ended.is_set():
             return
         self._killed_for = self._killed_for or reason
-        self._doomed = True
+        self._kill_requested = True
         if self._handle < 0:
             return
         self._killed = self._killed or has_threads(self._main_handle)
@@ -214,7 +214,7 @@ class JobRun:
         foreign = self._result.get("signal") == signal.SIGKILL and not self._killed
         if foreign and self._ending(status) is ExitReason.SIGNALLED:
             raise KilledFromOutside("something outside the sandbox killed the program, perhaps the kernel's OOM killer")
-        unneeded = self._doomed and not (self._killed_for or status)  # it was killed before it began
+        unneeded = self._kill_requested and not (self._killed_for or status)  # it was killed before it began
         if not self._problem and not unneeded and not status.startswith(READY):
             self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
         if self._problem:
@@ -252,7 +252,7 @@ class JobRun:
         if event == "started":
             self._handle, self._main_handle = descriptors
             self._began = time.perf_counter()
-            if self._doomed:
+            if self._kill_requested:
                 self.kill(None)
             else:
                 self._set_timer(self._job.limits.wall_seconds, self.kill, ExitReason.TIMED_OUT)

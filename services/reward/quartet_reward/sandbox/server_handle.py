@@ -70,7 +70,7 @@ def take_users(wanted: int, count: int) -> tuple[int, int]:
                 fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
                 return first, file
     except OSError as error:
-        reason = f"cannot tell other sandboxes which users are taken: {error}"
+        reason = f"cannot reserve users for the sandbox: {error}"
     else:
         reason = (
             f"other sandboxes have all users from {wanted} to {wanted + _MOST_RANGES * _RANGE - 1}: set "
