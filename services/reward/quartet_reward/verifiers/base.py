@@ -13,7 +13,6 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import SPECIAL_TOKENS
 from quartet_reward.math.equality import MathEquality
-from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.reward_model import RewardModel
 from quartet_reward.sandbox.pool import Sandbox
 
@@ -81,11 +80,6 @@ class Tools:
     """Runs programs; None: this service runs none."""
     reward_model: RewardModel | None = None
     """The learned reward model, if the service has one."""
-
-    @property
-    def run_id(self) -> str:
-        """The run of the item that the current task scores."""
-        return CURRENT_RUN.get()
 
 
 class Verifier(Protocol):
