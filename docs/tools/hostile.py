@@ -23,8 +23,8 @@ PROGRAMS = """\
 ## Programs against the sandbox
 
 All run concurrently with honest programs, in every mode of the [sandbox](sandbox.md) that works on the machine. Each
-program must end in one of the given ways without success. Afterwards no process, descriptor or memory is leaked, and the
-sandbox still works.
+program must end in one of the given ways without success. Afterwards no process, descriptor or memory is leaked, and
+the sandbox still works.
 
 """
 CHEATS = """\
