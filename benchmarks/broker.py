@@ -161,7 +161,7 @@ class Setting:
         return {name: cpu_seconds(each) for name, each in self._processes.items()}
 
     def sides(self, shape: str, batch: int, stack: contextlib.ExitStack) -> list:
-        """Start the sides of all variants for a shape, with batches of so many groups."""
+        """Start the sides of all variants for a shape and a batch size."""
         run = f"{shape}-{batch}"
         create_run(self.settings["address"], run, batch, MAX_STALENESS)
         variants = [each for each in self.options.variants if each not in RAY or batch == self.options.batches[0]]
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--groups", type=int, help="groups a round, of ours and redis-py; a multiple of the batches")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="groups a step and a call, of both")
-    parser.add_argument("--in-flight", type=int, default=2, help="pairs of calls that our producer has under way")
+    parser.add_argument("--in-flight", type=int, default=2, help="concurrent pairs of calls of our producer")
     options = parser.parse_args()
     if set(options.variants) & set(RAY):
         environments = str(ROOT / "deploy" / "local" / "environments.py")

@@ -26,7 +26,7 @@ CALL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 SUBMIT_MOST = 1024  # instances in one call
 PUT_BYTES = 6 << 20  # most of a put, as a rollout has it
-NEWEST = (1 << 31) - 1  # the greatest policy version: these rollouts have every new weights at once
+NEWEST = (1 << 31) - 1  # the largest policy version, as these rollouts have no weights
 
 _DTYPES = {
     np.dtype(np.int32): tensor_pb2.DTYPE_INT32,
@@ -112,7 +112,7 @@ def submit(address: str, run_id: str, name: str, count: int) -> None:
 
 @dataclass
 class Produced:
-    """What a rollout did."""
+    """The result of a rollout."""
 
     first_put: float = 0.0  # time.monotonic(), the same clock for all processes of a machine
     groups: int = 0  # those that were too old included
@@ -135,7 +135,7 @@ class Rollout:
         in_flight: int,
         think: Callable[[], float] | None = None,
     ):
-        # A connection of its own: channels of one process would share one.
+        # A separate connection: by default channels of one process share one.
         options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)

@@ -31,7 +31,7 @@ from groups import Arrays, checksum, make_groups
 DISTINCT = 64
 IN_FLIGHT = 8
 STORE_BYTES = 1 << 30
-QUEUE_LIMIT = 160  # groups, as many as our gate lets through
+QUEUE_LIMIT = 160  # groups, like our admission limit
 PAUSE_SECONDS = 0.001
 STALL_SECONDS = 60.0
 

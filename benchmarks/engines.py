@@ -288,7 +288,7 @@ def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Pa
         for kind in rates:
             command = [*PROGRAM, kind, name, str(count), str(model)]
             running[kind] = Side(command, folder / f"{name} {size} {kind}.log", stack)
-            # One after another: starting, both at once would leave the cores to the engines, and their Redis none.
+            # One after the other: two engines that start concurrently would leave no CPU time for Redis.
             running[kind].hear()
         for turn in range(ROUNDS):
             for kind in rates if turn % 2 == 0 else reversed(rates):

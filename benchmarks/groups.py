@@ -14,7 +14,7 @@ COMPLETIONS, LONGEST, PROMPT_TOKENS = 8, 2048, 100
 SHAPES = ("padded", "ragged")
 RAGGED_LENGTHS = (400, 829)  # 30% of LONGEST in the mean
 
-# Rows of different lengths, laid end to end; their lengths stand in `lengths`.
+# Rows of different lengths are concatenated; `lengths` has their lengths.
 PER_TOKEN = ("completion_token_ids", "rollout_log_probs", "loss_mask")
 PER_COMPLETION = ("rewards", "temperatures", "truncated", "format_acc", "ans_acc")
 

@@ -83,7 +83,7 @@ def read_problems(path: Path) -> list[dict[str, str]]:
 
 
 def item_of(index: int, problem: dict[str, str]) -> reward_pb2.ScoreItem:
-    """What the service is asked."""
+    """Return the score item of a problem."""
     code = reward_pb2.VerifierSpec(name="code")
     code.parameters.update({"prefix": problem["prompt"]})  # of which some tests use helpers
     return reward_pb2.ScoreItem(

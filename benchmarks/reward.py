@@ -168,7 +168,7 @@ def main() -> None:
     settings = [f"reward.workers={cores}", f"reward.deadline_seconds={DEADLINE_SECONDS}"]
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in sets}
     for turn in range(ROUNDS):
-        # A new service each time: it remembers what it has decided, and no pair may be asked twice.
+        # A new service each time, because a service caches its verdicts.
         with (
             tempfile.TemporaryDirectory() as folder,
             service("reward", Path(folder), settings) as address,

@@ -81,7 +81,7 @@ def added_by_grpc(address: str) -> tuple[float, float]:
 
 
 async def latencies(stub: reward_pb2_grpc.RewardServiceStub, concurrent: int) -> tuple[float, float]:
-    """Return p50 and p99 of calls, in ms, with so many at a time for some seconds."""
+    """Return p50 and p99 of concurrent calls in ms."""
     taken: list[float] = []
     end = time.perf_counter() + SECONDS
 

@@ -195,7 +195,7 @@ def of(row: Row) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """A table for each benchmark, under what its program says that it does."""
+    """Return a table for each benchmark, below the first line of its docstring."""
     parts = []
     for benchmark in BENCHMARKS:
         if mine := [row for row in rows if of(row) == benchmark.name]:
@@ -235,8 +235,8 @@ measured in turn under the same load, so trust the ratios more than the figures.
 
 {body}
 
-The ratio is measured / peer. What is compared, and why that is a fair peer, stands at the head of each program in this
-folder.
+The ratio is measured / peer. The docstring of each program in this folder describes what is compared, and why the peer
+is fair.
 {mark}{sections}"""
 
 

@@ -75,7 +75,7 @@ def cpu(runner: asyncio.Runner, sandbox: Sandbox) -> Figure:
 
 
 def fork_bare(count: int) -> None:
-    """Be the limit: print the CPU milliseconds of one of `count` executions."""
+    """Run the limit: print the CPU milliseconds per execution of `count` executions."""
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()

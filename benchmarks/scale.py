@@ -34,7 +34,7 @@ ROLLOUTS = (1, 8, 64, 256)
 PROCESSES = 2
 PER_CALL = 4
 GROUPS_PER_STEP = 64
-OPEN_GATE = 64  # max_staleness: 4160 groups may be under way
+OPEN_GATE = 64  # max_staleness: 4160 concurrent groups
 STEPS = 40  # of a measurement at full speed
 ROUNDS = 5  # of these
 PACED_CYCLES = 3  # of each rollout at its pace, and at least
@@ -78,7 +78,7 @@ class Load:
             side.tell({"go": True})
 
     def train(self, steps: int) -> float:
-        """Train so many steps; return when the last was committed."""
+        """Train `steps` steps; return the time of the last commit."""
         self._trainer.tell({"groups": steps * GROUPS_PER_STEP, "check": False})
         return self._trainer.hear()["at"]
 

@@ -53,7 +53,7 @@ class Engine:
     overhead: float = 0.0
 
     def decode_seconds(self, context: float) -> float:
-        """Return the seconds of a decoding step whose completions have so many tokens of context in all."""
+        """Return the seconds of a decoding step, given the total number of context tokens."""
         return self.overhead + (self.weight_bytes + self.kv_bytes * context) / self.bandwidth
 
 
@@ -162,7 +162,7 @@ class Simulation:
         self.ends: list[tuple[float, float, float, float, float]] = []
 
     def run(self) -> Outcome:
-        """Run until so many steps are trained; return the means over those that are not left out."""
+        """Run until `steps` steps are trained; return the means without the first ones."""
         for number in range(len(self.rollouts)):
             self._fill(number)
         while self.trained < self.steps:

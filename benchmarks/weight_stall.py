@@ -191,7 +191,7 @@ def held_link() -> Iterator[None]:
 
 
 def in_a_namespace(arguments: list[str]) -> None:
-    """Run this program in a network namespace of its own, whose loopback interface it may hold. Does not return."""
+    """Execute this program in a new network namespace, whose loopback interface it can limit. Does not return."""
     rootless = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     begin = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     program = [sys.executable, __file__, *arguments, "--within"]

@@ -113,7 +113,7 @@ class Sides:
         from quartet_trainer.weight_sync.group import Transfer, WeightGroup
 
         self._tell("ours")
-        # Without members nobody is called: what is left is the broadcast, the checksum, and maybe the packing.
+        # Without members there are no RPCs: only the broadcast, the checksum and, without overlap, the packing.
         group = WeightGroup("bench", 0, {}, self._groups[0], lambda _: True, "gloo")
         deadline = time.monotonic() + TIMEOUT_SECONDS
         Transfer(group, 0, deadline, self._packer, weights).run()

@@ -349,7 +349,7 @@ def main(arguments: list[str] | None = None) -> int:
     kind.add_argument(
         "--cpu", dest="profile", action="store_const", const="cpu", help="rollout and trainer for the CPU"
     )
-    parser.add_argument("--add", action="append", default=[], metavar="PACKAGE", help="to the one NAME, for good")
+    parser.add_argument("--add", action="append", default=[], metavar="PACKAGE", help="to the one NAME, permanently")
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
     options = parser.parse_args(arguments)
     if options.add and len(options.names) != 1:

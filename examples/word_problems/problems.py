@@ -1,6 +1,6 @@
 """Word problems in the manner of GSM8K, two or three steps of arithmetic each, and how they are worked out.
 
-One problem in eight, by a hash of its text, is held out for good: neither warm-up nor training ever sees it.
+One problem in eight, by a hash of its text, is held out of warm-up and training.
 """
 
 import hashlib

@@ -27,7 +27,7 @@ class Report:
         failure: why the run did not end; empty if it did.
         faults: number of injected faults by family.
         starts: of each process, including the first.
-        told: number of the stand-ins' events by name: "fenced" sessions, "put lease_lost", …
+        events: number of the stand-ins' events by name: "fenced" sessions, "put lease_lost", …
     """
 
     seed: int
@@ -38,7 +38,7 @@ class Report:
     failure: str = ""
     faults: dict[str, int] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -52,7 +52,7 @@ class Report:
         facts = (
             f"{self.done} of {len(self.schedule)} faults, {restarts} restarts, "
             f"{stats.get('redelivered', 0)} redeliveries, {stats.get('duplicates', 0)} duplicates refused, "
-            f"{self.told.get('fenced', 0)} sessions fenced, {self.seconds:.0f} s"
+            f"{self.events.get('fenced', 0)} sessions fenced, {self.seconds:.0f} s"
         )
         return f"seed {self.seed}: {self.failure or self.verdict.line()} ({facts})"
 
@@ -71,8 +71,8 @@ class Report:
 
     def save(self) -> None:
         """Write it as report.json."""
-        told = {"line": self.line(), "right": self.right, **asdict(self), "folder": str(self.folder)}
-        (self.folder / "report.json").write_text(json.dumps(told, indent=1) + "\n")
+        report = {"line": self.line(), "right": self.right, **asdict(self), "folder": str(self.folder)}
+        (self.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 async def run(
@@ -110,7 +110,7 @@ async def run(
     report.done = injector.done
     report.faults = dict(Counter(map(family, schedule[: injector.done])))
     report.starts = {name: victim.starts for name, victim in town.victims.items()}
-    report.told = dict(town.told)
+    report.events = dict(town.events)
     return report
 
 

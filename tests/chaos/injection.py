@@ -40,11 +40,11 @@ class Injector:
             self.town.allow(self._pace())
             await self.town.until(lambda due=fault.at: self.town.committed >= due)
             try:
-                told = await self._do(fault)
+                description = await self._do(fault)
             except (TimeoutError, psutil.Error) as error:
                 raise RuntimeError(f"fault {number} ({fault}) could not be done: {error!r}") from error
             self.done = number
-            self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {told}")
+            self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {description}")
         self.town.allow(2 * self.town.plan.groups)  # one control trains some groups twice
         if self._mending:
             await asyncio.wait(self._mending)
@@ -130,7 +130,7 @@ class Injector:
 
     async def _take_snapshot(self) -> None:
         """Copy Redis' data while it is stopped."""
-        await self.town.until(lambda: self.town.told["leading"] > 0)  # the run exists
+        await self.town.until(lambda: self.town.events["leading"] > 0)  # the run exists
         victim = await self._at_work("redis")
         folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
         process = await victim.pause()

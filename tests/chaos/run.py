@@ -142,7 +142,7 @@ def _run(form: str, arguments: argparse.Namespace, share: int = 1) -> int:
 
 
 def _table(report: chaos.Report) -> str:
-    stats, told = report.verdict.stats, report.told
+    stats, events = report.verdict.stats, report.events
     rows = [
         *sorted(report.faults.items(), key=lambda row: -row[1]),
         ("faults in all", report.done),
@@ -150,10 +150,10 @@ def _table(report: chaos.Report) -> str:
         ("starts of processes after the first", sum(report.starts.values()) - len(report.starts)),
         ("prompts delivered again", stats["redelivered"]),
         ("groups put twice and refused", stats["duplicates"]),
-        ("groups put under a lost lease and refused", told.get("put lease_lost", 0)),
+        ("groups put under a lost lease and refused", events.get("put lease_lost", 0)),
         ("groups too old, generated again", stats["stale"]),
-        ("sessions of the trainer", told.get("leading", 0)),
-        ("sessions fenced", told.get("fenced", 0)),
+        ("sessions of the trainer", events.get("leading", 0)),
+        ("sessions fenced", events.get("fenced", 0)),
         ("wall time, s", f"{report.seconds:.0f}"),
     ]
     return "\n".join(f"{name:48} {number:>7}".rstrip() for name, number in rows)

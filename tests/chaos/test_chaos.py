@@ -25,18 +25,18 @@ def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("control", "found", "not_found", "told"),
+    ("control", "found", "not_found", "event"),
     [
         ("commit without checkpoint", "lost", "twice", "refused"),  # no session begins before what is committed
         ("settle without instances", "twice", "lost", "settled"),
     ],
 )
-def test_a_trainer_that_leaves_a_protection_out_is_found_by_the_audit(runs, control, found, not_found, told):
+def test_a_trainer_that_leaves_a_protection_out_is_found_by_the_audit(runs, control, found, not_found, event):
     report = runs[control]
     assert not report.failure, report.explained()
     audit = report.verdict.audit
     assert audit["status"] == 1 and not audit["ok"], report.explained()
-    assert audit[found] > 0 and audit[not_found] == 0 and report.told[told] > 0, report.explained()
+    assert audit[found] > 0 and audit[not_found] == 0 and report.events[event] > 0, report.explained()
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_redis_restored_again_and_again_loses_nothing_and_trains_nothing_twice(r
     report = runs["restores"]
     assert report.right, report.explained()
     assert report.verdict.audit["exactly_once"] == RESTORE_GROUPS
-    assert report.faults["restore"] == 10 and report.told["settled"] > 0
+    assert report.faults["restore"] == 10 and report.events["settled"] > 0
 
 
 @pytest.mark.slow

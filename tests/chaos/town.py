@@ -62,7 +62,7 @@ class Town:
         self.committed = 0  # groups, according to the trainers' events
         self.leader = ""  # name of the trainer that opened the newest session, according to the events
         self._session = 0  # that session
-        self.told: Counter[str] = Counter()  # events by name
+        self.events: Counter[str] = Counter()  # events by name
         self.finished = ""  # the trainer that finished the run
         self.failure = ""
         self.news = asyncio.Event()  # set at each event
@@ -211,7 +211,7 @@ class Town:
 
     def _hear(self, victim: Victim, event: Mapping[str, Any]) -> None:
         what = event["event"]
-        self.told[f"put {event['outcome']}" if what == "put" else what] += 1
+        self.events[f"put {event['outcome']}" if what == "put" else what] += 1
         match what:
             case "leading":
                 # Events of two processes may arrive out of order.

@@ -69,7 +69,7 @@ INTERNAL = {
     "quartet_reward/code/": "said inside the sandbox, between judge and program; part of a verdict's reason",
     "quartet_reward/math/worker.py": "in the sentence of the service: 'reference.answer: …'",
     "quartet_reward/workers/protocol.py": "between the reward service and its own worker processes",
-    "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
+    "quartet_reward/sandbox/": "between the reward service and its sandbox; reported as 'sandbox: …'",
     "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
     "quartet_trainer/batch/decode.py": "in the sentence of the batch: 'group … cannot be trained and is dropped: …'",

@@ -219,7 +219,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {
     "c": ("each trainer plugin beside an fp64 step on the CPU", plugins),
     "d": ("vLLM: log-probs, update in flight, sleep levels, masks", generation),
     "e sleep": ("a run on one GPU in turns, its audit", colocated("sleep")),
-    "e split": ("a run on one GPU side by side, its audit", colocated("split")),
+    "e split": ("a run on one split GPU, its audit", colocated("split")),
     "f": ("pause, GB/s and tokens/s beside bare vLLM", speed),
 }
 

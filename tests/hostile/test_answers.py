@@ -1,4 +1,4 @@
-"""Hostile answers against the reward service with its real workers: right verdicts in time, others served meanwhile."""
+"""Hostile answers to the reward service with real workers: right verdicts in time, without delays of others."""
 
 import asyncio
 import os

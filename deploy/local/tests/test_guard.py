@@ -74,7 +74,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(sleeper):
 def test_a_second_signal_kills_at_once(sleeper):
     process = guarded(f"trap '' TERM; {sleeper}", grace=60.0)
     assert until(lambda: running(sleeper))
-    for number in (signal.SIGTERM, signal.SIGINT):  # two of a kind that nobody has read yet are one
+    for number in (signal.SIGTERM, signal.SIGINT):  # two pending signals of the same kind would be merged
         process.send_signal(number)
     assert process.wait(5) == 128 + signal.SIGKILL
 

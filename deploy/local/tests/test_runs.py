@@ -113,7 +113,7 @@ def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
 
 
 def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, run_file):
-    # What a killed rollout had leased is granted again after this time.
+    # The leases of a killed rollout expire after this time.
     launched = launch(run_file, "--set", "run.max_steps=20", "--set", "run.prompt_lease_ttl=5")
     launched.wait_for_line("step 1/", READY)
     for service in ("rollout", "redis", "reward", "broker", "trainer"):
