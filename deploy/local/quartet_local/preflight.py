@@ -109,17 +109,17 @@ class Plan(Generic[DataT]):
         return [*self.asked, *self.found]
 
 
-def check_run(path: Path | None, overrides: Sequence[str], say: Say = lambda line: None) -> Plan[RunData]:
+def check_run(path: Path, overrides: Sequence[str], say: Say = lambda line: None) -> Plan[RunData]:
     """Check a launch of all services, as `check` does."""
     return check(SERVICES, path, overrides, RunData.load, say)
 
 
 def check(
     names: Sequence[str],
-    path: Path | None,
+    path: Path,
     overrides: Sequence[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
-    say: Say = lambda line: None,
+    say: Say,
 ) -> Plan[DataT]:
     """Check a launch of some services; nothing is started.
 
@@ -139,7 +139,7 @@ def check(
 
 async def _check(
     names: Sequence[str],
-    path: Path | None,
+    path: Path,
     asked: list[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
@@ -272,9 +272,7 @@ def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrid
     return services
 
 
-async def _dry_runs(
-    services: Sequence[Service], path: Path | None, overrides: list[str], redis_later: bool
-) -> list[str]:
+async def _dry_runs(services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool) -> list[str]:
     """Return the services' configuration errors. Raises LaunchError if a check crashed and there are no such errors."""
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
     commands = [

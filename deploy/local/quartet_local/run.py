@@ -184,13 +184,12 @@ _GIVEN_UP_SECONDS = 20.0  # the same after a run that failed or was cancelled
 _END_NOTICE_SECONDS = 10.0  # from the trainer's exit to the broker's event of the run's end
 
 
-def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bool = False) -> int:
+def run(path: Path, overrides: Sequence[str] = (), plain: bool = False) -> int:
     """Run a run file with all services on this machine and return the exit status.
 
     0: the run succeeded; 1: it or its audit failed; 2: bad configuration or data; 128 + n: signal n (130: Ctrl-C).
     Errors are printed to standard error, and no process is left running.
     """
-    path = Path(config_path) if config_path is not None else None
 
     def make() -> Launch:
         plan = check_run(path, overrides, echo)
