@@ -155,16 +155,25 @@ def add(name: str, packages: list[str]) -> None:
 
 
 def added_line(package: str) -> str:
-    """Return the line of a requirements file for a package, with paths made absolute."""
+    """Return the line of a requirements file for a package. Paths are absolute; folders are editable installs."""
     path = Path(package).expanduser()
     if not path.exists():
         return package
-    return f"-r {path.resolve()}" if path.is_file() and path.suffix == ".txt" else str(path.resolve())
+    option = "-e " if path.is_dir() else "-r " if path.suffix == ".txt" else ""
+    return f"{option}{path.resolve()}"
 
 
 def added_file(environment: Environment) -> Path:
     """Return the file that lists a user's packages; not in the environments' folder, which may be deleted."""
     return STATE / "added" / f"{environment.name}.txt"
+
+
+def files_of_added(environment: Environment) -> list[str]:
+    """Return the list of a user's packages, and the requirements files and pyproject.toml files it names."""
+    file = added_file(environment)
+    named = [line.partition(" ")[::2] for line in file.read_text().splitlines()]
+    files = [Path(path, "pyproject.toml") if option == "-e" else Path(path) for option, path in named if path]
+    return [str(file), *(str(each) for each in files if each.is_file())]
 
 
 def profiled(environment: Environment, profile: str) -> Environment:
@@ -311,7 +320,7 @@ def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | 
         "contents": digest(files),
         "tests": digest(test_requirements(environment)) if with_tests else None,
         **({"profile": environment.profile} if environment.profile != "cpu" else {}),
-        **({"added": digest([str(added_file(environment))])} if added_file(environment).exists() else {}),
+        **({"added": digest(files_of_added(environment))} if added_file(environment).exists() else {}),
     }
 
 

@@ -58,14 +58,20 @@ def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout
     assert imports(checkout, "iniconfig") and not imports(checkout, "pluggy")
     again = make(checkout, "broker")
     assert (again.returncode, again.stdout) == (0, "")
-    assert make(checkout, "broker", "--add=pathspec", f"--add={package_of_a_user(checkout)}").returncode == 0
+    add_own = f"--add={package_of_a_user(checkout)}"
+    assert make(checkout, "broker", "--add=pathspec", add_own).returncode == 0
+    (checkout / "own" / "own" / "later.py").touch()
+    assert imports(checkout, "own.later"), "an edited package needs no second installation"
+    with (checkout / "own" / "pyproject.toml").open("a") as project:
+        project.write('[project.entry-points."own.group"]\nname = "own"\n')
+    assert "broker environment: ready after" in make(checkout, "broker", add_own).stdout
     (checkout / "services" / "broker" / "requirements.txt").write_text("pluggy\n")
     assert "broker environment: ready after" in make(checkout, "broker").stdout
     assert imports(checkout, "pluggy") and not imports(checkout, "iniconfig")
     assert imports(checkout, "pathspec, own"), "what a user added stays"
     failed = make(checkout, "broker", "--add=iniconfig==0.0.0.dev999")
     assert failed.returncode == 1 and "iniconfig==0.0.0.dev999" in failed.stderr
-    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pathspec\n{checkout / 'own'}\n"
+    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pathspec\n-e {checkout / 'own'}\n"
 
 
 def package_of_a_user(folder: Path) -> Path:
