@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +19,9 @@ from pathlib import Path
 import pytest
 
 from quartet_client.authority import EXPORTED, create_authority, export, issue
+from quartet_common.gpus import LEAST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "services" / "common" / "tests"))
-
-
 UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
 SERVICES = ("broker", "reward", "rollout", "trainer")
@@ -82,6 +79,12 @@ def test_what_every_unit_must_say(service):
 
 def install(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_the_installer_has_the_launchers_version_of_uv_and_the_least_driver():
+    launcher = (ROOT / "deploy" / "local" / "installer.py").read_text()
+    script, uv = INSTALLER.read_text(), re.search(r'^UV_VERSION = "(.+)"$', launcher, re.MULTILINE)[1]
+    assert f"UV_VERSION={uv}\n" in script and f"LEAST_DRIVER={LEAST_DRIVER}\n" in script
 
 
 def test_an_option_without_its_value_is_named():
