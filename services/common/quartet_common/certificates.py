@@ -1,7 +1,7 @@
-"""Certificates on disk, and their rotation: whoever uses them sees a new set without a restart.
+"""Certificates on disk, and their rotation without a restart.
 
-A set is three files (CA, certificate, key) that are replaced one after another. One whose key and certificate do not
-belong together is being written just now: the one before goes on until it is whole.
+A set is three files (CA, certificate, key), which are replaced one after another. While key and certificate do not
+match, the new set is incomplete, and the previous one stays in use.
 """
 
 import re
@@ -23,7 +23,7 @@ from quartet_common.log import get_logger
 log = get_logger(__name__)
 
 _FILES = ("tls_ca", "tls_certificate", "tls_key")
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _KEY_BYTES = 1 << 16  # a PEM key is smaller
 _PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -53,14 +53,14 @@ def read_certificates(security: SecuritySection) -> Certificates:
 
 
 def _check(security: SecuritySection) -> None:
-    """gRPC itself says no more than that a handshake failed, and to the other side."""
+    """Check the files here: gRPC would only report a failed handshake, to the other side."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cafile=security.tls_ca)
     except ssl.SSLError as error:
         raise ConfigError(f"security.tls_ca: '{security.tls_ca}' holds no PEM certificate") from error
     try:
-        # An encrypted key would be asked for on the terminal.
+        # Without `password`, OpenSSL would prompt on the terminal for that of an encrypted key.
         context.load_cert_chain(str(security.tls_certificate), str(security.tls_key), password=lambda: b"")
     except ssl.SSLError as error:
         reason = "are not of one pair" if error.reason == "KEY_VALUES_MISMATCH" else "hold no usable PEM"
@@ -71,10 +71,10 @@ def _check(security: SecuritySection) -> None:
 
 
 def check_service_files(security: SecuritySection) -> None:
-    """Check the files of a service: its set, and that it was not given the CA's private key with them.
+    """Check a service's files: its set, and that the CA's private key is not in the same folders.
 
     Raises:
-        ConfigError: a file that cannot be used, or a key of the CA that this process can read.
+        ConfigError: a file cannot be used, or this process can read the CA's key.
     """
     read_certificates(security)
     folders = {Path(str(getattr(security, name))).parent for name in _FILES}
@@ -91,7 +91,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.iterdir() if path.is_file()]
     except OSError:
-        return []  # a folder whose files can be opened by name need not be one that can be listed
+        return []  # files may be readable in a folder that cannot be listed
 
 
 def _is_key_of_ca(security: SecuritySection, path: Path) -> bool:
@@ -99,7 +99,7 @@ def _is_key_of_ca(security: SecuritySection, path: Path) -> bool:
         if path.stat().st_size > _KEY_BYTES or b"PRIVATE KEY" not in path.read_bytes():
             return False
     except OSError:
-        return False  # who cannot read it was not given it
+        return False  # a key that this process cannot read is no risk
     for certificate in _PEM_CERTIFICATE.findall(Path(str(security.tls_ca)).read_bytes()):
         with tempfile.NamedTemporaryFile(suffix=".pem") as alone:
             alone.write(certificate)
@@ -113,26 +113,26 @@ def _is_key_of_ca(security: SecuritySection, path: Path) -> bool:
 
 
 def name_to_check(security: SecuritySection, address: str, role: str) -> str | None:
-    """Return the name by which TLS must check the server at `address`; None: its host's name alone."""
+    """Return the name by which TLS must check the server at `address`; None: only its host's name."""
     return server_name(split_address(address)[0], role) if security.roles and security.server_roles else None
 
 
 class Watch:
-    """Tells when a set has changed on disk, looking at most once a second."""
+    """Detects that a set has changed on disk, checking at most once a second."""
 
     def __init__(self, security: SecuritySection):
         self._security = security
-        self._looked = time.monotonic()
-        self._stamp = self._look()
+        self._checked_at = time.monotonic()
+        self._stamp = self._read_stamp()
         self._warned: str | None = None
 
     def changed(self) -> Certificates | None:
-        """Return the new set if there is one and it is whole."""
+        """Return the new set if there is one and it is complete."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked_at < _CHECK_SECONDS:
             return None
-        self._looked = now
-        stamp = self._look()
+        self._checked_at = now
+        stamp = self._read_stamp()
         if stamp == self._stamp:
             return None
         try:
@@ -146,7 +146,7 @@ class Watch:
         log.info("new certificates: %s", self._security.tls_certificate)
         return found
 
-    def _look(self) -> tuple[object, ...]:
+    def _read_stamp(self) -> tuple[object, ...]:
         return tuple(_file_stamp(getattr(self._security, name)) for name in _FILES)
 
 
@@ -159,16 +159,16 @@ def _file_stamp(path: Any) -> object:
 
 
 def server_credentials(security: SecuritySection) -> grpc.ServerCredentials:
-    """Return mutual TLS for a server, with the set that stands on disk when a connection is made.
+    """Return mutual TLS for a server; each new connection uses the current set on disk.
 
     Raises:
-        ConfigError: a file that cannot be used.
+        ConfigError: a file cannot be used.
     """
     watch = Watch(security)
 
     def configuration(found: Certificates | None) -> Any:
         if found is None:
-            return None  # the one before goes on
+            return None  # keep the previous set
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], root_certificates=found.ca)
 
     return grpc.dynamic_ssl_server_credentials(
@@ -179,15 +179,15 @@ def server_credentials(security: SecuritySection) -> grpc.ServerCredentials:
 
 
 def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials:
-    """Return mutual TLS for a channel, with the set that stands on disk now. Raises ConfigError."""
+    """Return mutual TLS for a channel, with the current set on disk. Raises ConfigError."""
     found = read_certificates(security)
     return grpc.ssl_channel_credentials(found.ca, private_key=found.key, certificate_chain=found.certificate)
 
 
 class RotatingChannel(Generic[ChannelT]):
-    """A channel, asyncio or blocking, that new calls find made anew when its certificates have changed on disk.
+    """A channel, asyncio or blocking, that is replaced for new calls when its certificates have changed on disk.
 
-    Calls under way stay on the channel they began on, which is closed at the next change but one.
+    Running calls stay on their channel; it is released at the second change after they began.
     """
 
     def __init__(self, security: SecuritySection, make: Callable[[], ChannelT]):
@@ -197,13 +197,13 @@ class RotatingChannel(Generic[ChannelT]):
         self._before: Any = None
 
     def current(self) -> Any:
-        """Return the channel of the certificates that stand on disk."""
+        """Return the channel with the current certificates on disk."""
         if self._watch.changed() is not None:
             self._before, self._current = self._current, self._make()
         return self._current
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also asked for of one that is half made
+        if name.startswith("_"):  # also looked up before __init__ has run
             raise AttributeError(name)
         return getattr(self._current, name)
 
@@ -228,7 +228,7 @@ class RotatingChannel(Generic[ChannelT]):
         self.close()
 
     def close(self, *arguments: Any, **keywords: Any) -> Any:
-        """Close it as the channel it stands for is closed: to be awaited for an asyncio one."""
+        """Close the channel; an asyncio one returns an awaitable."""
         return self._current.close(*arguments, **keywords)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints as everyone may read them: folders whose manifest, written last, says that they are whole.
+"""Reads checkpoints: folders that are complete if they have a manifest, which is written last.
 
 `step-00000012/manifest.json` holds {"step", "run_id", "run_created_at", "ledger", "files": {name: bytes}, ...}. Its
-"ledger" is a mark of the ledger beside the checkpoints (`quartet_common.ledger`). The rest is the trainer's business.
+"ledger" is a mark of the ledger beside the checkpoints (`quartet_common.ledger`). Only the trainer reads the rest.
 """
 
 import json
@@ -14,7 +14,7 @@ REPLACED_SUFFIX = ".replaced"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a checkpoint whose files are all there, or None."""
+    """Return the manifest of a complete checkpoint, or None."""
     if folder.name.startswith(WRITING_PREFIX):
         return None
     try:
@@ -37,7 +37,7 @@ def part_of(folder: Path, part: str) -> Path:
 
 
 def newest_checkpoint(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The complete checkpoint with the most steps under `root`, and its manifest; None if there is none."""
+    """Return the complete checkpoint with the most steps under `root`, and its manifest; None if there is none."""
     if not root.is_dir():
         return None
     newest: tuple[Path, dict[str, Any]] | None = None

@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub: their files in the cache, as folders that everything else reads; what is wrong with
-an id of the hub, in a sentence; a model's folder with another tokenizer or chat template.
+"""Models of the Hugging Face hub: downloads them to folders in the cache, replaces tokenizer or chat template, uploads
+them, and explains errors of the hub.
 
-huggingface_hub, which transformers brings, does the work and reads the environment: HF_TOKEN, HF_HOME, HF_ENDPOINT,
-HF_HUB_OFFLINE. `python -m quartet_common.hub FILE --set KEY=VALUE` downloads what a run file's [model] names.
+huggingface_hub, a dependency of transformers, reads HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
+`python -m quartet_common.hub FILE --set KEY=VALUE` downloads what a run file's [model] names.
 """
 
 import argparse
@@ -23,21 +23,21 @@ from quartet_common.plugins import install_command
 from quartet_common.run_file import read_text
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""A tokenizer has at least one of them."""
+"""A tokenizer has at least one of these files."""
 
 _TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 _BESIDE = ("special_tokens_map.json", "added_tokens.json", "merges.txt", _SETTINGS, _TEMPLATE, "chat_template.json")
 
 
 def with_overrides(folder: Path, tokenizer: Path | None, model: ModelSection) -> Path:
-    """Return a folder in the cache (HF_HOME) that is `folder` with what [model] replaces of its tokenizer.
+    """Return a folder in the cache (HF_HOME) with the files of `folder` and the tokenizer files that [model] replaces.
 
     Args:
-        folder: the model's, of which links are made; one without weights is allowed.
+        folder: the model's, whose files are linked; it may have no weights.
         tokenizer: the folder of another tokenizer; None: the model's own.
 
     Raises:
-        ConfigError: the key, what came and what is allowed.
+        ConfigError: the tokenizer or template cannot be used, or the cache cannot be written.
     """
     source = tokenizer or folder
     if not any((source / name).is_file() for name in TOKENIZER_FILES):
@@ -59,11 +59,11 @@ def with_overrides(folder: Path, tokenizer: Path | None, model: ModelSection) ->
         settings = _read(source / _SETTINGS)
         if "chat_template" in settings:  # what transformers before 4.43 reads
             written[_SETTINGS] = json.dumps({**settings, "chat_template": template}, indent=2, ensure_ascii=False)
-    return _made({name: file for name, file in files.items() if name not in written}, written)
+    return _cached_folder({name: file for name, file in files.items() if name not in written}, written)
 
 
 def _template(source: Path, model: ModelSection) -> str:
-    """Return the chat template, which begins with the arguments as the variables' defaults."""
+    """Return the chat template, preceded by the arguments as default values of its variables."""
     if model.chat_template:
         template: Any = read_text(Path(model.chat_template), "model.chat_template")
     elif (source / _TEMPLATE).is_file():
@@ -98,12 +98,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # the checks of the folder say what is wrong with it
+        return {}  # the checks of the folder report what is wrong with it
     return found if isinstance(found, dict) else {}
 
 
-def _made(links: dict[str, Path], written: dict[str, str]) -> Path:
-    """Return a folder with these files, made unless it is there; its name is a digest of what it holds."""
+def _cached_folder(links: dict[str, Path], written: dict[str, str]) -> Path:
+    """Return a folder with these files, named by a digest of them; make it unless it exists."""
     marks = [(name, str(path.absolute()), path.stat().st_mtime_ns) for name, path in sorted(links.items())]
     digest = hashlib.sha256(json.dumps([marks, sorted(written.items())]).encode()).hexdigest()[:16]
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "quartet"
@@ -134,22 +134,22 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHTS = ["*.safetensors"]
 _NOT_TRANSFORMERS = ["*/*.safetensors", "*/*.json", "consolidated*"]
-"""Other formats of the same weights, which some models have beside those that transformers reads."""
+"""Other formats of the weights, which some models have beside the one that transformers reads."""
 
 
 def is_hub_id(path: Path | None) -> bool:
-    """Whether a path names a model of the hub: "owner/name", and no folder of that name is here."""
+    """Return whether a path is "owner/name", a model of the hub, and no folder of that name exists."""
     return path is not None and HUB_ID.fullmatch(str(path)) is not None and not path.exists()
 
 
 def located(config: LoadedConfig[SectionT], weights: bool = True) -> LoadedConfig[SectionT]:
-    """Return the configuration with a folder as model.path; files of a hub model are downloaded unless they are here.
+    """Return the configuration with a folder as model.path, to which the files of a hub model are downloaded.
 
     Args:
         weights: download the weights too. Without them `LoadedConfig.weights` is False for a hub model.
 
     Raises:
-        ConfigError: the key, what came, and what to do.
+        ConfigError: a key of [model] has an invalid value, or the download failed.
     """
     model, folder = config.model, config.model.path
     if not (hub := is_hub_id(folder)) and model.revision:
@@ -173,10 +173,10 @@ def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
 
     Args:
         key: of the run file, whose value the name is, for errors.
-        weights: False: only configuration and tokenizer; None: of a model that has a tokenizer, and maybe no weights.
+        weights: False: only configuration and tokenizer; None: likewise, of a model that need not have weights.
 
     Raises:
-        ConfigError: no such model or revision, no access, no connection, or not the files that are needed.
+        ConfigError: no such model or revision, no access, no connection, or needed files are missing.
     """
     try:
         from huggingface_hub import get_cached_repo_tree, snapshot_download
@@ -207,13 +207,13 @@ def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
 
 
 def check_dataset(name: str, revision: str, key: str) -> None:
-    """Ask the hub for a dataset; where it cannot be asked, the cache may have it.
+    """Check that the hub has a dataset. Nothing is raised if the hub cannot be reached: the cache may have it.
 
     Args:
         key: of the run file, whose value the name is, for errors.
 
     Raises:
-        ConfigError: there is none of that name or revision, or no access.
+        ConfigError: no such dataset or revision, or no access.
         ImportError: huggingface_hub is not installed here.
     """
     from huggingface_hub import HfApi, errors
@@ -229,10 +229,10 @@ def check_dataset(name: str, revision: str, key: str) -> None:
 
 
 def hub_sentence(error: Exception, name: str, revision: str, key: str, kind: str = "model") -> str:
-    """Return what an error of huggingface_hub, or of the HTTP library beneath, means.
+    """Explain an error of huggingface_hub, or of the HTTP library beneath, in a sentence.
 
     Args:
-        name: of what was asked for at the hub, with its revision.
+        name: of what was requested from the hub, with its revision.
         key: of the run file, whose value the name is.
         kind: "model", which may also be a folder, or "dataset".
     """
@@ -276,15 +276,15 @@ def hub_sentence(error: Exception, name: str, revision: str, key: str, kind: str
 
 
 def push_folder(folder: Path, name: str, revision: str, private: bool, more: Mapping[str, bytes]) -> str:
-    """Send a model's folder to the hub in one commit, and return the commit's address.
+    """Upload a model's folder to the hub in one commit, and return the commit's URL.
 
     Args:
-        revision: the branch, made if there is none; empty: main.
-        private: make a private model; one that is there must be private.
+        revision: the branch, created if necessary; empty: main.
+        private: create a private model; an existing one must be private.
         more: further files.
 
     Raises:
-        ConfigError: no token, no right to write, no connection, or a public model where a private one was asked for.
+        ConfigError: no token, no write access, no connection, or an existing model is public despite `private`.
     """
     try:
         from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
@@ -337,7 +337,7 @@ class _Nothing(Section):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Download the model of a run file and print its folder; with exit status 2, why it cannot be had."""
+    """Download the model of a run file and print its folder, or, with exit status 2, why that failed."""
     parser = argparse.ArgumentParser(prog="python -m quartet_common.hub", description=main.__doc__)
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -1,7 +1,7 @@
-"""`python -m quartet_common.probe broker run.toml`: is the service healthy? For containers and scripts.
+"""`python -m quartet_common.probe broker run.toml`: checks a service's health, for containers and scripts.
 
-It asks `grpc.health.v1` as the service's own run file says: its address, its port, mutual TLS with its certificate.
-Exit status 0: serving; 1: not serving or not there; 2: the run file cannot be used.
+It calls `grpc.health.v1` with the service's own run file: its address, its port, mutual TLS with its certificate.
+Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 class AnySection(Section):
-    """The service's own section, which is its own business."""
+    """The service's own section, not validated."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def ask(kind: str, config: LoadedConfig[AnySection], seconds: float) -> str:
-    """Return the health that the service of this host tells. Raises AioRpcError when it does not answer."""
+    """Return the health of the service on this host. Raises AioRpcError if it does not answer."""
     name, port = split_address(getattr(config.addresses, kind))
     host = config.server.bind_host or name
     if host in _ALL_ADDRESSES:

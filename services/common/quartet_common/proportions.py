@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-_Z = 1.959963984540054  # 97.5% of the standard normal distribution lie below
+_Z = 1.959963984540054  # the 97.5% quantile of the standard normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Proportion:
 def proportion(prompts: Sequence[tuple[int, float]]) -> Proportion | None:
     """Return the mean over completions with Wilson's score interval; None if no completion was judged.
 
-    Completions of one prompt are no independent draws. n in Wilson's formula (JASA 22, 1927) is therefore the effective
+    Completions of one prompt are not independent. n in Wilson's formula (JASA 22, 1927) is therefore the effective
     sample size p(1 - p) / SE², SE² the variance of p over prompts (Franco et al., J. Surv. Stat. Methodol. 7, 2019), at
-    most the completions. With one completion a prompt that is their number; where all prompts agree, the prompts'.
+    most the number of completions; if all prompts have the same mean, it is the number of prompts.
 
     Args:
         prompts: of each, how many completions were judged, and their mean accuracy.

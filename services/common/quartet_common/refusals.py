@@ -1,4 +1,4 @@
-"""What is wrong with sections of the run file, a sentence each: the key, what came, what is allowed, where."""
+"""Error sentences about sections of the run file: the key, what came, what is allowed, where."""
 
 import difflib
 import re
@@ -15,10 +15,10 @@ class OtherName(NamedTuple):
     """A key of another project.
 
     Attributes:
-        name: as it is called there; verl's with its path.
-        default: there, as text; of verl's keys empty.
-        key: what does the same here, e.g. "run.group_size"; empty: nothing does.
-        note: how it differs, or why it is not here.
+        name: its name there; verl's with its path.
+        default: its default there, as text; empty for verl's keys.
+        key: the equivalent here, e.g. "run.group_size"; empty: there is none.
+        note: how the equivalent differs, or why there is none.
     """
 
     project: str
@@ -46,9 +46,9 @@ def other_names() -> tuple[OtherName, ...]:
 
 
 def meant(parts: Sequence[str]) -> str:
-    """Return the end of a sentence about the unknown key `parts`: what it is called here; empty if it is not theirs.
+    """Return the end of a sentence about the unknown key `parts`, if it is TRL's or verl's: its name here; else "".
 
-    The last part is enough, whatever section it stands in.
+    The last part suffices, in any section.
     """
     path = ".".join(parts)
     same = [each for each in other_names() if f".{path}".endswith(f".{each.name}")]
@@ -56,8 +56,8 @@ def meant(parts: Sequence[str]) -> str:
 
 
 def nearly_meant(name: str) -> str:
-    """Return what `meant` does for a misspelt name."""
-    long = {each.name: each for each in other_names() if len(each.name) > 6}  # short ones resemble anything
+    """Return what `meant` returns, for a misspelt name."""
+    long = {each.name: each for each in other_names() if len(each.name) > 6}  # short names resemble too many words
     return _ending([long[close] for close in difflib.get_close_matches(name, long, n=1, cutoff=0.85)])
 
 
@@ -68,9 +68,9 @@ def _ending(found: Sequence[OtherName]) -> str:
 Where = Callable[[Sequence[str | int]], str]
 """Where a key, given as its parts, was set, e.g. "in run.toml"."""
 
-_FEW = 8  # names that an error lists; of more it names the nearest
+_FEW = 8  # an error lists at most so many names; of more, the nearest
 _NEAREST = 5
-_SPELLING = 0.85  # how much a misspelt name resembles the right one, by difflib's ratio
+_SPELLING = 0.85  # least similarity of a misspelt name to the right one, by difflib's ratio
 
 
 def sentences(
@@ -79,9 +79,9 @@ def sentences(
     """Return every problem of section `name`, e.g. "trainer", as a sentence without secrets.
 
     Args:
-        model: the section's model, by which an unknown key's neighbors are named.
-        error: what pydantic found.
-        others: further sections in which an unknown key may belong.
+        model: the section's model, whose keys are suggested for an unknown one.
+        error: pydantic's.
+        others: further sections to which an unknown key may belong.
     """
     return [_sentence(model, problem, name, where, others) for problem in error.errors(include_url=False)]
 
@@ -105,7 +105,7 @@ def _sentence(
 
 
 def unknown_section(name: str, value: Any, allowed: Sequence[str], where: Where) -> list[str]:
-    """Return what is wrong with a section that does not exist: a sentence for each key of TRL's or verl's in it."""
+    """Return sentences about an unknown section: one for each of its keys that is TRL's or verl's, else one for it."""
     known = [(leaf, cure) for leaf in _leaves((name,), value) if (cure := meant(leaf))]
     if known:
         return [f"unknown key {'.'.join(leaf)} {where(leaf)}{cure}" for leaf, cure in known]
@@ -117,7 +117,7 @@ def _no_section(name: str, where: Where, allowed: Sequence[str]) -> str:
 
 
 def did_you_mean(name: str, allowed: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown name: the one it resembles, or those allowed, or the nearest."""
+    """Return the end of a sentence about an unknown name: a similar one, all that are allowed, or the nearest."""
     close = difflib.get_close_matches(name, allowed, n=1)
     if close:
         return f": did you mean '{close[0]}'?"
@@ -128,7 +128,7 @@ def did_you_mean(name: str, allowed: Sequence[str]) -> str:
 
 
 def without_passwords(value: Any) -> str:
-    """Return a value as it may be shown: a URL without the password in it."""
+    """Return a value's repr, with the passwords of URLs masked."""
     return re.sub(
         r"(://[^:@/\s]*:)\S*@|(password=)[^&\s'\"]*", lambda m: f"{m[1]}***@" if m[1] else f"{m[2]}***", repr(value)
     )
@@ -154,7 +154,7 @@ def _leaves(parts: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _places(model: type[BaseModel], name: str, prefix: str) -> Iterator[str]:
-    """Yield where below `prefix` a key of this name stands."""
+    """Yield the paths of keys with this name, nested ones too, under `prefix`."""
     for key, info in model.model_fields.items():
         if key == name:
             yield f"{prefix}.{key}"

@@ -1,7 +1,6 @@
-"""Transports of weights that other packages bring, by entry points of the group `quartet.transports`.
+"""Weight transports of other packages, by entry points of the group `quartet.transports`.
 
-One entry point for both ends: the trainer's environment and the rollout's both have the package. docs/extend.md shows
-one.
+One entry point provides both ends, so the package is installed at trainer and rollout. docs/extend.md has an example.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from quartet_common.plugins import load_plugins
 
 ENTRY_POINT_GROUP = "quartet.transports"
 OWN_TRANSPORTS = ("gloo", "nccl", "file")
-# The capability of a transport is weights.NAME, and these of its kind say something else.
+# The capability of a transport is weights.NAME; these names have another meaning there.
 _TAKEN = (*OWN_TRANSPORTS, "full", "lora", "in_flight", "store_gate")
 _PARTS = ("name", "description", "parameters", "trainer_end", "rollout_end")
 
 
 class TransportParameters(BaseModel):
-    """What such a transport can be told, in `[trainer.weights.transport_parameters]`. Unknown keys are refused."""
+    """Parameters of a transport, `[trainer.weights.transport_parameters]`. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TransportPlugin(Protocol):
-    """What an entry point names: a class of no arguments that makes both ends. Its module is imported when a service
-    starts, so it imports torch and the like within `trainer_end` and `rollout_end`."""
+    """The class that an entry point names, constructed without arguments. Its module is imported when a service starts,
+    so it should import torch only within `trainer_end` and `rollout_end`."""
 
     name: ClassVar[str]
-    """As its entry point's, and as `trainer.weights.transport`."""
+    """The entry point's name, and the value of `trainer.weights.transport`."""
     description: ClassVar[str]
-    """What it is, in a sentence."""
+    """One sentence."""
     parameters: ClassVar[type[TransportParameters]]
     """The model of its parameters."""
 
@@ -44,34 +43,34 @@ class TransportPlugin(Protocol):
 
         Args:
             parameters: an instance of `parameters`.
-            host: where rollouts reach this trainer, as `trainer.weights.store_host` says; listen nowhere else.
-            folder: a folder of this run's alone, not made yet.
+            host: where rollouts reach this trainer (`trainer.weights.store_host`); listen only there.
+            folder: a folder for this run only, not created yet.
         """
         ...
 
     def rollout_end(self, info: Any) -> Any:
-        """Join an epoch (a `quartet_rollout.engines.base.WeightGroupInfo`) as the receiving end, a
-        `quartet_rollout.weight_sync.transports.Transport`. May block until `info.timeout_seconds`."""
+        """Make the receiving end, a `quartet_rollout.weight_sync.transports.Transport`, for an epoch (`info` is a
+        `quartet_rollout.engines.base.WeightGroupInfo`). May block for `info.timeout_seconds`."""
         ...
 
 
 def plugin_names() -> list[str]:
-    """Names of the transports that installed packages bring."""
+    """Return the names of the transports of installed packages."""
     return sorted(entry_points(group=ENTRY_POINT_GROUP).names)
 
 
 def transport_names() -> list[str]:
-    """Names of all transports, those of installed packages included, whether or not they can work here."""
+    """Return the names of all transports, those of installed packages included, whether or not they work here."""
     return [*OWN_TRANSPORTS, *plugin_names()]
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a transport of another package cannot have this name."""
+    """Return whether a transport of another package must not have this name."""
     return name in _TAKEN
 
 
 def how_to_install(name: str) -> str:
-    """What to do at a rollout that lacks the transport of another package, in words."""
+    """Return what to do at a rollout that lacks a transport of another package."""
     return (
         f"install the package with the entry point '{name}' of {ENTRY_POINT_GROUP} into that rollout's environment and "
         "start it again, or choose another trainer.weights.transport"
@@ -82,7 +81,7 @@ def load_transports() -> dict[str, TransportPlugin]:
     """Return the transports of all installed packages, by name.
 
     Raises:
-        ConfigError: one cannot be loaded, is no transport, or has a name that is taken or not its entry point's.
+        ConfigError: one cannot be loaded, is no transport, or its name is taken or differs from its entry point's.
     """
     points = entry_points(group=ENTRY_POINT_GROUP)
     plugins = load_plugins("transport", ENTRY_POINT_GROUP, (), _PARTS, TransportParameters, points)
@@ -96,7 +95,7 @@ def load_transports() -> dict[str, TransportPlugin]:
 
 
 def read_parameters(plugin: TransportPlugin, values: dict[str, Any]) -> TransportParameters:
-    """Check a transport's parameters. Raises ConfigError, which names the first that is wrong."""
+    """Validate a transport's parameters. Raises ConfigError naming the first invalid one."""
     try:
         return plugin.parameters.model_validate(values)
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""The wire form of a weight update: which tensor lies where in which bucket, and their checksums.
+"""The layout of a weight update, without torch: each tensor's bucket and offset, and checksums.
 
-Torch-free: the trainer fills the buckets, the rollout reads them, both by the same WeightManifest.
+The trainer fills the buckets and the rollout reads them by the same WeightManifest.
 """
 
 import math
@@ -15,7 +15,7 @@ from quartet_common.tensors import item_size
 
 CHECKSUM_ALGORITHM = "xxh3_64"
 
-# Offsets are multiples of this, so that every tensor is a properly aligned view of its bucket.
+# Offsets are multiples of this, so that every tensor is an aligned view of its bucket.
 ALIGNMENT = 16
 
 
@@ -52,7 +52,7 @@ def plan_buckets(
 
 
 def check_manifest(manifest: rollout_pb2.WeightManifest) -> None:
-    """Raise ValueError, naming the tensor, if the manifest contradicts itself: the wire is not trusted."""
+    """Check a received manifest. Raises ValueError naming the tensor if it is inconsistent."""
     if manifest.checksum_algorithm != CHECKSUM_ALGORITHM:
         raise ValueError(f"checksum_algorithm: got '{manifest.checksum_algorithm}'; allowed: {CHECKSUM_ALGORITHM}")
     for tensor in manifest.tensors:
@@ -66,9 +66,9 @@ def check_manifest(manifest: rollout_pb2.WeightManifest) -> None:
 
 
 def bucket_file(manifest: rollout_pb2.WeightManifest, bucket: int) -> str:
-    """Return the name of a bucket's file, by the file transport, in its version's folder.
+    """Return the name of a bucket's file in its version's folder, for the file transport.
 
-    One file has Hugging Face's name for all, or PEFT's; several have Hugging Face's names for shards.
+    A single file is named as Hugging Face or PEFT names it; several are named like Hugging Face's shards.
     """
     stem = "adapter_model" if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA else "model"
     count = len(manifest.bucket_bytes)
@@ -76,10 +76,10 @@ def bucket_file(manifest: rollout_pb2.WeightManifest, bucket: int) -> str:
 
 
 class BackgroundChecksum:
-    """Checksums of buckets, each of all bytes up to the bucket's end, computed on a thread of its own.
+    """Computes checksums of buckets on a thread; each covers all bytes up to the bucket's end.
 
-    xxHash lets the interpreter go while it works, so the thread costs neither packing nor a transfer its time. The last
-    is the checksum of everything, and the first that differs between two ends names the bucket.
+    xxHash releases the GIL, so the thread does not delay packing or transfers. The last checksum covers everything; the
+    first one in which two peers differ identifies the bucket.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,7 @@ class BackgroundChecksum:
         self._buckets: list[Future[int]] = []
 
     def add(self, bucket: Callable[[], memoryview]) -> "Future[int]":
-        """Take in the next bytes, which `bucket` returns when it is called on the thread; once the result is there they
-        have been read and may change."""
+        """Add the next bytes, which `bucket` returns on the thread. They may change once the future is done."""
         self._buckets.append(self._thread.submit(self._read, bucket))
         return self._buckets[-1]
 
@@ -98,19 +97,19 @@ class BackgroundChecksum:
         return self._hash.intdigest()
 
     def values(self) -> list[int]:
-        """Wait for all buckets and return the checksum up to the end of each; raises what a bucket raised."""
+        """Wait for all buckets and return their checksums; raises what a bucket raised."""
         self.close()
         return [bucket.result() for bucket in self._buckets]
 
     def close(self) -> None:
-        """End the thread after what it has been given."""
+        """End the thread after the buckets that were added."""
         self._thread.shutdown(wait=False)
 
 
 def folder_checksum(folder: Path) -> int:
-    """XXH3, 64 bits, over the bytes of a model folder's safetensors files, in the order of their names.
+    """Return the 64-bit XXH3 of a model folder's safetensors files, in the order of their names.
 
-    Two services compare it to know that they read the same base model. Raises OSError, ValueError without such files.
+    Services compare it to check that they read the same base model. Raises OSError, ValueError without such files.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -1,9 +1,8 @@
-"""Messages put together from parts that are bytes already, without making message objects of the large ones.
+"""Serializes messages from parts that are bytes already, without message objects for the large ones.
 
-In the wire format of Protocol Buffers a submessage is its tag, its length and its bytes, and the fields of a message
-are those of its parts put after one another. A group's tensors are made as bytes, and Redis holds them so: put between
-field tags they are copied once, where through message objects they would be copied into one, copied while its buffer
-grows, and copied out of it, into pages that are new each time.
+In the wire format of Protocol Buffers a submessage is a tag, a length and its bytes, and concatenated fields are a
+message. So the bytes of a group's tensors, as rollouts make them and Redis holds them, are copied once, between field
+tags. A message object would copy them in, again while its buffer grows, and out of it, each time to fresh pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ Bytes = bytes | memoryview
 
 
 def varint(value: int) -> bytes:
-    """Return a number from 0 up as the wire format has it: seven bits a byte, the lowest first."""
+    """Return a number >= 0 as a varint: seven bits per byte, the lowest first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
