@@ -3,25 +3,25 @@
 __main__     command line
 config       [rollout] of the run file
 preflight    the checks before a start
-app          makes the parts; starts and drains them
-servicer     RolloutService: status, weights, sleep
-sleep        the engine's sleep, and who ends it
+app          creates, starts and drains the parts
+servicer     the RPCs of RolloutService
+sleep        puts the engine to sleep and wakes it
 metrics      every Prometheus name
-state        what the parts share: run, engine, version, and the event that something changed
+state        state shared by the parts: run, engine, version; an event for changes
 
-membership   member of a run at the broker: register, heartbeat, leave; which run, where there may be several
-broker       calls to the broker; leases and their renewal; the upload of finished groups
-prompt_loop  leases prompts while there is room
+membership   member of a run at the broker: register, heartbeat, leave; chooses among several runs
+broker       calls to the broker; lease renewal; upload of finished groups
+prompt_loop  leases prompts while the engine has room
 prompts      a Prompt as token ids
-generation   the prompt's sampling over the run's; generates
-groups       the groups under way, one task each; their leases
-group        the life of one group: prompt -> completions -> scores -> experience
+generation   sampling parameters and completions of a prompt
+groups       the groups in progress, one task each; their leases
+group        one group: prompt -> completions -> scores -> experience
 scoring      one long-lived ScoreStream
 experience   GroupTensors, GroupTranscript and GroupHeader of a finished group
-direct       RolloutService: Generate and GenerateStream
+direct       Generate and GenerateStream of RolloutService
 
 weight_updates  the state machine of a weight update
 engines/        vLLM and transformers behind one Protocol
-environments/   what answers the policy's turns
-weight_sync/    transports, buckets and what they hold
+environments/   answers to the policy's turns
+weight_sync/    receives weights: transports, buckets, manifests
 """

@@ -17,8 +17,8 @@ async def serve(config: LoadedConfig[RolloutSection], host) -> None:
     from quartet_rollout.app import RolloutService
 
     await RolloutService(config, host).run()
-    # All is drained and closed. Python would now wait for the thread of an engine that was still loading, and spend
-    # seconds collecting what the engine's libraries left.
+    # Everything is drained and closed. A normal exit would wait for the thread of an engine that is still loading, and
+    # spend seconds on the teardown of the engine's libraries.
     tracing.shutdown()
     logging.shutdown()
     sys.stdout.flush()
@@ -27,10 +27,10 @@ async def serve(config: LoadedConfig[RolloutSection], host) -> None:
 
 
 def main() -> int:
-    """Return the exit status: 0 ended as asked, 1 failed, 2 unusable configuration, 130 Ctrl-C."""
+    """Return the exit status: 0 stopped normally, 1 failed, 2 invalid configuration, 130 Ctrl-C."""
     return service_main(kind="rollout", section=RolloutSection, preflight=preflight, serve=serve)
 
 
-# vLLM starts processes by spawn, which imports this module again.
+# vLLM's spawned processes import this module again.
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Puts the parts of the rollout together, starts them, and takes them apart when the service drains."""
+"""Creates the parts of the rollout, starts them, and stops them when the service drains."""
 
 import asyncio
 import copy
@@ -40,7 +40,7 @@ _WEIGHTS = "weights from the trainer"
 _SAMPLE_SECONDS = 1.0
 _SMOOTHED_OVER = 3  # samples
 
-# Finished groups have so long to be put when the run is left for another.
+# How long finished groups may take to upload when the rollout leaves a run.
 _FLUSH_SECONDS = 5.0
 
 
@@ -107,10 +107,10 @@ class RolloutService:
         await host.run()
 
     async def _load(self) -> None:
-        """Load the engine while the server answers; a failure ends the service with one sentence."""
+        """Load the engine while the server answers; a failure logs one sentence and ends the service."""
         section = self._config.section
         try:
-            # In a thread: the engine's library takes seconds to import, and the server must answer meanwhile.
+            # In a thread, because importing the engine's library takes seconds.
             engine = self._engine = await asyncio.to_thread(self._make_engine)
             await engine.start()
             if section.initial_version is not None:
@@ -136,11 +136,11 @@ class RolloutService:
         return create_engine(section.engine, str(self._config.model.path), section.engine_options)
 
     async def _measure(self) -> None:
-        """Keep the gauges, and what is said about waiting for weights, up to date."""
+        """Update the gauges, and whether the service waits for weights; stop the service when the engine has failed."""
         counted_at, counted = time.monotonic(), 0
         while True:
             if (engine := self.state.engine) is not None:
-                if engine.failure:  # Whether or not anybody is generating.
+                if engine.failure:  # Also noticed while nothing is generated.
                     self._engine_failed(engine.failure)
                 stats = engine.stats()
                 if (seconds := time.monotonic() - counted_at) >= _SAMPLE_SECONDS:
@@ -160,7 +160,7 @@ class RolloutService:
             await self.state.changes.wait(_SAMPLE_SECONDS)
 
     def _verifier_raised(self, failure: reward_pb2.Failure) -> None:
-        """Show people where a verifier raised, or that it ended or took too long."""
+        """Log a verifier's crash, and report it to the run's events."""
         text = f"{failure.message}\n{failure.traceback}".rstrip()
         log.error("%s", failure.message, extra={"place": failure.place})
         self._host.spawn(self._notice("error", text), "notice")
@@ -172,13 +172,13 @@ class RolloutService:
         try:
             await self._link.insist("ReportProgress", request)
         except grpc.RpcError as error:
-            log.info("a notice was not taken: %s", describe(error))
+            log.info("the broker rejected a notice: %s", describe(error))
 
     def _engine_failed(self, reason: str) -> None:
         self._host.stop(reason, exit_code=1)
 
     async def _stop_work(self, reason: str) -> None:
-        """Put what is finished, give the rest back: the run goes on without this rollout, if at all."""
+        """Upload finished groups and release the other leases, before this rollout leaves the run."""
         await self.groups.flush(timeout=_FLUSH_SECONDS)
         await self.groups.give_back_all(reason)
 
@@ -187,7 +187,8 @@ class RolloutService:
         await self.updates.forget(reason)
 
     async def _drain(self) -> None:
-        """Stop leasing, finish direct generation, put what is finished, give the rest back, leave, close."""
+        """Stop leasing, finish direct generation, upload finished groups, release the other leases, leave the run, and
+        close."""
         self.state.draining = True
         self.state.changes.notify()
         left = self._config.server.drain_seconds
@@ -206,7 +207,7 @@ class RolloutService:
 
 
 async def _close(engine: Engine, timeout: float) -> None:
-    """Close the engine; one that is still loading cannot be interrupted, and ends with the process."""
+    """Close the engine, within `timeout`: loading cannot be interrupted, and ends with the process."""
     try:
         async with asyncio.timeout(timeout):
             await engine.close()
@@ -215,7 +216,7 @@ async def _close(engine: Engine, timeout: float) -> None:
 
 
 def _libraries() -> dict[str, str]:
-    """Return the versions that peers may want to compare."""
+    """Return the library versions for the handshake."""
     from quartet_weights.process_group import nccl_missing, nccl_version  # it imports torch
 
     libraries = {}

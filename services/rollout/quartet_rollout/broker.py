@@ -1,8 +1,7 @@
-"""Calls to the broker, the leases on prompts that this rollout holds, and the upload of finished groups.
+"""Calls to the broker, this rollout's leases on prompts, and the upload of finished groups.
 
-Each call has a deadline, and people are told while the broker cannot be reached. Leases are renewed every third of
-their ttl while the work lasts, and released when it fails or ends early. Groups are put in small batches: while one
-call is under way the next batch gathers.
+Each call has a deadline; while the broker cannot be reached, the service logs and reports that it waits. Groups are
+uploaded in small batches: during one call the next batch is collected.
 """
 
 import asyncio
@@ -26,14 +25,14 @@ log = get_logger(__name__)
 
 Item = TypeVar("Item")
 
-# The call may have reached nobody; nothing is known to be wrong with it.
+# The call may not have reached the broker, or may succeed later.
 TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
-# The broker failed in a way that it did not foresee: that may pass.
+# Unexpected errors in the broker, which may be temporary.
 _UNEXPLAINED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 _UNEXPLAINED_ATTEMPTS = 3
 
-# A group that fills more than this fits no message (64 MiB with what surrounds it).
+# Largest serialized group: messages have at most 64 MiB, with the fields around it.
 LARGEST_GROUP = 63 << 20
 
 
@@ -50,16 +49,16 @@ class BrokerLink:
         self._timeout = timeout
 
     async def introduce(self) -> None:
-        """Shake hands, waiting until the broker is there. Raises grpc.RpcError if it refuses."""
+        """Handshake, retried until the broker answers. Raises grpc.RpcError if it rejects the rollout."""
         await self._repeat(lambda: self._noted(handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT), TRANSIENT))
 
     async def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Make one call; PutExperience with the bytes of its request. Raises grpc.RpcError."""
+        """Make one call; `request` is serialized bytes for PutExperience. Raises grpc.RpcError."""
         call = getattr(self._stub, method)(request, timeout=timeout or self._timeout)
         return await self._noted(call, {grpc.StatusCode.UNAVAILABLE})
 
     async def insist(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Make a call that is safe to repeat until the broker answers it. Raises grpc.RpcError for what is final."""
+        """Make an idempotent call, retried until the broker answers. Raises grpc.RpcError for permanent errors."""
         return await self._repeat(lambda: self.call(method, request, timeout))
 
     async def _repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -75,7 +74,7 @@ class BrokerLink:
                 await outage.wait(retry_delay(error))
 
     async def _noted(self, call: Awaitable[Any], away: Container[grpc.StatusCode]) -> Any:
-        """Await a call, and note whether the broker can be reached: not if the call ends with one of `away`."""
+        """Await a call, and record whether the broker could be reached: a code in `away` means that it could not."""
         try:
             response = await call
         except grpc.RpcError as error:
@@ -95,13 +94,13 @@ _CHUNK = 512
 
 
 class Leases:
-    """Renews leases, and gives them back."""
+    """Renews and releases leases."""
 
     def __init__(self, state: RolloutState, link: BrokerLink):
         self._state, self._link = state, link
 
     async def renew(self, lease_ids: list[str], timeout: float) -> list[str]:
-        """Return those that the broker says are lost; a broker that cannot be reached says nothing."""
+        """Renew leases; return those that the broker reports as lost, none if it cannot be reached."""
         lost: list[str] = []
         for chunk in _chunks(lease_ids):
             request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=chunk)
@@ -114,18 +113,19 @@ class Leases:
         return lost
 
     async def unscored(self, lease: broker_pb2.PromptLease) -> bytes:
-        """Return the completions that are kept of a leased prompt, a serialized UnscoredGroup. Raises grpc.RpcError."""
+        """Return a leased prompt's completions of an earlier delivery, a serialized UnscoredGroup. Raises
+        grpc.RpcError."""
         request = broker_pb2.GetUnscoredRequest(run_id=self._state.run_id, instance_id=lease.instance.instance_id)
         return (await self._link.insist("GetUnscored", request)).unscored
 
     async def release(
         self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float | None = 10.0, run_id: str = ""
     ) -> None:
-        """Release leases; what the broker is not told expires.
+        """Release leases; those that do not reach the broker expire.
 
         Args:
-            timeout: seconds of trying; None: as long as it takes.
-            run_id: the run that they are of, where that is not the one this rollout works for now.
+            timeout: of the retries, in seconds; None: no limit.
+            run_id: the leases' run; default: the current one.
         """
         for chunk in _chunks(list(releases)):
             request = broker_pb2.ReleaseLeasesRequest(run_id=run_id or self._state.run_id, releases=chunk)
@@ -136,7 +136,7 @@ class Leases:
                 log.warning("the broker did not take leases back; they will expire", extra={"count": len(chunk)})
                 return
             except grpc.RpcError as error:
-                # A run that has ended or is gone has no use for its leases.
+                # Nothing is lost: the run has ended or was deleted, or the leases expire.
                 log.info("leases not given back: %s", describe(error), extra={"count": len(chunk)})
 
 
@@ -145,15 +145,15 @@ def _chunks(items: list[Item]) -> Iterator[list[Item]]:
         yield items[begin : begin + _CHUNK]
 
 
-# What goes into one call at most; a larger group goes alone.
+# Limits of one call; a larger group is sent alone.
 _BATCH_GROUPS, _BATCH_BYTES = 32, 6 << 20
 
-# How long to wait before a group is put again that found no room.
+# Delay before a group is sent again after NO_ROOM.
 _NO_ROOM_SECONDS = 0.5
 
 
 class UploadRefused(Exception):
-    """The broker will not take the group; the text is its reason."""
+    """The broker rejected the group; the text is the reason."""
 
 
 @dataclass(eq=False)
@@ -165,7 +165,7 @@ class _Put:
 
 
 class UploadBatcher:
-    """Puts finished groups, in the order in which they finish."""
+    """Uploads finished groups, in the order in which they finish."""
 
     def __init__(self, state: RolloutState, link: BrokerLink):
         self._state, self._link = state, link
@@ -173,10 +173,10 @@ class UploadBatcher:
         self._arrived = asyncio.Event()
 
     async def put(self, lease_id: str, group: experience_pb2.ExperienceGroup) -> int:
-        """Put a group and return its PutOutcome, any but NO_ROOM: that one is tried again until there is room.
+        """Upload a group, repeatedly while the outcome is NO_ROOM; return its PutOutcome.
 
         Raises:
-            UploadRefused: the broker cannot accept such a group.
+            UploadRefused: the broker rejected the group, or it is too large.
         """
         loop = asyncio.get_running_loop()
         parts = put_group(lease_id, group.header, group.tensors, group.transcript)
@@ -194,7 +194,7 @@ class UploadBatcher:
             await asyncio.sleep(_NO_ROOM_SECONDS)
 
     async def run(self) -> None:
-        """Put for as long as the service lives."""
+        """Upload queued groups until cancelled."""
         while True:
             if batch := self._next_batch():
                 await self._send(batch)
@@ -203,7 +203,7 @@ class UploadBatcher:
                 await self._arrived.wait()
 
     def _next_batch(self) -> list[_Put]:
-        """Take what goes into one call; nothing if nobody waits."""
+        """Pop the groups of the next call from the queue; none if it is empty."""
         batch: list[_Put] = []
         size = 0
         while self._queue and len(batch) < _BATCH_GROUPS:
@@ -228,7 +228,7 @@ class UploadBatcher:
                 item.outcome.set_result(outcome)
 
     async def _refused(self, batch: list[_Put], error: grpc.RpcError) -> None:
-        """A call was refused as a whole: find the culprit by sending its groups one by one."""
+        """Handle a rejected call: send its groups one by one, to find the rejected ones."""
         if error.code() == grpc.StatusCode.NOT_FOUND:  # the run is gone
             for item in batch:
                 if not item.outcome.done():

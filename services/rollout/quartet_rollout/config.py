@@ -13,7 +13,7 @@ OWN_ENGINES = ("vllm", "transformers")
 
 
 class ScoringSection(Section):
-    """[rollout.scoring]: how the reward service is asked."""
+    """[rollout.scoring]: retries and deadline of verifications by the reward service."""
 
     attempts: int = Field(
         7, ge=1, description="Verifications of one completion before its group is set aside, with its completions."
@@ -23,7 +23,7 @@ class ScoringSection(Section):
 
 
 class RolloutSection(Section):
-    """[rollout]: the engine, how much it is given at once, and how its neighbours are asked."""
+    """[rollout]: the engine, its load limits, and the calls to other services."""
 
     engine: str = Field(
         "vllm", description="What generates: vllm, transformers, or an engine that an installed package brings."
@@ -42,7 +42,7 @@ class RolloutSection(Section):
         256, ge=1, description="Completions given to the engine at once; prompts are leased while there is room."
     )
     max_unsettled_completions: int = Field(
-        1024, ge=1, description="Completions under way in all: generating, being scored, being put."
+        1024, ge=1, description="Completions in progress in all: generating, being scored, being uploaded."
     )
     max_waiting_completions: int = Field(
         64, ge=0, description="No prompt is leased while more completions than this wait inside the engine."
@@ -56,27 +56,27 @@ class RolloutSection(Section):
     max_direct_completions: int = Field(
         64,
         ge=0,
-        description="Completions of Generate under way at once, at most a quarter of the window; 0 refuses it.",
+        description="Completions of Generate at the same time, at most a quarter of the window; 0 disables it.",
     )
     max_direct_queued: int = Field(
-        256, ge=0, description="Completions of Generate that may wait for their turn; what comes beyond is refused."
+        256, ge=0, description="Completions of Generate that may wait for admission; further requests are rejected."
     )
     initial_version: int | None = Field(
         None,
         ge=0,
-        description="Policy version that the weights of model.path are: with it nobody waits for a trainer's. Default: "
+        description="Policy version of the weights in model.path; prompts are then leased without a trainer. Default: "
         "none; no prompt is leased before a trainer has sent weights.",
     )
     rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
     weight_update_timeout_seconds: float = Field(
-        300.0, gt=0, description="Deadline of a weight update, where the trainer names none."
+        300.0, gt=0, description="Deadline of a weight update, if the trainer sets none."
     )
     weight_interface: str = Field(
         "",
-        description="Network interface of weight groups here, e.g. eth1: Gloo and NCCL listen there alone. Default: "
-        "the one on the way to the trainer.",
+        description="Network interface of weight groups, e.g. eth1: Gloo and NCCL listen only there. Default: that of "
+        "the route to the trainer.",
     )
-    scoring: ScoringSection = Field(ScoringSection(), description="How the reward service is asked.")
+    scoring: ScoringSection = Field(ScoringSection(), description="Scoring by the reward service.")
 
     @model_validator(mode="after")
     def _engine_is_there(self) -> "RolloutSection":
@@ -101,8 +101,8 @@ class RolloutSection(Section):
 
 
 def limit_threads(threads: int) -> None:
-    """Set the thread count of torch's libraries; they read it once, when they are first imported."""
+    """Set the thread count of torch's libraries, before they are imported: they read it only then."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Threads that wait sleep: others need the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Waiting threads sleep: other processes need the cores.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = str(threads)

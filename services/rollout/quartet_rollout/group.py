@@ -1,14 +1,14 @@
-"""The life of one prompt group: prompt -> completions -> scores -> experience.
+"""One prompt group: prompt -> completions -> scores -> experience.
 
-    state        what ends it well        what ends it otherwise
-    GENERATING   all completions done     prompt refused, engine or environment failed, pinned version gone, lease lost
-    SCORING      all scores there         verifier failed, lease lost
+    state        ends with                fails on
+    GENERATING   all completions          prompt refused, engine or environment failed, pinned version gone, lease lost
+    SCORING      all scores               verifier failed, lease lost
     UPLOADING    the broker's outcome     refused, lease lost
 
-A group whose verifier failed is set aside with its completions; its next delivery begins with SCORING. Completions are
-never generated again because of what a verifier does: those it can judge are others than those that the policy writes.
+If a verifier fails, the group's completions are kept at the broker, and its next delivery begins with SCORING. They are
+not generated again, because selecting completions that the verifier can judge would bias the training.
 
-However it ends, its lease is settled exactly once: by the put, by giving it back, or by the broker that took it away.
+In every case the lease ends exactly once: by the upload, by its release, or by the broker's revocation.
 """
 
 import asyncio
@@ -53,23 +53,22 @@ _PURPOSES = {
 
 
 class Stage(Enum):
-    """Where a group is in its life."""
+    """State of a group."""
 
     GENERATING = "generating"
-    """Completions are being generated."""
     SCORING = "scoring"
-    """All tokens are there; scores are missing."""
+    """All completions are generated; scores are missing."""
     UPLOADING = "uploading"
     """Finished; the broker has not answered yet."""
 
 
 class LeaseReleased(Exception):
-    """The group cannot be finished here and now.
+    """The group cannot be finished in this delivery.
 
     Args:
         counted: it counts against the prompt (max_deliveries).
-        permanent: no other delivery can help.
-        unscored: a serialized UnscoredGroup, of a group that no verifier could score.
+        permanent: another delivery would fail too.
+        unscored: a serialized UnscoredGroup, if the verifiers failed.
     """
 
     def __init__(self, reason: str, counted: bool = True, permanent: bool = False, unscored: bytes = b""):
@@ -78,7 +77,7 @@ class LeaseReleased(Exception):
 
 
 class Group:
-    """One leased prompt at work."""
+    """Generates and scores the completions of one leased prompt."""
 
     def __init__(
         self,
@@ -103,10 +102,10 @@ class Group:
         self.n: int = sampling_values(lease.instance.prompt, self._spec, lease.instance.purpose)["n"]
 
     async def make(self, kept: bytes = b"") -> experience_pb2.ExperienceGroup:
-        """Generate and score. Raises what `released` reads.
+        """Generate and score. Raises errors that `released` classifies.
 
         Args:
-            kept: the completions of an earlier delivery, a serialized UnscoredGroup, which are only scored.
+            kept: completions of an earlier delivery, a serialized UnscoredGroup, which are only scored.
         """
         try:
             group = self._score_again(kept) if kept else await self._generate()
@@ -116,7 +115,7 @@ class Group:
             if (error := self._failure()) is not None:
                 raise LeaseReleased(str(error), permanent=True, unscored=b"" if error.permanent else group.unscored())
             for score in self._scores:
-                score.result()  # nothing but a score may be taken for one
+                score.result()  # raises if a task failed otherwise
             return group.scored()
         finally:
             for score in self._scores:
@@ -133,7 +132,7 @@ class Group:
     def _score(
         self, item: reward_pb2.ScoreItem, info: experience_pb2.CompletionInfo, began: float | None = None
     ) -> None:
-        """Have a completion scored; the score goes into `info`. `began`: when its generation did."""
+        """Begin to score a completion; the score is written to `info`. `began`: start of the generation."""
         scored = self._scorer.submit(item)
 
         async def take() -> None:
@@ -144,14 +143,13 @@ class Group:
         self._scores.append(asyncio.create_task(take()))
 
     def _failure(self) -> ScoringFailed | None:
-        """Return why a completion has no score, first of all that no verifier can ever score it; None if none failed
-        yet."""
+        """Return the failure of a completion's scoring, a permanent one first; None if none has failed so far."""
         errors = [score.exception() for score in self._scores if score.done()]
         failures = [error for error in errors if isinstance(error, ScoringFailed)]
         return max(failures, key=lambda error: error.permanent, default=None)
 
     async def _generate(self) -> GeneratedGroup:
-        """Generate, and have each completion scored as soon as it is done."""
+        """Generate, and begin to score each completion as soon as it finishes."""
         instance = self.lease.instance
         token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
@@ -183,7 +181,7 @@ class Group:
                         item.truncated = completion.finish_reason == "length"
                         self._score(item, info, began)
                     if (error := self._failure()) is not None and error.permanent:
-                        raise error  # the rest need not be generated
+                        raise error  # the group has failed: stop generating
             completions.sort(key=lambda one: one.index)
             transcript.completions.sort(key=lambda info: info.index)
             header = group_header(self.lease, completions)
@@ -228,7 +226,7 @@ class Group:
         return self._reader.text(completion.token_ids[begin:end])
 
     def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
-        """Return what all score items of the group share, or None for a serving prompt that asks for no score."""
+        """Return the fields shared by all score items of the group, or None for a serving prompt without a verifier."""
         prompt = self.lease.instance.prompt
         serving = self.lease.instance.purpose == experience_pb2.PURPOSE_SERVE
         if serving and not prompt.verifiers and not prompt.HasField("reference"):
@@ -248,7 +246,7 @@ class Group:
         )
 
     def _check(self, completions: list[EngineCompletion]) -> None:
-        """Raise LeaseReleased for completions that are not to be trained on, or not those that were asked for."""
+        """Raise LeaseReleased for completions that are unusable for training, or of another than the pinned version."""
         versions = versions_of(completions)
         instance = self.lease.instance
         if not versions:
@@ -268,7 +266,7 @@ def _as_json(chat: experience_pb2.Chat) -> str:
 
 
 def _check_temperature(instance: experience_pb2.PromptInstance, request: GenerationRequest) -> None:
-    """Raise PromptRefused for a training prompt that no trainer can train on: its batch would fail as a whole."""
+    """Raise PromptRefused for a training prompt at temperature 0: in the trainer its whole batch would fail."""
     if instance.purpose == experience_pb2.PURPOSE_TRAIN and not request.settings.temperature > 0:
         raise PromptRefused(
             "sampling.temperature", request.settings.temperature, "above 0, or another purpose than training"
@@ -292,8 +290,8 @@ def _traced(header: experience_pb2.GroupHeader) -> dict[str, tracing.Value]:
 
 
 def released(error: Exception) -> LeaseReleased:
-    """What an error means for the lease. One prompt must not stop the service: what nobody expected is logged, and
-    counts against the prompt."""
+    """Return how to release the lease after an error. Unexpected errors are logged and count against the prompt, so
+    that one prompt cannot stop the service."""
     match error:
         case LeaseReleased():
             return error

@@ -1,9 +1,9 @@
-"""The groups under way: one task each, and what becomes of their leases.
+"""The groups in progress: one task each, and the release of their leases.
 
-How many completions the engine gets at once is found by watching its KV cache, as how much of it a completion will need
-is known only when it has ended (additive increase, multiplicative decrease, as TCP does with a path of unknown width).
-While completions wait inside the engine although its cache is full, the window is what runs at that moment; while the
-whole window runs and the cache has room to spare, it grows by an eighth for every half of it that has finished.
+How much of the KV cache a completion needs is known only at its end, so the number of completions given to the engine
+(the window) follows the use of the cache, like TCP's congestion window. When the cache is full and completions wait in
+the engine, the window shrinks to the number that run. When the whole window runs and the cache has room to spare, it
+grows by an eighth each time half of it has finished.
 """
 
 import asyncio
@@ -27,32 +27,32 @@ log = get_logger(__name__)
 
 _LONGEST_FAILURE = 2000
 _DEFAULT_TTL_SECONDS = 60.0
-"""The contract's, where a run's specification says none."""
+"""The contract's default."""
 _GROWTH = 8
 _SPARE = 0.1
-"""The cache has room to spare while its use is that much below the limit."""
+"""The cache has room to spare while its use is this far below the limit."""
 
 
 class Concurrency:
-    """The window, in completions."""
+    """The window: how many completions the engine may be given at once."""
 
     def __init__(self, most: int, kv_cache_limit: float):
-        """Begins with `most`: an engine that has no KV cache to report gets that many for ever."""
+        """The window begins at `most`, and stays there if the engine reports no KV cache."""
         self._most, self._limit = most, kv_cache_limit
         self.window = most
         self._finished = 0
         self._next_growth = 0
 
     def finished(self, completions: int) -> None:
-        """So many completions have left the engine."""
+        """Count completions that have left the engine."""
         self._finished += completions
 
     def observe(self, stats: EngineStats, generating: int, least: int) -> int:
-        """Take note of what the engine does; return the window.
+        """Adjust the window to the engine's load; return it.
 
         Args:
-            generating: completions that were given to it and have not ended.
-            least: the window is never smaller, e.g. a group.
+            generating: completions given to the engine that have not ended.
+            least: the smallest window, e.g. a group.
         """
         least = min(least, self._most)
         if stats.kv_cache_use > self._limit and stats.waiting > 0:
@@ -74,7 +74,7 @@ class Concurrency:
 
 
 class Groups:
-    """All groups under way, by lease."""
+    """All groups in progress, by lease."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Groups:
         concurrency: Concurrency,
         on_engine_failed: Callable[[str], None],
     ):
-        """`on_engine_failed` is called when the engine can generate no more: the service must end."""
+        """`on_engine_failed` is called with the reason when the engine has failed; it must stop the service."""
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
         self._environments, self._on_engine_failed = environments, on_engine_failed
         self._groups: dict[str, Group] = {}
-        """Those whose leases are held: until a group is put, given back or lost."""
+        """Groups whose leases are held: not yet uploaded, released or lost."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.concurrency = concurrency
 
@@ -104,11 +104,11 @@ class Groups:
 
     @property
     def unsettled(self) -> int:
-        """Completions of all groups under way."""
+        """Completions of all groups in progress."""
         return sum(group.n for group in self._groups.values())
 
     async def start(self, leases: list[broker_pb2.PromptLease]) -> None:
-        """Take leases on; those that cannot be worked on now are given back at once."""
+        """Start a group for each lease; release those that cannot be generated now."""
         unwanted = []
         for lease in leases:
             pinned = pinned_version(lease.instance) if not lease.unscored else None
@@ -121,7 +121,7 @@ class Groups:
             await self.give_back_unstarted(unwanted)
 
     async def give_back_unstarted(self, releases: list[broker_pb2.LeaseRelease], run_id: str = "") -> None:
-        """Give leases back, by default those of the run that this rollout works for; not counted."""
+        """Release leases, by default of the current run, without counting an attempt."""
         GROUPS.labels("given_back").inc(len(releases))
         await self._leases.release(releases, run_id=run_id)
 
@@ -135,7 +135,7 @@ class Groups:
 
     def _generated(self, group: Group) -> None:
         self.concurrency.finished(group.n)
-        self._state.changes.notify()  # The engine has room: it must not wait for the verifiers.
+        self._state.changes.notify()  # The prompt loop may lease again, before these completions are scored.
 
     def _gone(self, lease_id: str) -> None:
         self._groups.pop(lease_id, None)
@@ -144,7 +144,7 @@ class Groups:
         self._state.changes.notify()
 
     async def renew_leases(self) -> None:
-        """Renew the leases of all groups, every third of their ttl, for as long as the service lives."""
+        """Renew the leases of all groups every third of their ttl, until cancelled."""
         while True:
             if (spec := self._state.spec) is None:
                 await self._state.changes.wait()
@@ -155,7 +155,7 @@ class Groups:
                 self._lost(lease_id)
 
     def _lost(self, lease_id: str) -> None:
-        """The broker gave the prompt to someone else."""
+        """Cancel a group whose lease the broker no longer accepts."""
         if (group := self._groups.pop(lease_id, None)) is None:
             return
         log.info("lease lost", extra={"group": group.lease.instance.instance_id, "lease": lease_id})
@@ -213,19 +213,19 @@ class Groups:
             release.failure += f"; its {len(error.unscored)} bytes of completions are not kept: they fit no message"
         elif error.unscored:
             release.unscored = error.unscored
-            await self._leases.release([release], timeout=None)  # its lease is renewed meanwhile
+            await self._leases.release([release], timeout=None)  # it stays in _groups, so its lease is renewed
             return
         self._groups.pop(lease.lease_id, None)
         await self._leases.release([release])
 
     async def flush(self, timeout: float) -> None:
-        """Wait, at most `timeout` seconds, for the groups that are finished and only have to be put."""
+        """Wait, at most `timeout` seconds, for the upload of finished groups."""
         tasks = [self._tasks[lease_id] for lease_id, group in self._groups.items() if group.stage is Stage.UPLOADING]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
     async def give_back_all(self, reason: str, timeout: float = 10.0) -> None:
-        """Stop all work and give its leases back; this does not count against the prompts."""
+        """Cancel all groups and release their leases, without counting an attempt."""
         tasks = dict(self._tasks)
         if not tasks:
             return

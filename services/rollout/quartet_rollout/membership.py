@@ -1,11 +1,11 @@
-"""Membership of the run: wait for the broker and the run, register, beat, leave; go over to another run.
+"""Membership of a run: wait for the broker and the run, register, send heartbeats, leave; switch to another run.
 
-The heartbeat goes out every third of the run's `member_ttl`, and at once when the policy version or the state changes,
-so that the trainer learns of new weights without delay.
+A heartbeat is sent every third of the run's `member_ttl`, and at once when the policy version or the state changes, so
+that the trainer learns of new weights without delay.
 
-Where a rollout may work for several runs (`rollout.runs`), it works for one at a time. It goes to the run with the
-fewest rollouts, and stays until that run ends. It leaves earlier only for a run that has two fewer than its own: then
-the one that is last by name goes, so that they do not all go at once. All read the same members, the broker's.
+A rollout that may work for several runs (`rollout.runs`) works for one at a time. It chooses the run with the fewest
+rollouts, and stays until that run ends. It leaves earlier only for a run with at least two rollouts fewer. All rollouts
+read the same members from the broker, and only the one with the last name leaves, so they do not all leave at once.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ _SERVES = "serves."
 _WILD = frozenset("*?[")
 _ACTIVE = broker_pb2.RUN_STATE_ACTIVE
 
-# Before registering again with a run that takes no members, though it is active.
-_REFUSED_SECONDS = 1.0
+# Delay before registering again with a run that rejected this member.
+_REJECTED_SECONDS = 1.0
 
 NO_MASKS = (
     "this engine cannot tell the candidates of its tokens; allowed: the transformers engine, the vllm engine "
@@ -44,7 +44,7 @@ NO_MASKS = (
 
 
 class Membership:
-    """This rollout as a member of one run after the other."""
+    """This rollout's membership, in one run at a time."""
 
     def __init__(
         self,
@@ -59,29 +59,29 @@ class Membership:
         """
         Args:
             address: where peers reach this rollout.
-            runs: names of the runs that it may work for, or patterns as a shell's.
-            on_new_run: awaited, with the reason, before registering with another run, or one made anew under the same
-                name: nothing of the last one may be left then.
-            on_run_ended: awaited, with the reason, when the run has ended or is left for another.
+            runs: names of the runs that it may work for, or shell patterns.
+            on_new_run: awaited with the reason before registering with another run, or with a new run of the same name;
+                must discard the state of the last one.
+            on_run_ended: awaited with the reason when the run has ended or is left for another.
         """
         self._state, self._link, self._host, self._address = state, link, host, address
         self._on_new_run, self._on_run_ended = on_new_run, on_run_ended
         self._patterns = tuple(runs)
         self._only = None if len(self._patterns) > 1 or _WILD & set(self._patterns[0]) else self._patterns[0]
-        """The one run there is to choose, or None where there may be several."""
+        """The only run it may work for, or None if there may be several."""
         self._doubted = self._registered = False
         if self._only is None:
-            # The others of the pool have to know the runs that this rollout could go to.
+            # Tells the other rollouts which runs this one could switch to.
             host.capabilities.extend(_SERVES + pattern for pattern in self._patterns)
         state.run_id = self._only or ""
 
     def doubt(self) -> None:
-        """Have the membership checked now: the broker said that this rollout is no member."""
+        """Send a heartbeat now: the broker answered that this rollout is not a member."""
         self._doubted = True
         self._state.changes.notify()
 
     async def run(self) -> None:
-        """Keep the membership for as long as the service lives. Raises grpc.RpcError for what waiting cannot mend."""
+        """Maintain the membership until cancelled. Raises grpc.RpcError for errors that retries cannot cure."""
         while (engine := self._state.engine) is None:
             await self._state.changes.wait()
         while True:
@@ -91,25 +91,26 @@ class Membership:
                 log.error("this rollout cannot serve the run: %s", reason, extra={"run": run.spec.run_id})
                 self._host.stop(reason, exit_code=1)
                 return
-            await self._go_over(run)
-            if await self._register() and (ended := await self._beat(run, engine)):
+            await self._switch_run(run)
+            if await self._register() and (ended := await self._send_heartbeats(run, engine)):
                 await self._stop(ended)
 
     async def _next_run(self, engine: Engine) -> broker_pb2.Run:
         """Wait for an active run; return the one that has the fewest rollouts."""
         outage = Outage(first=0.2)
         patterns = ", ".join(f"'{pattern}'" for pattern in self._patterns)
-        thing = f"run {patterns} to be created" if self._only else f"an active run of {patterns}"
+        awaited = f"run {patterns} to be created" if self._only else f"an active run of {patterns}"
         while not (candidates := await self._candidates(engine, self._link.insist)):
-            self._host.waiting.add(thing)
+            self._host.waiting.add(awaited)
             await outage.wait()
-        self._host.waiting.discard(thing)
+        self._host.waiting.discard(awaited)
         return min(candidates, key=_rank).run
 
     async def _candidates(
         self, engine: Engine, call: Callable[[str, Any], Awaitable[Any]]
     ) -> list[broker_pb2.GetRunResponse]:
-        """Return the active runs that it may work for, of several those that its engine fits. Raises as `call`."""
+        """Return the active runs that it may work for; with patterns, only those that its engine can serve. Raises what
+        `call` raises."""
         if self._only is not None:
             names = [self._only]
         else:
@@ -121,15 +122,15 @@ class Membership:
             try:
                 response = await call("GetRun", broker_pb2.GetRunRequest(run_id=name))
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND:  # not made yet, or deleted meanwhile
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # not created yet, or just deleted
                     continue
                 raise
             if response.run.state == _ACTIVE:
                 found.append(response)
         return found
 
-    async def _go_over(self, run: broker_pb2.Run) -> None:
-        """Work for this run from now on. Nobody may see the weights of the last one under the name of this one."""
+    async def _switch_run(self, run: broker_pb2.Run) -> None:
+        """Work for this run from now on. The last run's weights must never be reported as this run's."""
         state, run_id = self._state, run.spec.run_id
         last = state.run
         if last is None:
@@ -159,7 +160,7 @@ class Membership:
             if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
                 raise
             log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
-            await asyncio.sleep(_REFUSED_SECONDS)
+            await asyncio.sleep(_REJECTED_SECONDS)
             return False
         self._registered, self._state.run = True, response.run
         self._state.active = response.run.state == _ACTIVE
@@ -167,18 +168,18 @@ class Membership:
         log.info("member of the run", extra={"run": self._state.run_id, "epoch": response.group_epoch})
         return True
 
-    async def _beat(self, run: broker_pb2.Run, engine: Engine) -> str:
-        """Beat while this rollout is a member; return why it is to leave the run, or "" to register again."""
+    async def _send_heartbeats(self, run: broker_pb2.Run, engine: Engine) -> str:
+        """Send heartbeats while this rollout is a member; return why it must leave the run, or "" to register again."""
         ttl = to_seconds(run.spec.member_ttl) or 15.0
         while True:
-            beaten_at, told = time.monotonic(), self._telling()
+            sent_at, sent = time.monotonic(), self._reported_state()
             self._doubted = False
             request = broker_pb2.HeartbeatRequest(run_id=self._state.run_id, member=self._member())
             try:
                 response = await self._link.call("Heartbeat", request, timeout=max(1.0, ttl / 3))
                 if response.run_state != _ACTIVE:
                     return "the run has ended"
-                if other := await self._poorer(engine):
+                if other := await self._understaffed_run(engine):
                     return f"run '{other}' has fewer rollouts"
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
@@ -189,29 +190,29 @@ class Membership:
                     raise
                 await asyncio.sleep(min(1.0, ttl / 6))
                 continue
-            while not self._doubted and self._telling() == told:
-                left = beaten_at + ttl / 3 - time.monotonic()
+            while not self._doubted and self._reported_state() == sent:
+                left = sent_at + ttl / 3 - time.monotonic()
                 if left <= 0:
                     break
                 await self._state.changes.wait(left)
 
-    async def _poorer(self, engine: Engine) -> str | None:
-        """Return the run that this rollout should leave its own for, or None. Raises grpc.RpcError."""
+    async def _understaffed_run(self, engine: Engine) -> str | None:
+        """Return the run that this rollout should switch to, or None. Raises grpc.RpcError."""
         if self._only is not None or self._state.draining:
             return None
         candidates = {one.run.spec.run_id: one for one in await self._candidates(engine, self._link.call)}
         mine = candidates.pop(self._state.run_id, None)
         if mine is None or not candidates:
             return None
-        poorest = min(candidates.values(), key=_rank)
-        name = poorest.run.spec.run_id
-        if len(_rollouts(mine)) - len(_rollouts(poorest)) < 2:
+        other = min(candidates.values(), key=_rank)
+        name = other.run.spec.run_id
+        if len(_rollouts(mine)) - len(_rollouts(other)) < 2:
             return None
-        may_go = [member.instance_id for member in _rollouts(mine) if _serves(member, name)]
-        return name if may_go and max(may_go) == self._state.instance_id else None
+        able = [member.instance_id for member in _rollouts(mine) if _serves(member, name)]
+        return name if able and max(able) == self._state.instance_id else None
 
     async def _stop(self, reason: str) -> None:
-        """End the work for the run and leave it. Its weights stay until there is another one."""
+        """End the work for the run and leave it. Its weights stay until the rollout switches to another run."""
         log.info("leaving the run: %s", reason, extra={"run": self._state.run_id})
         self._state.active = False
         self._state.changes.notify()
@@ -219,7 +220,7 @@ class Membership:
         await self.leave()
 
     async def leave(self) -> None:
-        """Leave the run; a broker that cannot be reached finds out by the missing heartbeats."""
+        """Leave the run; if the broker cannot be reached, the membership expires."""
         if not self._registered:
             return
         self._registered = self._state.active = False
@@ -229,7 +230,7 @@ class Membership:
         except grpc.RpcError as error:
             log.info("could not leave the run: %s", describe(error), extra={"run": self._state.run_id})
 
-    def _telling(self) -> tuple:
+    def _reported_state(self) -> tuple:
         return self._state.policy_version, self._member_state()
 
     def _member_state(self) -> broker_pb2.MemberState:
@@ -265,9 +266,9 @@ def _rollouts(found: broker_pb2.GetRunResponse) -> list[broker_pb2.Member]:
 
 
 def _rank(found: broker_pb2.GetRunResponse) -> tuple[int, int, int, str]:
-    """Fewest rollouts first, then the oldest run."""
-    made = found.run.created_at
-    return len(_rollouts(found)), made.seconds, made.nanos, found.run.spec.run_id
+    """Sort key: fewest rollouts first, then the oldest run."""
+    created = found.run.created_at
+    return len(_rollouts(found)), created.seconds, created.nanos, found.run.spec.run_id
 
 
 def _serves(member: broker_pb2.Member, run_id: str) -> bool:
@@ -276,7 +277,7 @@ def _serves(member: broker_pb2.Member, run_id: str) -> bool:
 
 
 def _unfit(engine: Engine, run: broker_pb2.Run) -> str | None:
-    """Return why this engine cannot do what the run asks of its rollouts, or None."""
+    """Return why this engine cannot serve the run, or None."""
     if run.spec.sampling_masks and "sampling_masks" not in engine.capabilities():
         return f"run.sampling_masks is true, and {NO_MASKS}, or false"
     if run.spec.router_replay and "routed_experts" not in engine.capabilities():

@@ -1,8 +1,8 @@
-"""What the rollout checks before it starts, and with --dry-run alone: engine, environments, model, and the data against
-the model, where both are on this host. Imports no torch.
+"""Checks before the rollout starts, and with --dry-run: engine, environments, model, and the data against the model, if
+both are on this host. Imports no torch.
 
-What a chat template accepts depends on the roles and their order, so one chat of each order is rendered: by Jinja, as
-the import of transformers, which does so in the service, takes seconds.
+A chat template may reject some sequences of roles, so one chat of each sequence is rendered. This uses Jinja itself,
+because importing transformers takes seconds.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ from quartet_rollout.generation import PromptRefused
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
-    """Check what the configuration names. Raises ConfigError with all that is wrong. Returns what would run."""
+    """Check the configuration. Raises ConfigError with all problems. Returns a summary of what would run."""
     section = config.section
     with Problems() as problems:
         with problems.collecting():
@@ -37,7 +37,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             check_interface("rollout.weight_interface", section.weight_interface)
         with problems.collecting():
-            load_transports()  # each is offered, so each must work
+            load_transports()  # the rollout offers them all, so all must load
         with problems.collecting():
             environments = load_environments()
             for field, environment in _environments(config):
@@ -56,7 +56,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
 
 
 def _check_engine(section: RolloutSection) -> None:
-    # Each of our own engines is called as its library is.
+    # Our own engines have the names of their libraries.
     if section.engine in OWN_ENGINES and importlib.util.find_spec(section.engine) is None:
         raise ConfigError(f"rollout.engine: the package {section.engine} is not installed here")
     if section.max_unsettled_completions < section.max_running_completions:
@@ -87,16 +87,16 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
 
 
 def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, EnvironmentSection]]:
-    """Yield the run's environment, and those that rows of the data name for themselves, where they are named first."""
+    """Yield the run's environment and each distinct one in rows of the data, with the place that names it."""
     if config.run.environment is not None:
         yield "run.environment", config.run.environment
     yield from sections_of_rows(config.data, "environment", EnvironmentSection)
 
 
 def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> None:
-    """Raise ConfigError, naming file and line, for the first prompt in [data] that leaves no room to answer.
+    """Raise ConfigError, naming file and line, for the first prompt in [data] that leaves no room for a completion.
 
-    Files that are not here, and lines that are no prompts, are the client's business.
+    The client checks files that are not on this host, and lines that are no prompts.
     """
     folder = config.model.path
     if config.run.long_prompts == "truncate_left":
@@ -115,7 +115,7 @@ def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> Non
     for where, row in data_rows(config.data):
         text = _text(row)
         if len(text.encode()) <= room:
-            continue  # no tokenizer makes more tokens than bytes
+            continue  # there are at most as many tokens as bytes
         if tokenizer is None:
             from tokenizers import Tokenizer
 
@@ -135,12 +135,12 @@ Messages = list[dict[str, str]]
 
 
 def check_chats(model: Path, data: Mapping[str, Any], system_prompt: str) -> None:
-    """Raise ConfigError, naming file and line, for the first chat in [data] that the model's template refuses.
+    """Raise ConfigError, naming file and line, for the first chat in [data] that the model's template rejects.
 
     Args:
-        model: the model's folder. One without a template is the client's business.
+        model: the model's folder. Without a template nothing is checked here.
         data: the section [data].
-        system_prompt: goes before chats that have no system message.
+        system_prompt: prepended to chats without a system message.
     """
     template, tokens = _template(model)
     seen = set()
@@ -159,7 +159,7 @@ def check_chats(model: Path, data: Mapping[str, Any], system_prompt: str) -> Non
 
 
 def _template(model: Path) -> tuple[str, dict[str, str]]:
-    """Return the template, empty if there is none or another form of it, and the special tokens that it may name."""
+    """Return the template, "" if there is none or it is not a string, and the special tokens that it may use."""
     try:
         settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -188,7 +188,7 @@ def _messages(given: Any, system_prompt: str) -> Messages:
 
 
 def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
-    """Return why the template refuses a chat; empty if it renders it, or is written in tags of transformers' own."""
+    """Return why the template rejects a chat; "" if it renders it, or has syntax that only transformers supports."""
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -203,6 +203,6 @@ def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
         environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
     except TemplateSyntaxError:
         return ""
-    except Exception as error:  # a template is the model author's program
+    except Exception as error:  # a template may raise anything
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return ""

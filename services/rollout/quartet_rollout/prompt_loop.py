@@ -1,8 +1,8 @@
 """Leases prompts while the engine has room for more completions.
 
-A request for prompts waits at the broker until there are some. It carries the policy version of its time, and prompts
-pinned to a newer one are not granted to it: so after a weight update a second request goes out beside the first, which
-is never cancelled, because a lease granted to a cancelled request would be lost until it expires.
+A LeasePrompts request waits at the broker until there are prompts. It carries the current policy version, and prompts
+pinned to a newer one are not leased to it. So a second request is sent after a weight update. The first is not
+cancelled, because leases granted to a cancelled request are lost until they expire.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ log = get_logger(__name__)
 _MAX_PROMPTS = 1024
 
 _PORTIONS = 8
-"""A request is for at least this part of the completions that the engine may have."""
+"""A request is for at least one part in this many of the window."""
 
-# How soon the engine's load is looked at again where nothing else changes.
+# Interval at which the engine's load is checked.
 _LOAD_POLL_SECONDS = 0.2
 
-# Least time between two requests that bring nothing, whatever the broker answers.
+# Least duration of a request that returns no prompts, even if the broker does not wait.
 _IDLE_SECONDS = 0.05
 
 
 class PromptLoop:
-    """Asks for prompts; `groups` does the rest."""
+    """Leases prompts and starts their groups."""
 
     def __init__(
         self,
@@ -47,46 +47,45 @@ class PromptLoop:
         admission: Admission,
         section: RolloutSection,
     ):
-        """`admission` says how much of the engine's window is not for prompts of the run."""
+        """`admission`: of direct requests, for which it reserves a part of the window."""
         self._state, self._link, self._groups, self._membership = state, link, groups, membership
         self._admission, self._section = admission, section
-        self._asking: dict[asyncio.Task, tuple[int, int]] = {}
-        """By request: its policy version, completions it may bring."""
+        self._requests: dict[asyncio.Task, tuple[int, int]] = {}
+        """Pending requests: (policy version, completions of the requested prompts)."""
 
     async def run(self) -> None:
-        """Lease for as long as the service lives."""
+        """Lease until cancelled."""
         while True:
             if prompts := self._prompts_wanted():
-                self._ask(prompts)
+                self._request(prompts)
             await self._state.changes.wait(_LOAD_POLL_SECONDS)
 
     async def stop(self, timeout: float) -> None:
-        """Wait for the requests under way, at most `timeout` seconds: what they are granted must be given back."""
-        if self._asking:
-            await asyncio.wait(tuple(self._asking), timeout=timeout)
+        """Wait for pending requests, at most `timeout` seconds, because their leases must be released."""
+        if self._requests:
+            await asyncio.wait(tuple(self._requests), timeout=timeout)
 
     @property
     def _group_size(self) -> int:
         return (self._state.spec.group_size if self._state.spec is not None else 0) or 1
 
     def _prompts_wanted(self) -> int:
-        """Return how many prompts to ask for now; 0: none.
+        """Return how many prompts to request now; 0: none.
 
-        Prompts are asked for in portions of at least an eighth of the engine's room, so that a finished group here and
-        there does not cost a call each.
+        A request is for at least an eighth of the window, to avoid one call per finished group.
         """
         state, section, group_size = self._state, self._section, self._group_size
         if state.engine is None:
             return 0
         stats, generating = state.engine.stats(), self._groups.generating
-        if not state.paused:  # while it stands still its load says nothing new
+        if not state.paused:  # the load of a paused engine is no evidence
             self._groups.concurrency.observe(stats, generating, group_size)
             if stats.waiting > section.max_waiting_completions:
                 return 0
         if not state.may_lease or stats.kv_cache_use > section.kv_cache_limit:
             return 0
         version = state.policy_version
-        if any(asked_version == version for asked_version, _ in self._asking.values()):
+        if any(requested_version == version for requested_version, _ in self._requests.values()):
             return 0
         window = self._groups.concurrency.window
         free, unsettled = window - generating - self._admission.reserved, self._groups.unsettled
@@ -97,20 +96,20 @@ class PromptLoop:
         portion = max(group_size, window // _PORTIONS)
         if room < (portion if generating else group_size):
             return 0
-        # What requests with an older version may still bring takes room, but does not shut the door.
-        expected = sum(completions for _, completions in self._asking.values())
+        # Pending requests of older versions may still return prompts: leave room for them, but request one portion.
+        expected = sum(completions for _, completions in self._requests.values())
         if expected:
             room = max(room - expected, min(room, portion))
         return min(room // group_size, _MAX_PROMPTS)
 
-    def _ask(self, prompts: int) -> None:
+    def _request(self, prompts: int) -> None:
         version = self._state.policy_version
         task = asyncio.create_task(self._lease(prompts, version), name="lease prompts")
-        self._asking[task] = (version, prompts * self._group_size)
+        self._requests[task] = (version, prompts * self._group_size)
         task.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task) -> None:
-        del self._asking[task]
+        del self._requests[task]
         self._state.changes.notify()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("leasing prompts failed: %s", error, exc_info=error)
@@ -135,7 +134,7 @@ class PromptLoop:
                 log.error("leasing prompts failed: %s", describe(error), extra={"run": self._state.run_id})
             await asyncio.sleep(max(0.5, retry_delay(error) or 0.0))
             return
-        if self._state.run_id != request.run_id:  # it has gone over to another run meanwhile
+        if self._state.run_id != request.run_id:  # the rollout has switched to another run
             releases = [broker_pb2.LeaseRelease(lease_id=lease.lease_id) for lease in response.leases]
             await self._groups.give_back_unstarted(releases, request.run_id)
             return

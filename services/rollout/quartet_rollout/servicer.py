@@ -1,4 +1,4 @@
-"""RolloutService on the wire: checks what comes, hands it on, words the answer."""
+"""The RPCs of RolloutService: validate requests, call the parts, build responses."""
 
 import grpc
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
@@ -31,7 +31,7 @@ _PAUSE_MODES: dict[int, PauseMode] = {
     rollout_pb2.PAUSE_MODE_WAIT: "wait",
     rollout_pb2.PAUSE_MODE_ABORT: "abort",
 }
-# More epochs, and more policy versions, than a run can have; and a day.
+# Above any epoch or policy version of a run; and a day.
 _MAX_VERSION = 2**31 - 1
 _MAX_TIMEOUT_SECONDS = 86400.0
 
@@ -51,7 +51,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ):
         self._state, self._host, self._section, self._link = state, host, section, link
         self._direct, self._sleep, self._updates = direct, sleep, updates
-        self._trainer = ("", "")  # a run, and the certificate that is known to have its session
+        self._trainer = ("", "")  # a run, and the identity of the trainer with its session, cached
 
     async def GetStatus(self, request, context):  # noqa: N802 (the contract's name)
         state = self._state
@@ -151,7 +151,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             yield rollout_pb2.GenerateStreamResponse(completion=completion)
 
     async def _check_call(self, request) -> None:
-        """Refuse a call about weights that is not of this rollout's run, or comes before there is an engine."""
+        """Reject a call about weights that is for another run, is not from its trainer, or comes before the engine is
+        loaded."""
         if request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         await self._check_trainer()
@@ -161,7 +162,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
 
     async def _check_trainer(self) -> None:
-        """Refuse trainers without the session of this rollout's run. The broker is asked when another one calls."""
+        """Reject callers that are not the trainer of this rollout's run. Queries the broker if the caller is not the
+        cached one."""
         caller, run_id = restricted(), self._state.run_id
         if caller is None or not run_id or (run_id, caller.name) == self._trainer:
             return
@@ -192,7 +194,7 @@ def _policy_version(request) -> int:
 
 
 def _transport_of(request) -> str:
-    """The name of the transport that an invitation is about. Raises ContractError for none, or one not known here."""
+    """Return the name of an invitation's transport. Raises ContractError for none, or an unknown one."""
     if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
         raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
     if request.transport == rollout_pb2.WEIGHT_TRANSPORT_CUSTOM:

@@ -1,4 +1,5 @@
-"""The engine's sleep, for whoever shares its accelerator: set, ended by a weight update, or when nobody renews it."""
+"""The engine's sleep, which frees its accelerator for another process. It ends by a call, by a weight update, or if it
+is not renewed in time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,7 +19,7 @@ _LEVELS = (AWAKE, 1, 2)
 class Sleep:
     """Puts the engine to sleep and wakes it, one call at a time.
 
-    Asleep, nothing is leased or generated, and leases of what was running are kept.
+    A sleeping engine leases and generates nothing; leases of its running groups are still renewed.
     """
 
     def __init__(self, state: RolloutState, spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task]):
@@ -28,10 +29,10 @@ class Sleep:
         self._alarm: asyncio.Task | None = None
 
     async def set(self, level: int, seconds: float = 0.0) -> int:
-        """Sleep at a level, or wake (0); return the policy version of the weights then. Raises ContractError.
+        """Sleep at a level, or wake (0); return the policy version afterwards. Raises ContractError.
 
         Args:
-            seconds: to sleep at most, counted anew by each call; 0: until woken.
+            seconds: after which the engine wakes unless the call is repeated; 0: no limit.
         """
         state = self._state
         if level not in _LEVELS:
@@ -46,28 +47,28 @@ class Sleep:
             if level != AWAKE and state.sleep_level not in (AWAKE, level):
                 raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")
             if state.updating:
-                raise failed_precondition("rollout", "it is taking new weights: ask again when they are installed")
+                raise failed_precondition("rollout", "a weight update is in progress: call again when it has ended")
             try:
                 await self._change(level)
             except EngineError as error:
                 raise unavailable("engine", str(error)) from error
             if level != AWAKE and seconds:
-                self._alarm = self._spawn(self._wake_forgotten(seconds), "wake")
+                self._alarm = self._spawn(self._wake_after(seconds), "wake")
         return engine.policy_version
 
     async def end(self) -> None:
-        """Wake the engine if it sleeps, in a weight update as well. Raises EngineError."""
+        """Wake the engine if it sleeps, also during a weight update. Raises EngineError."""
         async with self._lock:
             if self._state.sleep_level != AWAKE:
                 await self._change(AWAKE)
 
-    async def _wake_forgotten(self, seconds: float) -> None:
-        """Wake the engine after so many seconds; a call that asks for its sleep again, or wakes it, cancels this."""
+    async def _wake_after(self, seconds: float) -> None:
+        """Wake the engine after a time. `_change` cancels this task when the sleep is renewed or ended."""
         while True:
             await asyncio.sleep(seconds)
             if self._state.updating:  # the update's end wakes it
                 continue
-            log.warning("nobody asked for the sleep again within %g s: the engine wakes", seconds)
+            log.warning("the sleep was not renewed within %g s: the engine wakes", seconds)
             try:
                 await self.end()
                 return
@@ -75,7 +76,7 @@ class Sleep:
                 log.error("the engine does not wake, trying again: %s", error)
 
     async def _change(self, level: int) -> None:
-        """Called with the lock held. Raises EngineError; the level is what it was then."""
+        """Change the level, with the lock held. Raises EngineError, and then keeps the level."""
         state = self._state
         assert state.engine is not None
         before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)

@@ -1,4 +1,4 @@
-"""What the parts of the service share: the run, the engine, and word that something changed."""
+"""State shared by the parts of the service: the run, the engine, and an event for changes."""
 
 import asyncio
 
@@ -9,13 +9,13 @@ from quartet_rollout.prompts import PromptReader
 
 
 class Changes:
-    """Wakes whoever waits for a change. Check a condition, then wait, with no await between: no change is missed."""
+    """Wakes all waiters on a change. To miss none, check a condition and then `wait`, without an await in between."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake all who wait now."""
+        """Wake all current waiters."""
         self._event.set()
         self._event = asyncio.Event()
 
@@ -30,40 +30,41 @@ class Changes:
 
 
 class RolloutState:
-    """The facts that decide whether prompts may be leased."""
+    """State of one rollout."""
 
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
         """This rollout's name among the members of a run."""
         self.run_id = ""
-        """The run it works for; empty while it has yet to choose one."""
+        """The run it works for; empty before it has chosen one."""
         self.engine: Engine | None = None
-        """Set when it is loaded."""
+        """Set when the model is loaded."""
         self.reader: PromptReader | None = None
         """Set with the engine."""
         self.run: broker_pb2.Run | None = None
-        """The run as it stood at registration; kept after its end, for the defaults of direct generation."""
+        """The run as of registration; kept after its end, for the defaults of direct generation."""
         self.active = False
         """True while this rollout is a registered member of a run that is active."""
         self.reward_ready = False
         """True while the reward service's stream is open."""
         self.paused = False
-        """True while generation stands still for the installation of new weights."""
+        """True while generation is paused for the installation of new weights."""
         self.updating = False
-        """True from the beginning of a weight update to its end."""
+        """True during a weight update."""
         self.sleep_level = 0
-        """Level at which the engine sleeps, or is about to; 0: it is awake."""
+        """Level at which the engine sleeps, or will at the end of a call in progress; 0: awake."""
         self.run_number = 0
-        """Counts the runs that it has left: what belongs to an earlier one must not have an effect."""
+        """Number of runs that it has left. A call compares it after waiting, to detect a switch of runs."""
         self.changing_run = False
-        """True from the moment it goes over to another run until nothing of the last one is left."""
+        """True while it switches to another run, until all work for the last one has ended."""
         self.draining = False
-        """True from the first moment of the end."""
+        """True from the beginning of the shutdown."""
         self.groups_total = 0
         """Groups the broker accepted since the start."""
         self.tokens_per_second = 0.0
-        """Generated in the last seconds."""
+        """Tokens generated per second, smoothed over the last seconds."""
         self.changes = Changes()
+        """Notified after changes of this state, of the load, and of admission."""
 
     @property
     def spec(self) -> broker_pb2.RunSpec | None:
@@ -72,12 +73,12 @@ class RolloutState:
 
     @property
     def works_for(self) -> str:
-        """The run, in words, for whoever means another."""
+        """The run, as a clause for errors about calls for another run."""
         return f"this rollout works for run '{self.run_id}'" if self.run_id else "this rollout works for no run yet"
 
     @property
     def policy_version(self) -> int:
-        """Policy version of the engine's weights; -1 while there is no engine or nothing is known of them."""
+        """Policy version of the engine's weights; -1 if unknown, or while the engine is loading."""
         return self.engine.policy_version if self.engine is not None else UNKNOWN_VERSION
 
     @property

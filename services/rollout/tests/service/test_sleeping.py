@@ -66,7 +66,7 @@ async def test_weights_that_come_asleep_wake_it_and_nothing_is_generated_with_th
     assert "pause_mode: it sleeps, so no completion can end: allowed: keep, abort" in error
     await able.begin(4)
     error = await refused(set_sleep(able, 1), grpc.StatusCode.FAILED_PRECONDITION)
-    assert "it is taking new weights" in error and await level_of(able) == 1
+    assert "a weight update is in progress" in error and await level_of(able) == 1
     able.engine.calls.clear()
     assert able.engine.tokens_total == tokens
     await able.finish(4)
