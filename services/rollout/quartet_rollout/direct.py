@@ -1,7 +1,7 @@
-"""Direct use: completions of the live policy for callers; not scored, not stored, not trained.
+"""Direct generation: completions of the live policy for callers; not scored, stored or trained on.
 
-The engine's window (groups.Concurrency) is shared. Direct requests may have a quarter of it; while they run or wait,
-fewer prompts are leased, so that it becomes free as completions end. Nothing that runs is taken away.
+Direct requests share the engine's window (groups.Concurrency) and may use a quarter of it. While they run or wait,
+fewer prompts are leased, so that the quarter becomes free as completions end. No running completion is preempted.
 """
 
 import asyncio
@@ -29,25 +29,25 @@ from quartet_rollout.state import RolloutState
 
 _RETRY_SECONDS = 1.0
 _SHARE = 4
-"""Direct requests may have the window divided by this."""
+"""Direct requests may use one part in this many of the window."""
 
 
 class Admission:
-    """Lets direct requests in, in the order in which they come."""
+    """Admits direct requests in FIFO order."""
 
     def __init__(self, state: RolloutState, groups: Groups, section: RolloutSection):
-        """`groups` are those of the run's own prompts, which share the engine."""
+        """`groups`: those of the run's prompts, which share the engine."""
         self._state, self._groups, self._changes = state, groups, state.changes
         self._most, self._queue_limit = section.max_direct_completions, section.max_direct_queued
-        self._turn = asyncio.Lock()  # held by the request that waits first
+        self._turn = asyncio.Lock()  # held by the first waiting request
         self.waiting = 0
-        """Completions that wait to be let in."""
+        """Completions that wait for admission."""
         self.running = 0
-        """Completions under way."""
+        """Completions that were admitted and have not ended."""
         self._closed = ""
 
     def close(self, reason: str) -> None:
-        """Let nobody in any more, for this reason: who waits is refused at once, and so is whoever comes."""
+        """Reject all waiting and later requests, with this reason."""
         self._closed = reason
         self._changes.notify()
 
@@ -57,15 +57,15 @@ class Admission:
 
     @property
     def reserved(self) -> int:
-        """Completions of the window that the run's own prompts must leave free now."""
+        """Completions in the window that the run's prompts must leave free now."""
         return min(self.running + self.waiting, self._limit)
 
     @asynccontextmanager
     async def entered(self, completions: int) -> AsyncIterator[None]:
-        """Wait for room, and hold it.
+        """Wait for admission of `completions`, and hold it in the context.
 
-        Raises RESOURCE_EXHAUSTED, with a time to come again, when the queue is full; UNAVAILABLE after `close`.
-        Whoever gives up while it waits (its deadline has passed, its caller has gone) loses its place, nothing else.
+        Raises RESOURCE_EXHAUSTED when the queue is full, with a retry delay, or for more than the limit; UNAVAILABLE
+        after `close`. A caller that is cancelled while it waits leaves the queue.
         """
         self._check_open()
         if completions > self._most:
@@ -99,7 +99,7 @@ class Admission:
             self._changes.notify()
 
     async def emptied(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no admitted completions are left."""
         while self.running:
             await self._changes.wait()
 
@@ -108,7 +108,7 @@ class Admission:
             raise unavailable("rollout", self._closed)
 
     def _fits(self, completions: int) -> bool:
-        # One request at least is always served, however large the groups of the run.
+        # One request is always admitted, even if it exceeds the limit.
         return not self.running or self.running + completions <= self._limit
 
 
@@ -118,18 +118,18 @@ Request: TypeAlias = rollout_pb2.GenerateRequest | rollout_pb2.GenerateStreamReq
 
 
 class DirectGeneration:
-    """Generates for callers, beside the run's own prompts, as `admission` lets them in."""
+    """Generates for callers, beside the run's prompts, when `admission` admits them."""
 
     def __init__(self, state: RolloutState, admission: Admission):
         self._state, self._admission = state, admission
         self._ids = itertools.count()
         self._calls: dict[asyncio.Task, str] = {}
-        """Those whose completions are being generated, with why they were interrupted."""
+        """Calls whose completions are being generated; the value is why one was interrupted."""
 
     async def stop(self, seconds: float) -> None:
-        """Refuse at once who comes and who waits; what is being generated has so many seconds to finish.
+        """Reject new and waiting requests; give running ones `seconds` to finish, then end them with UNAVAILABLE.
 
-        Returns when nothing is being generated any more. What was not finished is refused with UNAVAILABLE.
+        Returns when none is running.
         """
         self._admission.close(_STOPPING)
         with suppress(TimeoutError):
@@ -139,7 +139,7 @@ class DirectGeneration:
         await self._admission.emptied()
 
     def interrupt(self, reason: str) -> None:
-        """End what is being generated now, with UNAVAILABLE."""
+        """End the running requests with UNAVAILABLE."""
         for call in self._calls:
             self._calls[call] = reason
             call.cancel()
@@ -163,7 +163,7 @@ class DirectGeneration:
                 self._admission.entered(wanted.n),
                 aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, wanted)) as stream,
             ):
-                self._check_serving(request)  # It may have waited long.
+                self._check_serving(request)  # It may have changed during the wait.
                 with self._interruptible():
                     async for completion in stream:
                         if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
@@ -178,7 +178,7 @@ class DirectGeneration:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Raise UNAVAILABLE in what runs here at `interrupt`."""
+        """Context in which `interrupt` cancels the task and UNAVAILABLE is raised."""
         call = asyncio.current_task()
         assert call is not None
         self._calls[call] = ""
@@ -186,7 +186,7 @@ class DirectGeneration:
             yield
         except asyncio.CancelledError:
             if not self._calls[call]:
-                raise  # its caller has gone
+                raise  # the caller cancelled
             raise unavailable("rollout", self._calls[call]) from None
         finally:
             del self._calls[call]
@@ -195,7 +195,7 @@ class DirectGeneration:
         if self._state.draining:
             raise unavailable("rollout", _STOPPING)
         if self._state.changing_run:
-            raise unavailable("rollout", "it is going over to another run", retry_after_seconds=_RETRY_SECONDS)
+            raise unavailable("rollout", "it is switching to another run", retry_after_seconds=_RETRY_SECONDS)
         if request.run_id and request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         if self._state.sleep_level:
@@ -220,7 +220,7 @@ def _generated(completion: EngineCompletion, text: str) -> rollout_pb2.Generated
 def _refusal(error: PromptRefused | PromptError) -> ContractError:
     if isinstance(error, PromptRefused):
         return invalid_argument(error.field, error.came, error.allowed)
-    # The engine names the field itself, e.g. "sampling.top_p is 2.0; allowed: above 0, at most 1".
+    # Its message names the field, e.g. "sampling.top_p is 2.0; allowed: above 0, at most 1".
     violation = error_details_pb2.BadRequest.FieldViolation(field="prompt", description=str(error))
     details = error_details_pb2.BadRequest(field_violations=[violation])
     return ContractError(grpc.StatusCode.INVALID_ARGUMENT, f"prompt: {error}", [details])

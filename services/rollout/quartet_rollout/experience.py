@@ -1,4 +1,4 @@
-"""A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
+"""A finished group as an ExperienceGroup: tensors for the trainer, a readable transcript, a header."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from quartet_rollout.environments.conversation import PlayedCompletion, inserted
 
 
 def completion_info(completion: EngineCompletion, text: str) -> experience_pb2.CompletionInfo:
-    """Return what there is to say about a completion besides its tensors."""
+    """Return a completion's entry in the transcript."""
     info = experience_pb2.CompletionInfo(
         index=completion.index,
         text=text,
@@ -35,10 +35,10 @@ def versions_of(completions: Sequence[EngineCompletion]) -> set[int]:
 
 @dataclass
 class GeneratedGroup:
-    """A group whose completions stand; their scores are written into its transcript as they come.
+    """A group with all completions; scores are written into its transcript as they arrive.
 
     Attributes:
-        items: what the reward service is asked, one of each completion in order of index; none where nobody asks.
+        items: score items of the completions in order of index; empty if they are not scored.
     """
 
     header: experience_pb2.GroupHeader
@@ -48,8 +48,8 @@ class GeneratedGroup:
 
     @classmethod
     def of_unscored(cls, data: bytes, attempt: int) -> "GeneratedGroup":
-        """Return what `unscored` kept, for another delivery. Scores that were found are left out: since then the
-        verifier may have been mended, and the rewards of a group are compared with one another.
+        """Parse the result of `unscored`, in another delivery. Earlier scores are removed: the rewards of a group are
+        compared with one another, and the verifier may have been corrected since.
         """
         kept = experience_pb2.UnscoredGroup.FromString(data)
         group = cls(
@@ -65,7 +65,7 @@ class GeneratedGroup:
         return group
 
     def scored(self) -> experience_pb2.ExperienceGroup:
-        """Return the finished group; all scores are there, or nobody was asked."""
+        """Return the finished group, with all scores if it is scored."""
         if self.items:
             scores = [info.score for info in self.transcript.completions]
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
@@ -83,7 +83,7 @@ class GeneratedGroup:
         return self._group()
 
     def unscored(self) -> bytes:
-        """Return a serialized UnscoredGroup, with the scores that were found."""
+        """Return a serialized UnscoredGroup, with the scores found so far."""
         return experience_pb2.UnscoredGroup(group=self._group(), items=self.items).SerializeToString()
 
     def _group(self) -> experience_pb2.ExperienceGroup:
@@ -98,11 +98,11 @@ class GeneratedGroup:
 def group_tensors(
     prompt_token_ids: np.ndarray, completions: Sequence[EngineCompletion], settings: SamplingSettings
 ) -> experience_pb2.GroupTensors:
-    """Return what is known of a group before its scores.
+    """Return a group's tensors, without scores.
 
     Args:
         prompt_token_ids: int32 [P].
-        completions: all of the group in order of index, at least one token among them.
+        completions: all of the group in order of index, with at least one token in all.
         settings: how they were sampled.
     """
     spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
@@ -133,7 +133,7 @@ def group_tensors(
 def _put_routed_experts(
     tensors: experience_pb2.GroupTensors, prompt_tokens: int, of_completions: Sequence[np.ndarray | None]
 ) -> None:
-    """Those of the prompt are the first completion's."""
+    """Set the tensors of routed experts; the prompt's are taken from the first completion."""
     found = [experts for experts in of_completions if experts is not None]
     if len(found) < len(of_completions):
         raise ValueError("the engine returned a completion without the experts that its tokens went to")
@@ -144,7 +144,7 @@ def _put_routed_experts(
 
 
 def group_header(lease: broker_pb2.PromptLease, completions: Sequence[EngineCompletion]) -> experience_pb2.GroupHeader:
-    """Return what is known of a group before its scores; the policy versions are -1 where no token was generated."""
+    """Return a group's header, without scores; policy versions are -1 if no token was generated."""
     versions = versions_of(completions)
     return experience_pb2.GroupHeader(
         instance_id=lease.instance.instance_id,

@@ -1,10 +1,9 @@
-"""How a prompt's completions are generated: its sampling parameters over the run's over the defaults, and the loop that
-begins completions again where a weight update aborted them.
+"""Generation of a prompt's completions: its sampling parameters override the run's, which override the defaults;
+completions that a weight update aborted are generated again.
 
-The temperature of a training prompt may follow a schedule: points (version, temperature) and a curve between them
-(experience.proto, TemperatureSchedule), read at the policy version that the generation starts with. A completion that
-is carried across a weight update keeps the temperature it began with: it is one number a sample, and the trainer
-divides the logits by it.
+The temperature of training prompts may follow a schedule: points (version, temperature) and a curve between them
+(experience.proto, TemperatureSchedule), evaluated at the policy version at which the generation starts. A completion
+keeps its temperature across a weight update, because the trainer divides all its logits by one number.
 """
 
 import math
@@ -22,7 +21,7 @@ from quartet_rollout.engines.base import Engine, EngineCompletion, PromptError, 
 
 
 class PromptRefused(Exception):
-    """A prompt that can never be generated from, as it is. `field` is where, the text is one sentence."""
+    """The prompt is invalid, so no attempt can succeed. `field` names the field; the text is one sentence."""
 
     def __init__(self, field: str, came: object, allowed: str):
         super().__init__(f"{field}: got {came}; allowed: {allowed}")
@@ -34,20 +33,18 @@ TAKEN_BY = "allowed: rollouts with the vllm engine, or its default"
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is asked of the engine for one prompt."""
+    """A request to the engine for one prompt."""
 
     n: int
-    """Completions."""
+    """Number of completions."""
     settings: SamplingSettings
-    """How each is sampled."""
 
 
 def sampling_values(prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec, purpose: int) -> dict[str, Any]:
-    """Return the sampling parameters that are set, by name: the prompt's over the run's. `n` is always there.
+    """Return the sampling parameters that are set, by name; the prompt's override the run's. `n` is always included.
 
-    An evaluation's unset fields take the training sampling's values, so that `max_new_tokens` need not be said twice;
-    but its `n` is 1 unless the prompt or `evaluation_sampling` says more. Otherwise it is the group size (1 without a
-    run).
+    Unset fields of an evaluation take the values of training, e.g. `max_new_tokens`, except that its `n` is 1 unless
+    the prompt or `evaluation_sampling` sets it. For other purposes `n` defaults to the group size (1 without a run).
     """
     values = {"n": spec.group_size or 1, **given(spec.sampling)}
     if purpose == experience_pb2.PURPOSE_EVALUATE:
@@ -56,7 +53,7 @@ def sampling_values(prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec, pur
 
 
 def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:
-    """Return the parameters that are set and that this engine does not take, with their values."""
+    """Return the parameters that are set but not supported by this engine, with their values."""
     later = {name: value for name, value in altered(sampling).items() if name not in FIRST_RELEASE}
     return {name: value for name, value in later.items() if capability(name) not in engine.capabilities()}
 
@@ -64,9 +61,9 @@ def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:
 def scheduled(
     request: GenerationRequest, instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec, policy_version: int
 ) -> GenerationRequest:
-    """Return the request at the temperature that the run's schedule has for a version.
+    """Return the request with the temperature of the run's schedule at a policy version.
 
-    Unchanged: prompts with a temperature of their own, prompts that are not trained, runs without a schedule.
+    It is unchanged for prompts with their own temperature, prompts not for training, and runs without a schedule.
     """
     if not spec.HasField("temperature_schedule") or instance.purpose != experience_pb2.PURPOSE_TRAIN:
         return request
@@ -106,10 +103,11 @@ def temperature(schedule: experience_pb2.TemperatureSchedule, version: int) -> f
 async def generate_completions(
     engine: Engine, request_id: str, token_ids: np.ndarray, request: GenerationRequest
 ) -> AsyncGenerator[EngineCompletion, None]:
-    """Yield `request.n` completions as they finish; those that a weight update aborted are started again.
+    """Yield `request.n` completions as they finish; those that a weight update aborted are generated again.
 
     Raises:
-        PromptError: the engine does not take a parameter, or as the engine raises it.
+        PromptError: the engine does not support a parameter, or rejects the prompt.
+        EngineError: from the engine.
     """
     for name, value in not_taken(engine, request.settings).items():
         raise PromptError(f"sampling.{name} is {value}, which this rollout's engine does not take; {TAKEN_BY}")

@@ -1,9 +1,9 @@
-"""A Prompt as the token ids that the model sees. What follows is tokens in, tokens out: nothing is tokenized twice.
+"""Converts a Prompt to the model's token ids, once: later steps use only token ids.
 
-Prompts that are too long are truncated at their beginning. What a chat needs to be answered at all stays: its system
-message, with whatever the chat template puts before the first turn, and the generation prompt at its end. Its oldest
-turns go first, whole, up to one of the role that the chat began with; only when the last of those is too long is its
-beginning cut off, behind its header. Text and token ids lose their first tokens, but never a beginning-of-sequence
+With `truncate_left`, prompts that are too long are truncated at their beginning. A chat keeps its system message, with
+the text that the chat template puts before the first turn, and the generation prompt at its end. Its oldest turns are
+removed whole, so that the rest begins with a turn of the first turn's role. If even the last such turn is too long, its
+beginning is cut off, after its header. Text and token ids lose their first tokens, but keep a beginning-of-sequence
 token.
 """
 
@@ -23,7 +23,7 @@ from quartet_rollout.generation import GenerationRequest, PromptRefused, samplin
 from quartet_rollout.metrics import SHORTENED
 
 LONG_BYTES = 1 << 16
-"""A longer prompt is not read in the event loop's thread."""
+"""A longer prompt is read in a thread, not in the event loop."""
 
 _MOST_COMPLETIONS = 1024
 
@@ -36,7 +36,7 @@ class PromptReader:
     def __init__(self, tokenizer: Any, max_model_len: int):
         """`tokenizer` is the model's transformers tokenizer, `max_model_len` its context in tokens.
 
-        Nobody else may use the tokenizer: it is called from two threads, and each user's options stay set in it.
+        The tokenizer must not be shared: this calls it from two threads, and options of a call stay set in it.
         """
         self._tokenizer = tokenizer
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -46,7 +46,7 @@ class PromptReader:
     async def read_in_turn(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
     ) -> tuple[np.ndarray, GenerationRequest]:
-        """As `read`; a long prompt is read in a thread, one at a time, while the event loop goes on."""
+        """As `read`, but long prompts are read in a thread, one at a time, so that they do not block the event loop."""
         if prompt.ByteSize() <= LONG_BYTES:
             return self.read(prompt, spec, purpose)
         return await asyncio.get_running_loop().run_in_executor(self._long, self.read, prompt, spec, purpose)
@@ -54,7 +54,7 @@ class PromptReader:
     def read(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
     ) -> tuple[np.ndarray, GenerationRequest]:
-        """Return the prompt's tokens, int32 [P], and what is to be generated.
+        """Return the prompt's tokens, int32 [P], and the request for its completions.
 
         Raises:
             PromptRefused, PromptError: the prompt is empty, too long, malformed, or its sampling is out of range.
@@ -79,12 +79,12 @@ class PromptReader:
         return token_ids, GenerationRequest(n, SamplingSettings(**values, max_new_tokens=max_new_tokens, **recorded))
 
     def text(self, token_ids: np.ndarray) -> str:
-        """Return the text of tokens, special tokens included, exactly as they stand."""
+        """Decode tokens, special tokens included, without cleaning up spaces."""
         text = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return encodable(text)
 
     def _token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str, room: int, truncate: bool) -> np.ndarray:
-        """Return the prompt's tokens, int32 [P]; at most `room` where it is to be truncated."""
+        """Return the prompt's tokens, int32 [P]; at most `room` with `truncate`."""
         form = prompt.WhichOneof("input")
         messages: list[Message] = []
         if form == "token_ids":
@@ -107,7 +107,7 @@ class PromptReader:
         return _cut(token_ids, int(begins), room, needed=int(begins) + 1)
 
     def _truncate_chat(self, messages: list[Message], room: int) -> np.ndarray:
-        """Return the tokens of the chat, int32, at most `room`. Raises PromptRefused if what must stay has no room."""
+        """Return the chat's tokens, int32, at most `room`. Raises PromptRefused if what must stay is longer."""
         turns = [at for at, message in enumerate(messages) if message["role"] != "system"]
         begins = [at for at in turns if messages[at]["role"] == messages[turns[0]]["role"]]
 
@@ -117,7 +117,7 @@ class PromptReader:
         def fits(begin: int) -> bool:
             return self._encode(self._render(kept(begin))).size <= room
 
-        # By bisection: a chat may have 100,000 turns, and each try costs all of it.
+        # By bisection: a chat may have 100,000 turns, and each try renders and tokenizes it.
         fitting = bisect_left(begins, True, key=fits)
         if fitting < len(begins):
             return self._encode(self._render(kept(begins[fitting])))
@@ -129,7 +129,8 @@ class PromptReader:
         return _cut(token_ids, same, room, needed=same + min(generation_prompt, token_ids.size - same) + 1)
 
     def _before_first_turn(self, messages: list[Message], text: str) -> str:
-        """What the template puts before the content of the first turn: found by giving that turn another content."""
+        """Return the text before the content of the first turn: the common prefix with a rendering in which that turn
+        has different content."""
         first = next((at for at, message in enumerate(messages) if message["role"] != "system"), None)
         if first is None:
             return ""
@@ -140,8 +141,8 @@ class PromptReader:
     def _encode(self, text: str, whole: bool = True) -> np.ndarray:
         """Return the text's tokens, int32.
 
-        Unless it is wanted `whole`, a long text that cannot fit in the context is refused by its length alone: a
-        tokenizer takes a second of processor time for each megabyte.
+        Unless `whole`, a text whose length shows that it cannot fit in the context is rejected without tokenizing it,
+        which takes a second of CPU time per megabyte.
         """
         most = max(LONG_BYTES, self._max_model_len * self._longest_token)
         if len(text) > most and not whole:
@@ -168,7 +169,7 @@ class PromptReader:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=generation_prompt
             )
-        except Exception as error:  # a chat template is the model author's program and raises what it likes
+        except Exception as error:  # a chat template may raise anything
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PromptRefused(
                 "prompt.chat",
@@ -178,7 +179,7 @@ class PromptReader:
 
 
 def _cut(token_ids: np.ndarray, head: int, room: int, needed: int) -> np.ndarray:
-    """Leave out what follows the first `head` tokens until `room` are left."""
+    """Keep the first `head` tokens and the last ones, `room` in all. Raises PromptRefused if `needed` exceed `room`."""
     if room < needed:
         raise PromptRefused(
             "prompt.input",

@@ -1,15 +1,15 @@
-"""Scores from the reward service over one long-lived ScoreStream, opened again whenever it breaks.
+"""Scores from the reward service over one long-lived ScoreStream, reopened whenever it breaks.
 
-A verifier's failure is tried again and in the end handed to the caller as `ScoringFailed`: it never becomes a number.
-While the service cannot be reached items wait, and count no attempt.
+A verifier's failure is retried, and finally raised as `ScoringFailed`: it never becomes a reward. While the service
+cannot be reached, items wait without counting an attempt.
 
-A stream that breaks does not say why: the service was restarted, or an item broke it, perhaps by ending the process.
-What was under way is sent again. Items under which two streams broke are suspects: a few are sent together, after a
-third break each is sent alone, and meanwhile nothing else. A break under a suspect that is alone counts an attempt for
-it. So an item that breaks every stream ends as a failure, and the others get their scores.
+When a stream breaks, either the service was restarted or an item broke it, e.g. by killing the process. Unanswered
+items are sent again. Items that were pending in two broken streams are suspects: up to 16 of them are sent together,
+and each alone after a third break; no other item is sent meanwhile. A break counts as an attempt only for a suspect
+that is alone. So an item that breaks every stream finally fails, and the others get their scores.
 
-A message costs more than most verifications: what finishes within a few milliseconds travels in one, to services that
-know such messages, and comes back in few.
+A message costs more than most verifications, so items that are submitted within a few milliseconds are sent in one
+message, if the service supports it.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ BATCHES = "score_stream.batches"
 _GATHER_SECONDS = 0.005
 _MOST_ITEMS = 256
 _MOST_BYTES = 4 << 20
-"""Of a message of several items, far below what services take."""
+"""Of a message of several items; far below the services' limit."""
 _SUSPICIOUS = 2
-"""Streams that broke under an item that is a suspect."""
+"""An item is a suspect after this many broken streams."""
 _MOST_SUSPECTS = 16
-"""Sent together, if no other stream broke under them."""
+"""Sent together, before their third break."""
 _KINDS = {number: name.removeprefix("FAILURE_KIND_").lower() for name, number in reward_pb2.FailureKind.items()}
-"""Those of this release; a later reward service may have more."""
+"""A later reward service may have more."""
 
 
 class ScoringFailed(Exception):
-    """No score could be found. `permanent`: trying again cannot help."""
+    """A completion could not be scored. `permanent`: retries cannot help."""
 
     def __init__(self, message: str, permanent: bool):
         super().__init__(message)
@@ -65,7 +65,7 @@ class _Item:
     sent_at: float = 0.0
     attempts: int = 0
     breaks: int = 0
-    """Streams that broke under it since the service answered about it last."""
+    """Streams that broke while it was pending, since its last answer."""
 
     @property
     def suspect(self) -> bool:
@@ -73,7 +73,7 @@ class _Item:
 
 
 class Scorer:
-    """The stream, and the items it has not answered."""
+    """The stream and its unanswered items."""
 
     def __init__(
         self,
@@ -84,29 +84,30 @@ class Scorer:
         section: ScoringSection,
         on_raised: Callable[[reward_pb2.Failure], None],
     ):
-        """`on_raised` is called the first time that a verifier raises at a place, or crashes at none, in each run."""
+        """`on_raised` is called once per run and place in the source where a verifier raised; crashes have no place."""
         self._state, self._channel, self._section, self._waiting = state, channel, section, waiting
         self._on_raised, self._raised = on_raised, set[tuple[str, str]]()
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
         self._peer = peer
-        self._thing = f"reward service at {peer.address}"
+        self._awaited = f"reward service at {peer.address}"
         self._outage = Outage()
         self._unsent = deque[_Item]()
         self._suspects = deque[_Item]()
-        """Unsent too; their turn comes when nothing else is."""
+        """Unsent suspects; sent when `_unsent` is empty."""
         self._sent: dict[str, _Item] = {}
         self._moved = Changes()
+        """Notified when an item is queued or answered."""
         self._numbers = itertools.count(1)
 
     def submit(self, item: reward_pb2.ScoreItem) -> "asyncio.Future[reward_pb2.Score]":
-        """Have an item scored; its `item_id` is set here. The future raises ScoringFailed; cancel it to forget it."""
+        """Queue an item and set its `item_id`. The future raises ScoringFailed; cancelling it drops the item."""
         future = asyncio.get_running_loop().create_future()
-        self._line_up(_Item(item, future, time.monotonic()))
+        self._enqueue(_Item(item, future, time.monotonic()))
         return future
 
     async def run(self) -> None:
-        """Keep the stream open for as long as the service lives."""
-        self._waiting.add(self._thing)
+        """Keep the stream open until cancelled."""
+        self._waiting.add(self._awaited)
         while True:
             try:
                 peer = await handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT)
@@ -121,30 +122,27 @@ class Scorer:
 
     def _set_ready(self, ready: bool) -> None:
         if ready:
-            self._waiting.discard(self._thing)
+            self._waiting.discard(self._awaited)
         else:
-            self._waiting.add(self._thing)
+            self._waiting.add(self._awaited)
         if ready != self._state.reward_ready:
             self._state.reward_ready = ready
             self._state.changes.notify()
 
-    def _line_up(self, entry: _Item) -> None:
+    def _enqueue(self, entry: _Item) -> None:
         (self._suspects if entry.suspect else self._unsent).append(entry)
         self._moved.notify()
 
     def _broken(self, error: grpc.RpcError) -> None:
-        """Line up again what was sent and not answered; a break that may be an item's doing is noted."""
+        """Queue unanswered items again, and count the break for them unless the service rejected the stream itself."""
         sent, self._sent = list(self._sent.values()), {}
-        if _is_refusal(error):
-            noted = 0
-        elif len(sent) == 1 and sent[0].suspect:
-            self._again(sent[0], f"the score stream broke under it alone: {describe(error)}")
+        rejected = _is_refusal(error)
+        if not rejected and len(sent) == 1 and sent[0].suspect:
+            self._retry(sent[0], f"the score stream broke under it alone: {describe(error)}")
             return
-        else:
-            noted = 1
         for entry in sent:
-            entry.breaks += noted
-            self._line_up(entry)
+            entry.breaks += not rejected
+            self._enqueue(entry)
 
     async def _stream(self, batches: bool) -> None:
         """Send and receive until the stream ends. Raises grpc.RpcError."""
@@ -155,7 +153,7 @@ class Scorer:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            await reading  # the writer found the stream ended; the reader has the status
+            await reading  # if the writer ended first, the reader raises the stream's status
         finally:
             for task in tasks:
                 task.cancel()
@@ -163,7 +161,7 @@ class Scorer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, call: grpc.aio.StreamStreamCall, batches: bool) -> None:
-        """Send what is lined up; return when the stream has ended."""
+        """Send queued items; return when the stream has ended."""
         while True:
             while not self._unsent and not self._suspects:
                 await self._moved.wait()
@@ -189,7 +187,7 @@ class Scorer:
             await self._moved.wait()
 
     def _take(self, queue: deque[_Item], most: int) -> list[reward_pb2.ScoreItem]:
-        """Take the next message's items out of a queue; from now on they are under way."""
+        """Move the next message's items from a queue to `_sent`."""
         items: list[reward_pb2.ScoreItem] = []
         size, breaks = 0, queue[0].breaks
         while queue and len(items) < most:
@@ -206,7 +204,7 @@ class Scorer:
         return items
 
     def _take_back(self, item_id: str) -> _Item | None:
-        """Return what was sent by this name; it is not under way any more."""
+        """Remove an item from `_sent`."""
         entry = self._sent.pop(item_id, None)
         self._moved.notify()
         return entry
@@ -226,41 +224,41 @@ class Scorer:
         entry.breaks = 0
         kind = result.WhichOneof("result")
         if kind == "score" and (unusable := _unusable(result.score)):
-            self._again(entry, unusable)
+            self._retry(entry, unusable)
         elif kind == "score":
             SCORING_SECONDS.observe(time.monotonic() - entry.submitted_at)
             entry.score.set_result(result.score)
         elif kind == "failure":
             self._failed(entry, result.failure)
         else:
-            self._again(entry, "the reward service answered neither a score nor a failure")
+            self._retry(entry, "the reward service answered neither a score nor a failure")
 
     async def _sweep(self) -> None:
-        """Give up on items that are never answered."""
+        """Retry items that were not answered in time."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             oldest = time.monotonic() - self._section.timeout_seconds
             for item_id in [item_id for item_id, entry in self._sent.items() if entry.sent_at < oldest]:
                 if (entry := self._take_back(item_id)) is not None:
-                    self._again(entry, f"no answer within {self._section.timeout_seconds:g} s")
+                    self._retry(entry, f"no answer within {self._section.timeout_seconds:g} s")
 
     def _failed(self, entry: _Item, failure: reward_pb2.Failure) -> None:
         kind = _KINDS.get(failure.kind, str(failure.kind))
         message = f"verifier failure {kind}: {failure.message}"
-        # One that ended its process or took too long has no place.
+        # A verifier that killed its process or timed out has no place.
         at = (self._state.run_id, failure.place)
         crashed = failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
         if (failure.place or crashed) and at not in self._raised:
             self._raised.add(at)
             self._on_raised(failure)
         if failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN:
-            self._later(entry, self._section.backoff_seconds)
+            self._enqueue_later(entry, self._section.backoff_seconds)
         elif failure.retryable:
-            self._again(entry, message)
+            self._retry(entry, message)
         else:
             entry.score.set_exception(ScoringFailed(message, permanent=True))
 
-    def _again(self, entry: _Item, message: str) -> None:
+    def _retry(self, entry: _Item, message: str) -> None:
         if entry.score.done():
             return
         entry.attempts += 1
@@ -269,19 +267,19 @@ class Scorer:
             entry.score.set_exception(ScoringFailed(text, permanent=False))
             return
         SCORING_RETRIES.inc()
-        self._later(entry, self._section.backoff_seconds * 2 ** (entry.attempts - 1))
+        self._enqueue_later(entry, self._section.backoff_seconds * 2 ** (entry.attempts - 1))
 
-    def _later(self, entry: _Item, delay: float) -> None:
-        asyncio.get_running_loop().call_later(delay, self._line_up, entry)
+    def _enqueue_later(self, entry: _Item, delay: float) -> None:
+        asyncio.get_running_loop().call_later(delay, self._enqueue, entry)
 
 
 def _is_refusal(error: grpc.RpcError) -> bool:
-    """Whether the service refused the stream for what it is (a token, a rate), whatever was sent."""
+    """Whether the service rejected the stream whatever its items, e.g. for its token."""
     return is_answer(error) and error.code() is not grpc.StatusCode.INVALID_ARGUMENT
 
 
 def _unusable(score: reward_pb2.Score) -> str:
-    """Return why a score cannot be trained on; empty if it can."""
+    """Return why a score cannot be used for training; "" if it can."""
     for name in ("reward", "format_acc", "ans_acc"):
         if not abs(value := getattr(score, name)) <= LARGEST_FLOAT32:
             return f"the reward service answered {name} {value:g}; allowed: what is finite as float32"

@@ -1,16 +1,16 @@
-"""Environments: what answers the policy's turns.
+"""Environments: answers to the policy's turns.
 
     base.py          the interface (`Environment`, `Episode`), `Turn`, `Answer`, `EnvironmentFailed`: read this first
-    registry.py      environments by name; the contract's EnvironmentSpec, read and checked
+    registry.py      environments by name; validates the contract's EnvironmentSpec
     episode.py       the loop of one completion: turn, answer, turn, ...
-    conversation.py  turns and answers as one sequence of token ids with its mask
-    tools.py         what environments may use: the reward service's sandbox
-    python_tool.py   runs the policy's programs and answers what they print
+    conversation.py  turns and answers as one sequence of token ids with a loss mask
+    tools.py         gives environments the reward service's sandbox
+    python_tool.py   runs the policy's programs and inserts their output
 
 docs/environments.md shows how to add one.
 """
 
-from quartet_rollout.environments.base import (
+from quartet_rollout.environments.base import (  # noqa: F401 (the package's interface)
     Answer,
     Environment,
     EnvironmentFailed,
@@ -21,19 +21,4 @@ from quartet_rollout.environments.base import (
     Tools,
     Turn,
 )
-from quartet_rollout.environments.registry import Chosen, Environments, load_environments
-
-__all__ = [
-    "Answer",
-    "Chosen",
-    "Environment",
-    "EnvironmentFailed",
-    "Environments",
-    "Episode",
-    "Execution",
-    "Parameters",
-    "Start",
-    "Tools",
-    "Turn",
-    "load_environments",
-]
+from quartet_rollout.environments.registry import Chosen, Environments, load_environments  # noqa: F401

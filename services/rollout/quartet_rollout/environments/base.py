@@ -1,8 +1,8 @@
-"""What an environment is: the one interface between the rollout and whatever answers the policy's turns.
+"""The interface between the rollout and an environment, which answers the policy's turns.
 
-A completion of several turns is what the policy generates, cut where its turns end, with the environment's answers
-inserted between: tokens that the policy reads and that are in no loss. An environment sees texts and token ids and
-knows nothing of engines, brokers or masks. All of it runs in the rollout's event loop: what is slow must be awaited.
+A completion of several turns consists of the policy's turns with the environment's answers between them. The policy
+reads the answers' tokens, but they are not in the loss. An environment gets and returns text and token ids; engines,
+broker and masks are hidden from it. It runs in the rollout's event loop, so it must not block.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 
 class Parameters(BaseModel):
-    """Parameters of an environment; its own are a subclass. Unknown keys are refused."""
+    """Base class of an environment's parameters. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class EnvironmentFailed(Exception):
-    """The environment cannot answer, through no fault of the policy. Never a reward: the prompt is given back."""
+    """The environment cannot answer, through no fault of the policy. The prompt is released, without a reward."""
 
     def __init__(self, message: str, permanent: bool = False, counted: bool = True):
-        """`permanent`: no other attempt can help. `counted`: it counts against the prompt (max_deliveries)."""
+        """`permanent`: another attempt would fail too. `counted`: it counts against the prompt (max_deliveries)."""
         super().__init__(message)
         self.permanent, self.counted = permanent, counted
 
 
 @dataclass(frozen=True)
 class Start:
-    """What is known before a completion's first turn."""
+    """Input of `Environment.begin`."""
 
     prompt: experience_pb2.Prompt
-    """As its author wrote it: its reference and metadata are here."""
+    """The submitted prompt, with its reference and metadata."""
     prompt_text: str
-    """As the policy reads it, decoded."""
+    """The prompt's tokens, decoded."""
     prompt_token_ids: np.ndarray
     """int32 [P]."""
     index: int
-    """The completion's place in its group, from 0."""
+    """The completion's index in its group, from 0."""
     run_id: str
     """The run, for fair queueing."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of the policy that ended by itself: at the end of sequence, a stop string or a stop token."""
+    """A turn of the policy that ended at an end of sequence, a stop string or a stop token."""
 
     number: int
     """From 0."""
     text: str
-    """What the policy wrote in this turn, without an end of sequence."""
+    """The text of this turn, without an end of sequence."""
     token_ids: np.ndarray
     """int32 [t]: this turn as sampled, the end of sequence included."""
     stop: str
@@ -64,33 +64,33 @@ class Turn:
     completion_text: str
     """All turns and answers so far, this turn included, special tokens included."""
     completion_token_ids: np.ndarray
-    """int32 [T]: the same, as the policy will read it."""
+    """int32 [T]: the tokens of `completion_text`."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is inserted after a turn; the policy then has its next. An empty text without a role lets it just go on."""
+    """Text inserted after a turn, before the policy's next turn. With an empty text and role the policy continues."""
 
     text: str
-    """Special tokens in it are taken as plain text: an answer cannot end the policy's turn."""
+    """Special tokens in it are tokenized as plain text, so an answer cannot end the policy's turn."""
     role: str = ""
-    """Role of a chat message, e.g. "tool" or "user": for chat prompts the text then is a message in the form of the
-    model's chat template, followed by the head of the policy's next turn. Empty, and for prompts that are no chat: the
-    text is inserted as it stands."""
+    """Role of a chat message, e.g. "tool" or "user". For chat prompts the model's chat template then renders the text
+    as a message, followed by the header of the policy's next turn. If empty, or for other prompts, the text is inserted
+    unchanged."""
 
 
 class Episode(Protocol):
-    """One completion's conversation with its environment; made by `Environment.begin`."""
+    """One completion's conversation with its environment; created by `Environment.begin`."""
 
     async def answer(self, turn: Turn) -> Answer | None:
-        """Return what follows a turn, or None if the completion is complete.
+        """Return the answer to a turn, or None to end the completion.
 
-        Raises EnvironmentFailed if that cannot be said; any other exception counts as a permanent one. Cancelled at the
-        deadline, and whenever the group is given up.
+        Raises EnvironmentFailed if it cannot answer; any other exception is treated as a permanent failure. Cancelled
+        at the deadline, and when the group is cancelled.
         """
 
     async def close(self) -> None:
-        """Free what the episode holds. Called once, however it ended."""
+        """Free the episode's resources. Called once, however the episode ended."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,18 @@ class Execution:
     exit_code: int
     """Of a program that exited; 0 is success."""
     stdout: str
-    """What it printed, at most the bytes asked for."""
+    """At most the requested number of bytes; `stderr` too."""
     stderr: str
-    """Likewise."""
     elapsed: float
     """Seconds."""
 
 
 class Tools(Protocol):
-    """What environments may use of the rest of the system."""
+    """Services for environments."""
 
     @property
     def away(self) -> bool:
-        """Whether the reward service could not be reached when it was last called."""
+        """Whether the last call could not reach the reward service."""
 
     async def execute(
         self,
@@ -126,24 +125,24 @@ class Tools(Protocol):
         output_bytes: int = 0,
         run_id: str = "",
     ) -> Execution:
-        """Run a Python program in the reward service's sandbox; the limits are those of the contract's Execute.
+        """Run a Python program in the reward service's sandbox, with the limits of the contract's Execute.
 
-        Waits while the service is away or full. Raises EnvironmentFailed if it refuses.
+        Retries while the service is unreachable or full. Raises EnvironmentFailed if it rejects the program.
         """
 
 
 class Environment(Protocol):
-    """An environment. One small file, registered by name (`registry`) or as an entry point."""
+    """An environment, registered by name (`registry`) or as an entry point."""
 
     name: str
-    """In EnvironmentSpec.name."""
+    """Value of EnvironmentSpec.name."""
     description: str
     """What it does, in a sentence."""
     parameters: type[Parameters]
-    """Its parameters' model."""
+    """Model of its parameters."""
 
     def stop(self, parameters: Any) -> Sequence[str]:
-        """Return stop strings that end a turn, besides those of the sampling."""
+        """Return stop strings that end a turn, in addition to those of the sampling parameters."""
 
     def begin(self, start: Start, parameters: Any, tools: Tools) -> Episode:
-        """Begin a completion. Quick; raises EnvironmentFailed if the prompt is not one for it."""
+        """Begin a completion, without blocking. Raises EnvironmentFailed if it cannot use the prompt."""

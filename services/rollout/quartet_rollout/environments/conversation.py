@@ -1,8 +1,7 @@
-"""A completion as it grows: turns as they were sampled, answers as they were appended. No token is ever changed.
+"""A growing completion: sampled turns and inserted answers. Tokens are appended, and never changed.
 
-An answer is tokenized once and appended; the ids of the conversation so far stay as they are. For a chat the model's
-template says what stands between a turn and the next: it is rendered once, around a placeholder, and cut there; so an
-answer costs one call of the tokenizer.
+Each answer is tokenized once; the conversation before it is not tokenized again. For a chat, the text that the model's
+template puts between turns is found by rendering placeholders, once per role, so an answer costs one tokenizer call.
 """
 
 from dataclasses import dataclass
@@ -18,19 +17,19 @@ from quartet_rollout.environments.base import Answer
 log = get_logger(__name__)
 
 LEAST_TURN_TOKENS = 8
-"""An answer leaves the policy at least so many tokens; where it cannot, the completion ends truncated."""
+"""An answer must leave the policy at least this many tokens; otherwise the completion ends as truncated."""
 
 _TURN, _ANSWER = "quartet-turn-holder", "quartet-answer-holder"
 _EMPTY = np.zeros(0, np.int32)
 
 
 Frame = tuple[np.ndarray, np.ndarray]
-"""What stands before and after an answer, int32 each."""
+"""The template's tokens before and after an answer, int32 each."""
 _NO_FRAME = (_EMPTY, _EMPTY)
 
 
 class AnswerWriter:
-    """Writes answers for one model."""
+    """Tokenizes answers for one model."""
 
     def __init__(self, tokenizer: Any):
         """`tokenizer` is the model's transformers tokenizer."""
@@ -46,10 +45,10 @@ class AnswerWriter:
         """Return the tokens to append, int32, or None if they leave no room for another turn.
 
         Args:
-            chat: the prompt is a chat.
-            last_token: the conversation's last token; where the template's form begins with it, it is not repeated.
-            room: tokens that the completion may still have.
-            most: tokens that the answer itself may have; of a longer one the middle is left out, visibly.
+            chat: whether the prompt is a chat.
+            last_token: the conversation's last token; if the template's frame begins with it, it is not repeated.
+            room: tokens left for the completion.
+            most: tokens of the answer itself; a marker replaces the middle of a longer one.
         """
         before, after = self._frame(answer.role) if chat and answer.role else _NO_FRAME
         if before.size and int(before[0]) == last_token:
@@ -78,7 +77,7 @@ class AnswerWriter:
         return self._frames[role]
 
     def _render(self, role: str) -> Frame:
-        """The template's own form of `role`; else that of the user's; else none."""
+        """Return the template's frame for `role`, else that for a user message, else an empty one."""
         if getattr(self._tokenizer, "chat_template", "") is None:
             return _NO_FRAME
         for named in dict.fromkeys((role, "user")):
@@ -89,7 +88,7 @@ class AnswerWriter:
             ]
             try:
                 text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # a chat template is the model author's program and raises what it likes
+            except Exception as error:  # a chat template may raise anything
                 log.info("the chat template refuses the role '%s': %s", named, error)
                 continue
             _, turn, rest = text.partition(_TURN)
@@ -105,7 +104,7 @@ class AnswerWriter:
 
 @dataclass(frozen=True)
 class PlayedCompletion(EngineCompletion):
-    """A completion of several turns: its fields are those of all of it, the answers between the turns included.
+    """A completion of several turns. Its fields cover all tokens, those of the answers included.
 
     Tokens of answers have log-prob 0 and belong to the version span of the token before them.
     """
@@ -131,7 +130,7 @@ class Conversation:
         """`prompt_token_ids`: int32 [P]."""
         self._prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         self._pieces: list[EngineCompletion] = []
-        """Turns, and between them answers; an answer has no version."""
+        """Turns and answers, in order; answers have no version spans."""
         self._last_turn = (0, 0)
         self.size = 0
         """Tokens of the completion."""
@@ -145,17 +144,17 @@ class Conversation:
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int32 [P + T]: what the policy reads next."""
+        """int32 [P + T]: prompt and completion, the policy's next input."""
         return np.concatenate([self._prompt, *(piece.token_ids for piece in self._pieces)])
 
     def add_turn(self, turn: EngineCompletion) -> None:
-        """Take in what the policy generated."""
+        """Append a turn of the policy."""
         self._last_turn = (self.size, self.size + turn.token_ids.size)
         self.turns += 1
         self._append(turn)
 
     def insert(self, token_ids: np.ndarray) -> None:
-        """Append what the policy did not generate; after at least one token that it did."""
+        """Append an answer. At least one token of the policy must come before it."""
         self._append(EngineCompletion(0, token_ids, np.zeros(token_ids.size, np.float32), "stop", version_spans=()))
 
     def _append(self, piece: EngineCompletion) -> None:

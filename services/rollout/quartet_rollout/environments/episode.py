@@ -1,7 +1,7 @@
-"""Completions of several turns: the policy's turn, the environment's answer, the policy's next, ...
+"""Completions of several turns: the policy's turn, the environment's answer, the policy's next turn, ...
 
-The first turns of a group are one request to the engine; from there on each completion goes its own way. A turn's
-prompt is the ids of all that stands before it, exactly as they were sampled and appended.
+The first turns of a group are one request to the engine; each later turn is a request of its own. Its prompt is the
+token ids of all that is before it, as sampled and inserted.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ log = get_logger(__name__)
 
 _CLOSE_SECONDS = 5.0
 _TURN_SEEDS = 1 << 32
-"""Distance of the seeds of a completion's turns: far above any group size."""
+"""Difference between the seeds of consecutive turns: far above any group size."""
 
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """What the completions of one prompt have in common."""
+    """Shared by the completions of one prompt."""
 
     engine: Engine
     request_id: str
@@ -40,7 +40,7 @@ class EpisodeContext:
     prompt_token_ids: np.ndarray
     """int32 [P]."""
     request: GenerationRequest
-    """Its `max_new_tokens` bounds a whole completion, answers included."""
+    """Its `max_new_tokens` limits a whole completion, answers included."""
     chosen: Chosen
     reader: PromptReader
     writer: AnswerWriter
@@ -48,7 +48,7 @@ class EpisodeContext:
     run_id: str
 
     def turn_settings(self, room: int, number: int, index: int) -> SamplingSettings:
-        """Return how a turn is sampled of which the completion may have `room` tokens."""
+        """Return the sampling of turn `number` of completion `index`, which has `room` tokens left."""
         settings, chosen = self.request.settings, self.chosen
         seed = settings.seed
         if seed is not None and number:
@@ -65,13 +65,13 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
     """Yield the completions of a prompt as they finish.
 
     Raises:
-        EnvironmentFailed: an environment failed; the other completions are given up.
-        EngineError: as the engine raises it.
+        EnvironmentFailed: an environment failed; the other completions are cancelled.
+        EngineError: from the engine.
     """
     finished: asyncio.Queue[PlayedCompletion | None] = asyncio.Queue()
     settings = context.turn_settings(context.request.settings.max_new_tokens, 0, 0)
 
-    async def every() -> None:
+    async def run_all() -> None:
         try:
             async with (
                 asyncio.TaskGroup() as group,
@@ -91,16 +91,16 @@ async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletio
         finally:
             finished.put_nowait(None)
 
-    players = asyncio.create_task(every(), name=f"environment {context.request_id}")
+    running = asyncio.create_task(run_all(), name=f"environment {context.request_id}")
     try:
         while (completion := await finished.get()) is not None:
             yield completion
-        await players
+        await running
     finally:
-        players.cancel()
-        await asyncio.wait({players})
-        if not players.cancelled():
-            players.exception()
+        running.cancel()
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # marks it as retrieved
 
 
 async def _run_one(context: EpisodeContext, first: EngineCompletion, finished: asyncio.Queue) -> None:
@@ -117,14 +117,14 @@ async def _run_one(context: EpisodeContext, first: EngineCompletion, finished: a
 async def _converse(
     context: EpisodeContext, conversation: Conversation, episode: Episode, first: EngineCompletion
 ) -> FinishReason:
-    """Go on until the completion is complete; return why it ended."""
+    """Alternate turns and answers until the completion ends; return its finish reason."""
     chosen, turn = context.chosen, first
     chat = context.prompt.WhichOneof("input") == "chat"
     while True:
         conversation.add_turn(turn)
         if turn.finish_reason != "stop" or conversation.turns >= chosen.spec.max_turns or not turn.token_ids.size:
             return turn.finish_reason
-        answer = await _ask(context, conversation, episode, turn)
+        answer = await _answer(context, conversation, episode, turn)
         if answer is None:
             return "stop"
         room = context.request.settings.max_new_tokens - conversation.size
@@ -156,11 +156,11 @@ def _begin(context: EpisodeContext, index: int) -> Episode:
         return context.chosen.environment.begin(start, context.chosen.parameters, context.tools)
     except EnvironmentFailed:
         raise
-    except Exception as error:  # an environment is its author's program and raises what it likes
+    except Exception as error:  # an environment may raise anything
         raise _raised(context, error) from error
 
 
-async def _ask(
+async def _answer(
     context: EpisodeContext, conversation: Conversation, episode: Episode, turn: EngineCompletion
 ) -> Answer | None:
     deadline = to_seconds(context.chosen.spec.answer_deadline)
@@ -191,19 +191,20 @@ async def _ask(
 
 
 def _raised(context: EpisodeContext, error: Exception) -> EnvironmentFailed:
-    """Another attempt would select conversations by what the environment survives, so there is none."""
+    """Log an exception and return it as a permanent failure: with retries, only conversations that do not crash the
+    environment would be trained on."""
     log.warning("environment %s raised", context.chosen.environment.name, exc_info=error)
     return EnvironmentFailed(f"it raised {error_text(error)}", permanent=True)
 
 
 def _stop_of(text: str, stops: tuple[str, ...]) -> str:
-    """Return the stop string that ended a turn: the one that is complete first. Empty if it has none."""
+    """Return the stop string that ended a turn, the one that ends first; "" if there is none."""
     found = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
     return min(found)[1] if found else ""
 
 
 async def _close(episode: Episode) -> None:
-    """Close an episode. What it raises is its author's to know: the completion stands."""
+    """Close an episode. An exception is only logged: the completion remains valid."""
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await episode.close()

@@ -1,13 +1,13 @@
-"""A Python tool: what the policy's programs print is inserted after them.
+"""A Python tool: runs the policy's programs and inserts their output.
 
-A turn ends where a block closes:
+A turn ends when a block closes:
 
     ```python                         or    <tool>
     print(21 * 2)                           print(21 * 2)
     ```                                     </tool>
 
-and the answer has the same form: an ```output block, or <result> … </result>. Each program runs alone in the reward
-service's sandbox: without network, files, or the variables of the one before.
+and the answer has the same form: an ```output block, or <result> … </result>. Each program runs by itself in the reward
+service's sandbox: without network, files, or variables of earlier programs.
 """
 
 from collections.abc import Sequence
@@ -47,11 +47,9 @@ class PythonTool:
     parameters = PythonToolParameters
 
     def stop(self, parameters: PythonToolParameters) -> Sequence[str]:
-        """A turn ends where a call does."""
         return _STOPS[parameters.calls]
 
     def begin(self, start: Start, parameters: PythonToolParameters, tools: Tools) -> "PythonToolEpisode":
-        """Begin a completion; nothing runs yet."""
         return PythonToolEpisode(start, parameters, tools)
 
 
@@ -62,7 +60,8 @@ class PythonToolEpisode:
         self._run_id, self._parameters, self._tools = start.run_id, parameters, tools
 
     async def answer(self, turn: Turn) -> Answer | None:
-        """Run the program that the turn ends with. A block that is none lets the policy go on; no block, no answer."""
+        """Run the program at the end of the turn. After a closed block without a program the policy continues; without
+        a block the completion ends."""
         parameters = self._parameters
         form, program = find_call(turn.text, parameters.calls)
         if program is None:
@@ -76,7 +75,7 @@ class PythonToolEpisode:
         return Answer(f"{lead}```output\n{text}\n```\n")
 
     async def close(self) -> None:
-        """Nothing is held between programs."""
+        """Does nothing."""
 
     async def _run(self, program: str) -> str:
         parameters = self._parameters
@@ -95,7 +94,7 @@ class PythonToolEpisode:
 
 
 def find_call(text: str, calls: str) -> tuple[str, str | None]:
-    """Return form ("fence" or "tag") and source of the call that a turn ends with; None: there is none."""
+    """Return form ("fence" or "tag") and source of the call at the end of a turn; the source is None without a call."""
     text = text.rstrip()
     if calls != "fence" and text.endswith(_CLOSED):
         _, opened, program = text.removesuffix(_CLOSED).rpartition(_OPENED)
@@ -109,7 +108,7 @@ def find_call(text: str, calls: str) -> tuple[str, str | None]:
 
 
 def shown(execution: Execution, timeout_seconds: float) -> str:
-    """Return what the policy reads of an execution: its output, then how it ended if it did not end well."""
+    """Return the text of an execution for the policy: its output, then the error if it failed."""
     parts = [execution.stdout.rstrip("\n")]
     if execution.outcome == "exited" and execution.exit_code:
         parts.append(execution.stderr.rstrip("\n") or f"[exit status {execution.exit_code}]")

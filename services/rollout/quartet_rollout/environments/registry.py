@@ -1,6 +1,6 @@
-"""Environments by name, this package's own and those of the entry points `quartet.environments`.
+"""Environments by name: built-in ones, and those of the entry points `quartet.environments`.
 
-Which one a prompt's completions have: the prompt's, else the run's.
+A prompt's environment overrides the run's.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _BOUNDS = (
 
 
 class SingleTurn:
-    """Nothing answers: the rollout never begins it (`Environments.choose`)."""
+    """No environment; the rollout never calls `begin` (`Environments.choose`)."""
 
     name = SINGLE_TURN
     description = "Nothing answers: a completion is one turn."
@@ -39,7 +39,7 @@ class SingleTurn:
 
 ENTRY_POINT_GROUP = "quartet.environments"
 
-# Any: to a type checker each has parameters of another class than the Protocol's.
+# Any, because the classes of their parameters differ from the Protocol's.
 _BUILT_IN: tuple[Any, ...] = (PythonTool, SingleTurn)
 _PARTS = ("name", "description", "parameters", "stop", "begin")
 
@@ -47,37 +47,37 @@ _PARTS = ("name", "description", "parameters", "stop", "begin")
 def load_environments() -> dict[str, Environment]:
     """Return all environments by name, in alphabetical order.
 
-    Raises ConfigError where an entry point cannot be loaded, is no environment, or takes a name that is taken.
+    Raises ConfigError if an entry point cannot be loaded, is no environment, or has a name that is taken.
     """
     return load_plugins("environment", ENTRY_POINT_GROUP, [one() for one in _BUILT_IN], _PARTS, Parameters)
 
 
 class UnknownEnvironment(Exception):
-    """This rollout has no environment of that name; another may have it."""
+    """This rollout has no environment of that name; another rollout may have it."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An environment with its parameters and the bounds of a completion."""
+    """An environment with its parameters and the limits of a completion."""
 
     environment: Environment
     parameters: Any
     spec: experience_pb2.EnvironmentSpec
-    """As it was asked for, with the defaults filled in."""
+    """With defaults filled in."""
 
     @property
     def scores_last_turn(self) -> bool:
-        """Whether verifiers read the last turn only."""
+        """Whether verifiers get only the last turn."""
         return self.spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN
 
 
 class Environments:
-    """All environments of this rollout, and what they may use."""
+    """All environments of this rollout, and their tools."""
 
     def __init__(self, environments: Mapping[str, Environment], tools: Tools):
         self._environments, self.tools = environments, tools
         self.writer: AnswerWriter | None = None
-        """Set when the model's tokenizer is there."""
+        """Set when the model is loaded."""
 
     @property
     def names(self) -> list[str]:
@@ -85,11 +85,11 @@ class Environments:
         return sorted(self._environments)
 
     def choose(self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None) -> Chosen | None:
-        """Return what a prompt's completions have; None where nothing answers.
+        """Return a prompt's environment; None for a single turn.
 
         Raises:
-            UnknownEnvironment: it is not here.
-            PromptRefused: its parameters or bounds cannot be used.
+            UnknownEnvironment: this rollout does not have it.
+            PromptRefused: its parameters or limits are invalid.
         """
         if prompt.HasField("environment"):
             chosen = read_environment(self._environments, prompt.environment, "prompt.environment")
@@ -103,7 +103,7 @@ class Environments:
 def read_environment(
     environments: Mapping[str, Environment], spec: experience_pb2.EnvironmentSpec, field: str
 ) -> Chosen:
-    """Return a specification with its defaults filled in. Raises as `Environments.choose`."""
+    """Validate a specification and fill in its defaults. Raises as `Environments.choose`."""
     name = spec.name or SINGLE_TURN
     environment = environments.get(name)
     if environment is None:

@@ -1,4 +1,4 @@
-"""What environments may use: programs in the reward service's sandbox, by its gRPC."""
+"""Tools for environments: programs in the reward service's sandbox, over gRPC."""
 
 import grpc
 from quartet.v1 import reward_pb2, reward_pb2_grpc
@@ -10,17 +10,16 @@ from quartet_rollout.environments.base import EnvironmentFailed, Execution
 
 
 class RewardTools:
-    """Tools behind the reward service's address."""
+    """`Tools` of the reward service."""
 
     def __init__(self, channel: grpc.aio.Channel, wait_seconds: float):
-        """`wait_seconds`: longest wait for a place in the service's queue, per call."""
+        """`wait_seconds`: longest wait in the service's queue, per call."""
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
         self._wait_seconds = wait_seconds
         self._away = False
 
     @property
     def away(self) -> bool:
-        """Whether the last call reached nobody: what runs into its deadline meanwhile is nobody's failure."""
         return self._away
 
     async def execute(
@@ -33,7 +32,7 @@ class RewardTools:
         output_bytes: int = 0,
         run_id: str = "",
     ) -> Execution:
-        """Run a program, see the Protocol. A program has no effect outside its sandbox, so the call is repeated."""
+        """See `Tools.execute`. Programs have no effect outside the sandbox, so a call may be retried."""
         limits = reward_pb2.ExecutionLimits(
             wall_time=to_duration(timeout_seconds), memory_bytes=memory_bytes, output_bytes=output_bytes
         )
