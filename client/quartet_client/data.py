@@ -110,7 +110,8 @@ class DataSource(Section):
                 raise InputError(f"{key}.fields.{field}: {where} has no column '{column}'; {there}")
         others = {column: value for column, value in row.items() if column not in self.fields.values()}
         named = {field: row[column] for field, column in self.fields.items()}
-        return {**named, "columns": others | named.get("columns", {})} if others else named
+        given = named.get("columns", {})
+        return {**named, "columns": others | given} if others and isinstance(given, dict) else named
 
 
 def _as_table(value: Any) -> Any:

@@ -89,7 +89,8 @@ class Prompt(Section):
             if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.85):
                 raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
         known = {key: value for key, value in fields.items() if key not in columns}
-        return {**known, "columns": columns | known.get("columns", {})} if columns else fields
+        given = known.get("columns", {})
+        return {**known, "columns": columns | given} if columns and isinstance(given, dict) else fields
 
     @field_validator("columns")
     @classmethod
@@ -97,7 +98,7 @@ class Prompt(Section):
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"JSON values are allowed: {error}") from error
+            raise ValueError(f"allowed are JSON values: {error}") from error
         return value
 
     @field_validator("messages", mode="before")
@@ -156,7 +157,7 @@ class Prompt(Section):
             return cls.model_validate(dict(fields))
         except ValidationError as error:
             raise InputError(f"{where}: {_first_problem(error)}") from error
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: {error}") from error
 
     def reference(self) -> reward_pb2.Reference:

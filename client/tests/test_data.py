@@ -72,6 +72,7 @@ def verifier(more: str) -> str:
         ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
         ('{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}', "\"messages.0.role\": got 'robot'; "),
         (fields('"test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}'), "2 inputs and 1 outputs; there must be as"),
+        (fields('"level": 1, "columns": "a"'), "\"columns\": got 'a'; input should be a valid dictionary"),
         (fields('"sampling": {"temperature": -1}'), '"sampling.temperature": got -1; input should be greater than or'),
         (fields('"environment": {"parameters": {"a": [1, -Infinity]}}'), f"parameters.a[1]: got -inf; {FINITE}"),
         (verifier('"weight": 1e999'), f"verifiers[0].weight: got inf; {FINITE}"),
@@ -117,6 +118,9 @@ def raises():
     yield {"prompt": "a", "gt_answer": "1"}
     raise KeyError("level")
 
+def sets():
+    yield {"prompt": "a", "gt_answer": "1", "metadata": {"a": {1, 2}}}
+
 def imports():
     import a_package_that_is_not_here
 """
@@ -136,6 +140,7 @@ def test_a_function_of_a_file_gives_rows_as_lines_do(write):
         ("broken", '{}:broken, row 2: unknown field "gt_anwser"; did you mean "gt_answer"?'),
         ("raises", "{}:raises: it raised KeyError after row 1: 'level'"),
         ("imports", "{}:imports: No module named 'a_package_that_is_not_here'; install it here: "),
+        ("sets", "{}:sets, row 1: Object of type set is not JSON serializable"),
         ("gone", "'{}' has no function 'gone'"),
     ],
 )

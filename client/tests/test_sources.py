@@ -68,6 +68,8 @@ def test_a_map_takes_columns_as_fields_and_leaves_the_others_to_reward_functions
     table.write_bytes(parquet(taken))
     (prompt,) = load_prompts(DataSource(path=table, fields={"prompt": "text"}))
     assert (prompt.prompt, prompt.id, prompt.columns) == ("a", "row-1", {"prompt": "not this", "id": 7})
+    with pytest.raises(InputError, match="row 1: \"columns\": got 'not this'; input should be a valid dictionary"):
+        load_prompts(DataSource(path=table, fields={"prompt": "text", "columns": "prompt"}))
 
 
 @pytest.mark.parametrize(
