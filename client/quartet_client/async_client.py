@@ -13,7 +13,7 @@ import grpc
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.connection import Connections, service_status, service_statuses
+from quartet_client.connection import KINDS, Connections, service_status, service_statuses
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
@@ -229,7 +229,7 @@ class AsyncClient:
 
     async def score(
         self,
-        completions: Sequence[str],
+        completions: str | Sequence[str],
         reference: PromptLike,
         verifiers: Sequence[str | VerifierSection] = (),
         timeout: float = 300.0,
@@ -237,7 +237,7 @@ class AsyncClient:
         """Return the reward service's score of each completion of one prompt.
 
         Args:
-            completions: texts; a lone surrogate is sent as its escape, `\\ud800`.
+            completions: one text or several; a lone surrogate is sent as its escape, `\\ud800`.
             reference: the prompt with its gt_answer, test_cases or test_program.
             verifiers: names, or names with weight and parameters; by default the prompt's own.
         """
@@ -255,7 +255,7 @@ class AsyncClient:
                 reference=prompt.reference(),
                 verifiers=specs,
             )
-            for index, completion in enumerate(completions)
+            for index, completion in enumerate([completions] if isinstance(completions, str) else completions)
         ]
         scores: list[Score] = []
         for begin in range(0, len(items), _MAX_SCORE_ITEMS):
@@ -369,6 +369,8 @@ class AsyncClient:
 
     async def service(self, kind: str) -> ServiceStatus:
         """Return the status of one service, "broker", "reward", "rollout" or "trainer", as `status` does."""
+        if kind not in KINDS:
+            raise InputError(f"kind: got '{kind}'; allowed: {', '.join(KINDS)}")
         return await service_status(self.connections, kind)
 
     async def dead(

@@ -21,10 +21,10 @@ from quartet.v1 import (
     trainer_pb2_grpc,
 )
 
-from quartet_client.errors import QuartetError
+from quartet_client.errors import InputError, QuartetError
 from quartet_client.models import ServiceStatus, enum_name
 from quartet_common.channel import connect
-from quartet_common.config import AddressesSection, SecuritySection
+from quartet_common.config import AddressesSection, ConfigError, SecuritySection, split_address
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import AWAY, ContractError, missing_kind, retry_delay
 from quartet_common.handshake import handshake
@@ -79,13 +79,18 @@ class Connections:
 
     def channel(self, kind: str, address: str) -> grpc.aio.Channel:
         if (kind, address) not in self._channels:
-            self._channels[kind, address] = connect(address, self._security, service=kind)
+            try:
+                split_address(address)
+                self._channels[kind, address] = connect(address, self._security, service=kind)
+            except (ConfigError, ValueError) as error:
+                raise InputError("; ".join(getattr(error, "problems", (str(error),)))) from error
         return self._channels[kind, address]
 
     async def stub(self, kind: str, address: str | None = None) -> Any:
         """Return the stub of a service after its handshake.
 
         Raises:
+            InputError: the address, or a file of the TLS configuration, cannot be used.
             QuartetError: it cannot be reached, is another service, or speaks another contract.
         """
         address = address or self.address(kind)

@@ -11,6 +11,7 @@ import pytest
 from real_broker import Life, door
 
 from quartet_client import AsyncClient, Client, InputError, QuartetError
+from quartet_common.config import SecuritySection
 
 PROMPTS = [{"prompt": "2+3=5", "gt_answer": "5"}, {"prompt": "1+1=3", "gt_answer": "2"}, "no reference"]
 
@@ -106,7 +107,7 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
             await client.generate("hi", run_id="other")
         right, wrong = await client.score(["it is 5", "it is \ud800"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
         assert (right.reward, wrong.reward) == (1.0, 0.0)
-        (failed,) = await client.score(["x"], "no answer", ["exact"])
+        (failed,) = await client.score("a text alone", "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
         assert await client.verifiers() == {"exact": "The answer, character by character."}
 
@@ -121,6 +122,8 @@ async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
             (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
             (client.submit("gone", ["a"]), "run 'gone' does not exist: make it with CreateRun; there are no runs"),
             (client.score(["x"], "y"), "verifiers: got none"),
+            (client.generate("x", address="nowhere"), "an address is host:port"),
+            (client.service("worker"), "kind: got 'worker'; allowed: broker, reward, rollout, trainer"),
             (away.runs(), f"broker at {nowhere}: nothing listens there"),
             (mistaken.runs(), f"{addresses['reward']} was taken for the broker, but a reward answers there"),
         ):
@@ -130,3 +133,6 @@ async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
         await mistaken.close()
     with pytest.raises(InputError, match="an address is host:port"):
         AsyncClient("localhost")
+    async with AsyncClient(security=SecuritySection(tls_ca="a", tls_certificate="b", tls_key="c")) as client:
+        with pytest.raises(InputError, match="security.tls_ca: cannot read 'a'"):
+            await client.runs()
