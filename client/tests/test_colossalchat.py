@@ -83,6 +83,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason():
     [
         ("-d d", "-m/--model"),
         ("-m m -d d -t 3 -tp 2", "-t 3 is no multiple of -tp x -pp = 2"),
+        ("-m m -d d -tp 0", "argument -tp/--tensor-parallel-size: got 0; allowed: integers from 1"),
         ("-m m -d d -ed '[1]'", "-ed takes a JSON object"),
     ],
 )

@@ -108,6 +108,7 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     card = (tmp_path / "first" / "README.md").read_text()
     assert status == 0 and "| optimizer steps | 1 |" in card and "at version 2" not in card
     assert export(run, "--to", tmp_path / "out")[1].endswith("exists; allowed: a folder that is not there yet")
+    assert "cannot write '/proc/x': " in export(run, "--to", "/proc/x")[1]
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
 
 

@@ -3,7 +3,8 @@
 import json
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,17 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         axis.set_xlabel("optimizer steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(output, dpi=130)
+    with _writing(output):
+        figure.savefig(output, dpi=130)
     plt.close(figure)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror or error}") from error
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
@@ -128,9 +138,10 @@ def export(folder: Path, to: Path | None, push: str | None, revision: str, priva
     model, version = find_model(folder / "model" if (folder / "run.toml").is_file() else folder, "FOLDER")
     card = None if (model / _CARD).is_file() else model_card((push or folder.resolve().name), folder, version)
     if to is not None:
-        shutil.copytree(model, to)
-        if card is not None:
-            (to / _CARD).write_text(card, encoding="utf-8")
+        with _writing(to):
+            shutil.copytree(model, to)
+            if card is not None:
+                (to / _CARD).write_text(card, encoding="utf-8")
         echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")
     if push is not None:
         try:

@@ -45,6 +45,12 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"ColossalChat's flags: {message}")
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"got {text}; allowed: integers from 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="rl_example.py", add_help=False, allow_abbrev=False)
     add = parser.add_argument
@@ -52,13 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     add("-d", "--dataset", required=True)
     add("-ed", "--eval-dataset", default="")
     add("-p", "--project", default="GRPO")
-    add("-e", "--num-episodes", type=int, default=1)
-    add("-t", "--num-trainers", type=int, default=2)
+    add("-e", "--num-episodes", type=_positive, default=1)
+    add("-t", "--num-trainers", type=_positive, default=2)
     add("-i", "--num-inferencer", type=int)
-    add("-g", "--num-generations", type=int, default=8)
-    add("-tbs", "--train-batch-size", type=int, default=32)
-    add("-tp", "--tensor-parallel-size", type=int, default=1)
-    add("-pp", "--pipeline-parallel-size", type=int, default=1)
+    add("-g", "--num-generations", type=_positive, default=8)
+    add("-tbs", "--train-batch-size", type=_positive, default=32)
+    add("-tp", "--tensor-parallel-size", type=_positive, default=1)
+    add("-pp", "--pipeline-parallel-size", type=_positive, default=1)
     add("-zero", "--zero-stage", type=int, default=0, choices=[0, 1, 2])
     add("-b", "--backend", default="transformers", choices=["transformers", "vllm"])
     add("-temp", "--temperature", type=float, default=1.0)
