@@ -102,7 +102,6 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong."""
         return not (self.lost or self.twice or self.stuck or self.faults)
 
     def sentence(self) -> str:

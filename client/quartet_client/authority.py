@@ -39,8 +39,7 @@ class CertificateInfo:
     name: str
     roles: tuple[str, ...]
     hosts: tuple[str, ...]
-    not_after: datetime.datetime
-    """UTC."""
+    not_after: datetime.datetime  # UTC
     server_roles: tuple[str, ...] = ()
     """Roles of servers that callers can check by its names."""
 

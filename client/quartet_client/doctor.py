@@ -42,11 +42,9 @@ class Finding:
     """The result of a check."""
 
     check: str
-    """Name of the check."""
     state: State
     """`failure`: the service will not work. `warning`: it works, but may fail later."""
     what: str
-    """What was found."""
     cure: str = ""
     """What to do about it; empty if `ok`."""
 
@@ -239,7 +237,6 @@ def _as_user(user: str | None) -> dict[str, Any]:
 
 
 def check_program(kind: str, program: Path | None) -> Finding:
-    """Whether it is there and starts."""
     if program is None:
         return failure("program", f"quartet-{kind} is not installed", f"deploy/systemd/install.sh {kind}, or make demo")
     try:
@@ -250,7 +247,6 @@ def check_program(kind: str, program: Path | None) -> Finding:
 
 
 def check_python(program: Path) -> Finding:
-    """The Python that the service runs in: that of its environment."""
     python = program.parent / "python"
     try:
         version = _run([str(python), "-c", "import platform; print(platform.python_version())"])

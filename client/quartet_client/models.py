@@ -30,7 +30,6 @@ def _enum_name(descriptor, value: int) -> str:
 
 
 def to_datetime(timestamp: Timestamp) -> datetime:
-    """Return a Timestamp as an aware datetime in UTC."""
     return timestamp.ToDatetime(tzinfo=UTC)
 
 
@@ -310,7 +309,6 @@ _TIMES = ("generated_after", "scored_after")
 
 
 def completion_fields(completion: Completion) -> dict[str, Any]:
-    """Return a completion's fields for JSON."""
     fields: dict[str, Any] = {name: getattr(completion, name) for name in _FIELDS}
     fields["version_spans"] = [[span.policy_version, span.begin, span.end] for span in completion.version_spans]
     if completion.score:

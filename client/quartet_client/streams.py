@@ -129,7 +129,6 @@ async def _end_outage(connections: Connections, run_id: str, outage: Outage) -> 
 async def collect_results(
     connections: Connections, handles: Iterable[Handle], timeout: float
 ) -> AsyncGenerator[Group, None]:
-    """Yield the group of each handle, in order of completion; see AsyncClient.results."""
     pending: dict[str, dict[str, None]] = {}
     for handle in handles:
         pending.setdefault(handle.run_id, {})[handle.instance_id] = None
@@ -179,7 +178,6 @@ async def _no_results(connections: Connections, run_id: str, total: int, missing
 
 
 async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncGenerator[RunEvent, None]:
-    """Yield a run's events; see AsyncClient.watch."""
     outage = Outage(_PATIENCE, f"events of run '{run_id}'")
     while True:
         request = broker_pb2.WatchRunRequest(run_id=run_id, after_event_id=after)

@@ -101,7 +101,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """Return a table without lines."""
     made = Table(*headings, box=None, header_style="dim", pad_edge=False)
     for row in rows:
         made.add_row(*row)
@@ -109,7 +108,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def facts(values: Mapping[str, str | Text], title: str = "") -> Table:
-    """Return a table of names and values."""
     made = Table(
         title=title or None, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
     )
