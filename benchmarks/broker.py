@@ -35,7 +35,7 @@ from pathlib import Path
 import grpc
 import redis
 from broker_load import create_run, submit
-from broker_town import cpu_seconds, listener, redis_server
+from broker_processes import cpu_seconds, listener, redis_server
 from groups import SHAPES
 from measuring import ENVIRONMENTS, ROOT, START_SECONDS, Figure, Side, free_port, process, report, service
 

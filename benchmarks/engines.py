@@ -279,7 +279,7 @@ def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Pa
     rates: dict[str, list[float]] = {ours: [], "peer": []}
     with contextlib.ExitStack() as stack:
         if ours == "service":
-            from broker_town import redis_server  # Of the development environment, where the sides do not live.
+            from broker_processes import redis_server  # Of the development environment, where the sides do not live.
 
             own = folder / f"redis-{name}-{size}".replace(" ", "")
             own.mkdir()

@@ -25,8 +25,8 @@ import numpy as np
 import psutil
 import redis
 from broker_load import create_run, encode_group, submit
+from broker_processes import cpu_seconds, listener, redis_server
 from broker_sides import DISTINCT
-from broker_town import cpu_seconds, listener, redis_server
 from groups import make_groups
 from measuring import Figure, Side, report, service
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from deployment import Deployment, Plan
 from injection import READY_SECONDS, Injector
 from network import Hosts, Loopback
 from schedule import Fault, family
-from town import Plan, Town
 from verdict import Verdict, judge
 
 TAIL_LINES = 12
@@ -93,30 +93,32 @@ async def run(
     """
     report = Report(seed, plan.groups, schedule, plan.folder)
     began = time.monotonic()
-    town = Town(plan, place, pythons)
-    injector = Injector(town, list(schedule), say)
+    deployment = Deployment(plan, place, pythons)
+    injector = Injector(deployment, list(schedule), say)
     try:
         async with asyncio.timeout(limit):
-            town.start()
-            await _to_the_end(town, injector)
-            report.verdict = await judge(town)
+            deployment.start()
+            await _to_the_end(deployment, injector)
+            report.verdict = await judge(deployment)
     except TimeoutError:
-        report.failure = town.failure or f"not finished within {limit:.0f} s, with {town.committed} groups committed"
+        report.failure = (
+            deployment.failure or f"not finished within {limit:.0f} s, with {deployment.committed} groups committed"
+        )
     except RuntimeError as error:
         report.failure = str(error)
     finally:
-        await town.close()
+        await deployment.close()
     report.seconds = round(time.monotonic() - began, 1)
     report.done = injector.done
     report.faults = dict(Counter(map(family, schedule[: injector.done])))
-    report.starts = {name: victim.starts for name, victim in town.victims.items()}
-    report.events = dict(town.events)
+    report.starts = {name: victim.starts for name, victim in deployment.victims.items()}
+    report.events = dict(deployment.events)
     return report
 
 
-async def _to_the_end(town: Town, injector: Injector) -> None:
+async def _to_the_end(deployment: Deployment, injector: Injector) -> None:
     """Wait until all faults are injected and the run is finished. Raises RuntimeError if it fails."""
-    tasks = [asyncio.create_task(work) for work in (injector.run(), town.until(lambda: town.over))]
+    tasks = [asyncio.create_task(work) for work in (injector.run(), deployment.until(lambda: deployment.over))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -125,6 +127,6 @@ async def _to_the_end(town: Town, injector: Injector) -> None:
         for task in tasks:
             task.cancel()
     async with asyncio.timeout(READY_SECONDS):
-        for victim in town.victims.values():
+        for victim in deployment.victims.values():
             if victim.kind in ("redis", "broker", "reward"):
                 await victim.ready.wait()

@@ -10,9 +10,9 @@ import chaos
 import network
 import pytest
 import run
+from deployment import Plan
 from preloaded import Pythons
 from schedule import RESTORE_DECK, Fault, draw
-from town import Plan
 
 SEED = 20
 GROUPS, FAULTS = 300, 20

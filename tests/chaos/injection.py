@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from deployment import Deployment
 from schedule import Fault
-from town import Town
 from victim import Victim
 
 READY_SECONDS = 120.0  # for a process to be ready again before its next fault
@@ -23,8 +23,8 @@ class Injector:
         say: prints a line for each fault.
     """
 
-    def __init__(self, town: Town, schedule: list[Fault], say: Callable[[str], None]):
-        self.town = town
+    def __init__(self, deployment: Deployment, schedule: list[Fault], say: Callable[[str], None]):
+        self.deployment = deployment
         self.schedule = schedule
         self.done = 0
         self._say = say
@@ -37,15 +37,15 @@ class Injector:
         Raises RuntimeError if a fault cannot be injected, or the run has failed.
         """
         for number, fault in enumerate(self.schedule, start=1):
-            self.town.allow(self._pace())
-            await self.town.until(lambda due=fault.at: self.town.committed >= due)
+            self.deployment.allow(self._pace())
+            await self.deployment.until(lambda due=fault.at: self.deployment.committed >= due)
             try:
                 description = await self._do(fault)
             except (TimeoutError, psutil.Error) as error:
                 raise RuntimeError(f"fault {number} ({fault}) could not be done: {error!r}") from error
             self.done = number
-            self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {description}")
-        self.town.allow(2 * self.town.plan.groups)  # one control trains some groups twice
+            self._say(f"{number:4}/{len(self.schedule)}  {self.deployment.committed:5} groups  {description}")
+        self.deployment.allow(2 * self.deployment.plan.groups)  # one control trains some groups twice
         if self._mending:
             await asyncio.wait(self._mending)
 
@@ -64,7 +64,7 @@ class Injector:
                 self._mend(self._resume_later(victim, await victim.pause(), fault.seconds))
             case "cut":
                 one, other = [[await self._resolved(name) for name in side.split()] for side in fault.target.split("|")]
-                self.town.place.cut(one, other)
+                self.deployment.place.cut(one, other)
                 self._mend(self._heal_later(one, other, fault.seconds))
             case "trap":
                 return f"{fault}: {(await self._trap(fault.target)).name}"
@@ -79,14 +79,14 @@ class Injector:
     async def _resolved(self, name: str) -> str:
         if name != "leader":
             return name
-        await self.town.until(lambda: bool(self.town.leader))
-        return self.town.leader
+        await self.deployment.until(lambda: bool(self.deployment.leader))
+        return self.deployment.leader
 
     async def _at_work(self, name: str) -> Victim:
         """Wait until a process is ready and not paused, so that a fault has an effect."""
         async with asyncio.timeout(READY_SECONDS):
             while True:
-                victim = self.town.victims[await self._resolved(name)]
+                victim = self.deployment.victims[await self._resolved(name)]
                 if victim.kind == "feeder" and not victim.allowed.is_set():
                     victim.allowed.set()  # it has submitted all: restart it, so that the fault interrupts it
                 await victim.ready.wait()
@@ -114,32 +114,32 @@ class Injector:
 
     async def _heal_later(self, one: list[str], other: list[str], seconds: float) -> None:
         await asyncio.sleep(seconds)
-        self.town.place.heal(one, other)
+        self.deployment.place.heal(one, other)
 
     async def _trap(self, point: str) -> Victim:
         """Set a trap, and return the trainer that died in it."""
         self._set_trap(point)
-        self.town.allow(max(self.town.committed, self._pace()))  # enough steps to reach the point
+        self.deployment.allow(max(self.deployment.committed, self._pace()))  # enough steps to reach the point
         async with asyncio.timeout(TRAP_SECONDS):
-            return await self.town.trapped.get()
+            return await self.deployment.trapped.get()
 
     def _set_trap(self, point: str) -> None:
-        writing = self.town.trap.with_suffix(".writing")
+        writing = self.deployment.trap.with_suffix(".writing")
         writing.write_text(point)
-        writing.rename(self.town.trap)
+        writing.rename(self.deployment.trap)
 
     async def _take_snapshot(self) -> None:
         """Copy Redis' data while it is stopped."""
-        await self.town.until(lambda: self.town.events["leading"] > 0)  # the run exists
+        await self.deployment.until(lambda: self.deployment.events["leading"] > 0)  # the run exists
         victim = await self._at_work("redis")
-        folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
+        folder = self.deployment.plan.folder / "snapshots" / str(len(self._snapshots))
         process = await victim.pause()
         try:
-            await asyncio.to_thread(shutil.copytree, self.town.plan.folder / "redis", folder)
+            await asyncio.to_thread(shutil.copytree, self.deployment.plan.folder / "redis", folder)
         finally:
             process.resume()
             victim.paused = False
-        self._snapshots.append((folder, self.town.committed))
+        self._snapshots.append((folder, self.deployment.committed))
 
     async def _restore(self, pick: float, kill_who_settles: bool) -> str:
         """Restart Redis from a snapshot; all other processes keep running."""
@@ -155,7 +155,7 @@ class Injector:
         async with asyncio.timeout(READY_SECONDS):
             while redis.running:
                 await asyncio.sleep(0.01)
-        data = self.town.plan.folder / "redis"
+        data = self.deployment.plan.folder / "redis"
         shutil.rmtree(data)
         shutil.copytree(snapshot, data)
         redis.allowed.set()

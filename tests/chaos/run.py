@@ -26,9 +26,9 @@ import chaos
 import lan
 import network
 import signals
+from deployment import Plan
 from preloaded import SHARED, Pythons
 from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
-from town import Plan
 
 from quartet_local import guard
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import content
-from town import RUN, Town
+from deployment import RUN, Deployment
 
 from quartet_client import AsyncClient
 from quartet_client.models import Run
@@ -46,9 +46,9 @@ class Verdict:
         return ", ".join(f"{self.audit.get(key, '?')} {key.replace('_', ' ')}" for key in counted)
 
 
-async def judge(town: Town) -> Verdict:
+async def judge(deployment: Deployment) -> Verdict:
     """Check a finished run. Raises RuntimeError if the audit fails to run."""
-    broker, folder = town.brokers()[0], str(town.plan.checkpoints(town.finished))
+    broker, folder = deployment.brokers()[0], str(deployment.plan.checkpoints(deployment.finished))
     command = [sys.executable, "-m", "quartet_client", "audit", RUN, "--broker", broker, "--checkpoints", folder]
     done = await asyncio.to_thread(
         subprocess.run, [*command, "--json"], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -59,12 +59,12 @@ async def judge(town: Town) -> Verdict:
     async with AsyncClient(broker, security=SecuritySection(insecure=True), timeout=_SECONDS) as client:
         run = await client.run(RUN)
     audit = {**json.loads(done.stdout), "status": done.returncode}
-    return Verdict(audit, look(town, run), asdict(run.stats))
+    return Verdict(audit, look(deployment, run), asdict(run.stats))
 
 
-def look(town: Town, run: Run) -> list[str]:
+def look(deployment: Deployment, run: Run) -> list[str]:
     """Compare ledger, weights and counts with the submitted prompts; return the faults, a sentence each."""
-    folder, wanted = town.plan.checkpoints(town.finished), content.instance_names(town.plan.groups)
+    folder, wanted = deployment.plan.checkpoints(deployment.finished), content.instance_names(deployment.plan.groups)
     path, newest = newest_checkpoint(folder)
     try:
         entries = read_ledger(folder / LEDGER_FILE, newest["ledger"])
@@ -86,8 +86,8 @@ def look(town: Town, run: Run) -> list[str]:
         wrong.append("the weights of the newest checkpoint are not those that its ledger makes")
     stats = {key: getattr(run.stats, key) for key in _AT_REST}
     wrong += [f"RunStats.{key} is {value}, not 0" for key, value in stats.items() if value]
-    if run.stats.committed != town.plan.groups:
-        wrong.append(f"RunStats.committed is {run.stats.committed}, not {town.plan.groups}")
+    if run.stats.committed != deployment.plan.groups:
+        wrong.append(f"RunStats.committed is {run.stats.committed}, not {deployment.plan.groups}")
     if run.state != "succeeded":
         wrong.append(f"the run is {run.state}")
     return wrong

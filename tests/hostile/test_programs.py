@@ -34,7 +34,7 @@ BUSY_SECONDS = 1.0
 
 
 @dataclass
-class Siege:
+class Results:
     """The results of all programs in one mode."""
 
     executions: dict[str, Execution] = field(default_factory=dict)
@@ -46,16 +46,16 @@ class Siege:
 
 
 @pytest.fixture(scope="module", params=MODES)
-def siege(request: pytest.FixtureRequest) -> Siege:
-    return asyncio.run(besiege(request.param))
+def results(request: pytest.FixtureRequest) -> Results:
+    return asyncio.run(run_programs(request.param))
 
 
-async def besiege(mode: Mode) -> Siege:
+async def run_programs(mode: Mode) -> Results:
     try:
         sandbox = await open_sandbox(settings(mode, SLOTS), only=mode)
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    siege = Siege()
+    results = Results()
     try:
         await sandbox.run(HONEST)
         before, memory_before = descriptors(), shared_memory()
@@ -66,24 +66,24 @@ async def besiege(mode: Mode) -> Siege:
                 began = time.perf_counter()
                 execution = await sandbox.run(HONEST)
                 assert execution.stdout == b"499500\n", execution
-                siege.honest_seconds.append(time.perf_counter() - began)
+                results.honest_seconds.append(time.perf_counter() - began)
 
         async def hostile(program: Program) -> None:
             source = program.source.encode("utf-8", "surrogateescape")
-            siege.executions[program.name] = await sandbox.run(Job("script", source, limits=limits_of(program)))
+            results.executions[program.name] = await sandbox.run(Job("script", source, limits=limits_of(program)))
 
         meanwhile = asyncio.create_task(honest())
         await asyncio.gather(*map(hostile, PROGRAMS))
         stop.set()
         await meanwhile
         assert (await sandbox.run(HONEST)).stdout == b"499500\n"
-        siege.descriptors = before, descriptors()
-        siege.shared_memory = memory_before, shared_memory()
-        siege.survivors = sandbox.survivors
+        results.descriptors = before, descriptors()
+        results.shared_memory = memory_before, shared_memory()
+        results.survivors = sandbox.survivors
     finally:
         await sandbox.close()
-    siege.left_over = own_processes()
-    return siege
+    results.left_over = own_processes()
+    return results
 
 
 def limits_of(program: Program) -> Limits:
@@ -101,29 +101,31 @@ def shared_memory() -> int:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_it_gets_nothing(siege: Siege, program: Program) -> None:
-    execution = siege.executions[program.name]
-    story = f"{execution.ending} {execution.exit_code} {execution.signal}\n{execution.stdout!r}\n{execution.stderr!r}"
-    assert execution.ending in program.endings, story
-    assert b"ESCAPED" not in execution.stdout, story
+def test_it_gets_nothing(results: Results, program: Program) -> None:
+    execution = results.executions[program.name]
+    description = (
+        f"{execution.ending} {execution.exit_code} {execution.signal}\n{execution.stdout!r}\n{execution.stderr!r}"
+    )
+    assert execution.ending in program.endings, description
+    assert b"ESCAPED" not in execution.stdout, description
     if program.refused:
-        assert b"REFUSED" in execution.stdout, story
+        assert b"REFUSED" in execution.stdout, description
     assert execution.wall_seconds < limits_of(program).wall_seconds + BUSY_SECONDS
     assert len(execution.stdout) <= LIMITS.output_bytes and len(execution.stderr) <= LIMITS.output_bytes
 
 
-def test_nothing_is_left(siege: Siege) -> None:
-    assert siege.left_over == set()
-    assert siege.survivors == 0
-    assert siege.descriptors[1] <= siege.descriptors[0]
-    assert siege.shared_memory[1] - siege.shared_memory[0] < LIMITS.scratch_bytes
+def test_nothing_is_left(results: Results) -> None:
+    assert results.left_over == set()
+    assert results.survivors == 0
+    assert results.descriptors[1] <= results.descriptors[0]
+    assert results.shared_memory[1] - results.shared_memory[0] < LIMITS.scratch_bytes
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 512 << 10
 
 
-def test_honest_programs_ran_in_the_meantime(siege: Siege) -> None:
-    assert len(siege.honest_seconds) >= 5
+def test_honest_programs_ran_in_the_meantime(results: Results) -> None:
+    assert len(results.honest_seconds) >= 5
     # Each waits its turn behind hostile ones that run to their limit, on slots that all share.
-    assert max(siege.honest_seconds) < 30
+    assert max(results.honest_seconds) < 30
 
 
 def test_some_mode_holds_here() -> None:

@@ -21,7 +21,7 @@ from quartet_client.events import MemberChanged, RunEvent, WeightsPublished
 from quartet_common.config import SecuritySection
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "upgrade"))
-from live_run import SERVICES, LiveRun, Story, steps  # noqa: E402 (beside the other suite's tests)
+from live_run import SERVICES, EventWaiter, LiveRun, steps  # noqa: E402 (beside the other suite's tests)
 from preloaded import Pythons, make_models  # noqa: E402
 
 HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
@@ -100,29 +100,29 @@ async def run_scenario(folder: Path, pythons: Pythons) -> int:
 
             await live.until("all four answer", serving)
             await live.begin(client)
-            story = Story(live, client)
+            waiter = EventWaiter(live, client)
             try:
-                await story.until("the run trains, each service on a host of its own, with mutual TLS", steps(2))
-                await partition(story, lan)
-                await slow_link(story, lan)
+                await waiter.until("the run trains, each service on a host of its own, with mutual TLS", steps(2))
+                await partition(waiter, lan)
+                await slow_link(waiter, lan)
             finally:
-                await story.close()
+                await waiter.close()
             run = await live.finish(client)
     finally:
         live.close()
     return run.stats.committed
 
 
-async def partition(story: Story, lan: Lan) -> None:
+async def partition(waiter: EventWaiter, lan: Lan) -> None:
     """Cut the rollout's host off until its registration expires, reconnect it, and wait until the run continues."""
     lan.cut(PLACES["rollout"])
     print("beta is cut off", flush=True)
-    await story.until("the broker has given its rollout up", rollout_gone)
+    await waiter.until("the broker has given its rollout up", rollout_gone)
     lan.heal(PLACES["rollout"])
-    await story.until("beta is back, and the run goes on", steps(2))
+    await waiter.until("beta is back, and the run goes on", steps(2))
 
 
-async def slow_link(story: Story, lan: Lan) -> None:
+async def slow_link(waiter: EventWaiter, lan: Lan) -> None:
     """Slow the link to the rollout during two weight updates."""
     lan.slow(PLACES["rollout"], SLOW_KBIT)
     slow_since = datetime.now(UTC)
@@ -132,7 +132,7 @@ async def slow_link(story: Story, lan: Lan) -> None:
         """Return the updates since then: earlier events may arrive late."""
         return [event for event in published(events) if event.at > slow_since]
 
-    events = await story.until("the run goes on over the slow link", lambda events: len(slow(events)) >= 3)
+    events = await waiter.until("the run goes on over the slow link", lambda events: len(slow(events)) >= 3)
     lan.quick(PLACES["rollout"])
     # The first may have started before the link became slow.
     updates = slow(events)
@@ -140,7 +140,7 @@ async def slow_link(story: Story, lan: Lan) -> None:
     for update, seconds in zip(updates[1:], waits, strict=True):
         least = update.what.bytes * 8 / (1000 * SLOW_KBIT)
         assert seconds > least / 2, f"{update} came {seconds} s after the one before: the link is not slow"
-    await story.until("the link is quick again", steps(1))
+    await waiter.until("the link is quick again", steps(1))
 
 
 if __name__ == "__main__":

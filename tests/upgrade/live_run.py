@@ -130,7 +130,7 @@ class LiveRun(ByHand):
         super()._start(name, self._within(name, command), cwd=self.folder, env=variables)
 
 
-class Story:
+class EventWaiter:
     """Collects the run's events and waits for them."""
 
     def __init__(self, live: LiveRun, client: AsyncClient):
@@ -162,5 +162,5 @@ class Story:
 
 
 def steps(count: int) -> Callable[[list[RunEvent]], bool]:
-    """Return a condition for `Story.until`: `count` steps were trained."""
+    """Return a condition for `EventWaiter.until`: `count` steps were trained."""
     return lambda events: sum(isinstance(event.what, StepFinished) for event in events) >= count

@@ -50,7 +50,7 @@ class Plan:
         return self.folder / "checkpoints" / trainer
 
 
-class Town:
+class Deployment:
     """All processes, and the events they reported."""
 
     def __init__(self, plan: Plan, place: Loopback | Hosts, pythons: Mapping[str, Path]):
