@@ -26,7 +26,7 @@ ALIASES = ("life",)
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     named = inspect.getmembers(AsyncClient, inspect.isroutine)
     methods = [(name, method) for name, method in named if not name.startswith("_") and name not in ALIASES]
     rows = [
@@ -62,7 +62,7 @@ def _commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Co
 
 
 def _paragraph(text: str) -> str:
-    """Return a paragraph of help as Markdown; one that begins with Click's mark for it keeps its lines."""
+    """Return a paragraph of help as Markdown; Click's mark at its start keeps line breaks."""
     return f"```text\n{text[2:]}\n```" if text.startswith("\b\n") else _cell(" ".join(text.split()))
 
 

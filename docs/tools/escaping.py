@@ -1,10 +1,10 @@
-"""What made pages have in common."""
+"""Escaping for generated pages."""
 
 import re
 
 
 def escaped(text: str) -> str:
-    """Text in which "<word>" is no HTML element; what stands between backticks is left alone."""
+    """Return a text with "<word>" escaped, except between backticks."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"<(?=[A-Za-z/!])", r"\\<", part) for part in parts[::2]]
     return "`".join(parts)

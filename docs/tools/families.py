@@ -1,4 +1,4 @@
-"""Makes docs/models.md: which families were run, with which engines and plugins, and why others do not work."""
+"""docs/models.md: the tested model families by engine and plugin, and why others do not work."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ There is no auxiliary loss.
 
 
 def page() -> str:
-    """docs/models.md."""
+    """Return the page."""
     results = json.loads(RESULTS.read_text())
     reasons: dict[str, int] = {}
     columns = [column for column in COLUMNS if any(column in found for found in results.values())]
@@ -76,7 +76,7 @@ def page() -> str:
 
 
 def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
-    """A field of the table. A new reason gets the next number."""
+    """Return a cell of the table. A new reason gets the next number."""
     if found is None:
         return ""
     if "refused" in found:
@@ -85,7 +85,7 @@ def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[s
 
 
 def refusal(family: str, column: str, found: dict[str, Any]) -> str:
-    """Why a family does not work."""
+    """Return why a family does not work."""
     why = models.WHY.get(family, "") if column == "vllm" else ""
     if why and not found["refused"].startswith("log-probs"):
         return why
@@ -93,12 +93,12 @@ def refusal(family: str, column: str, found: dict[str, Any]) -> str:
 
 
 def difference(found: dict[str, Any]) -> float:
-    """The largest difference of log-probs, before the update and after it."""
+    """Return the largest difference of log-probs, before and after the update."""
     return max(found["before"], found["after"])
 
 
 def plain(refused: str, family: str) -> str:
-    """A refusal as text of the page, the same for all families that have it."""
+    """Return an error as text of the page, equal for all families with the same error."""
     first = refused.partition(". ")[0].partition("; use")[0].rpartition("failed: ")[2].rstrip(".")
     if "of Llama's form" in first:
         return "not of [Llama's form](plugins.md#models-that-hybrid_parallel-takes)"
@@ -108,6 +108,6 @@ def plain(refused: str, family: str) -> str:
 
 
 def version(service: str, package: str) -> str:
-    """The version that a service's requirements pin."""
+    """Return the version that a service's requirements pin."""
     lines = (ROOT / "services" / service / "requirements.txt").read_text().splitlines()
     return next(line.partition("==")[2].split()[0] for line in lines if line.startswith(f"{package}=="))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """\
 # Hostile programs and answers
 
-The attacks that `make hostile` runs against the reward service. This page is made from `tests/hostile` by
+The attacks that `make hostile` runs against the reward service. This page is generated from `tests/hostile` by
 `docs/tools/write.py`.
 
 """
@@ -51,24 +51,24 @@ endless computations because sympy may decide some of them without computing.
 
 
 def page() -> str:
-    """The page, printed in the reward service's environment."""
+    """Return the page, made in the reward service's environment."""
     python = ROOT / ".quartet" / "envs" / "reward" / "bin" / "python"
     return subprocess.run([python, __file__], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
 
 
 def shown(text: str) -> str:
-    """Text in which neither "<word>" nor "**" is markup."""
+    """Return a text with "<word>" and "**" escaped."""
     return escaped(text).replace("*", r"\*")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---" for _ in head], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def written() -> str:
-    """The page, from the modules of tests/hostile."""
+    """Return the page, from the modules of tests/hostile."""
     from quartet.v1 import reward_pb2
 
     from tests.hostile.answers import ANSWERS as answers
@@ -85,7 +85,7 @@ def written() -> str:
     )
     allowed = ([each.name, shown(each.tries), ", ".join(map(outcome, sorted(each.allowed)))] for each in answers)
     every = (*cheats, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS)
-    named = dict.fromkeys((f"`{each.name}`", shown(each.tries)) for each in every)  # several are in variants
+    named = dict.fromkeys((f"`{each.name}`", shown(each.tries)) for each in every)  # several have variants
     possible = ([f"`{each.name}`", shown(each.tries)] for each in STILL_POSSIBLE)
     return (
         HEAD

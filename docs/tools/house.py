@@ -1,4 +1,4 @@
-"""The drawing of the house: the packages, what each is made of, and which imports which. Made from the imports."""
+"""The diagram of the packages, their subpackages and their imports, generated from the source."""
 
 import ast
 from functools import cache
@@ -24,7 +24,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, EDGE = 210, 112, 24, 52, 20
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Which packages each package imports, at the head of its modules; what all import by another is left out."""
+    """Return the packages that each package imports at module level, without those implied by others."""
     found: dict[str, set[str]] = {}
     for package, folder in PACKAGES.items():
         heads = [node for path in folder.rglob("*.py") for node in ast.parse(path.read_text()).body]
@@ -40,12 +40,12 @@ def imports() -> dict[str, set[str]]:
 
 
 def level(package: str) -> int:
-    """The longest way down from a package."""
+    """Return the length of the longest import chain from a package."""
     return max((level(other) + 1 for other in imports()[package]), default=0)
 
 
 def parts(package: str) -> list[str]:
-    """The packages within a package, in as many lines as fit."""
+    """Return the subpackages of a package, in as many lines as fit."""
     names = sorted(path.parent.name for path in PACKAGES[package].glob("*/__init__.py"))
     lines = [""]
     for name in names:
@@ -56,7 +56,7 @@ def parts(package: str) -> list[str]:
 
 
 def house() -> str:
-    """The drawing."""
+    """Return the diagram."""
     rows: dict[int, list[str]] = {}
     for package in PACKAGES:
         rows.setdefault(level(package), []).append(package)

@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md and README.md, as SVG that reads on light and dark pages alike.
+"""The pictures of docs/concepts.md and README.md, as SVG for light and dark pages.
 
 .quartet/envs/dev/bin/python docs/tools/pictures.py        writes docs/pictures/*.svg
 """
@@ -33,7 +33,7 @@ STYLE = """\
 
 
 def picture(width: int, height: int, title: str, description: str, parts: list[str]) -> str:
-    """An SVG with a title and a description for those who do not see it."""
+    """Return an SVG with a title and a description for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
         f'aria-labelledby="title description">\n  <title id="title">{title}</title>\n'
@@ -45,7 +45,7 @@ def picture(width: int, height: int, title: str, description: str, parts: list[s
 
 
 def box(x: int, y: int, width: int, height: int, kind: str, name: str, *lines: str) -> str:
-    """A part of the system, with its name and what is in it."""
+    """Return a box with a title and text."""
     middle = x + width // 2
     top = y + height // 2 - 10 * len(lines) + 5
     return (
@@ -57,18 +57,18 @@ def box(x: int, y: int, width: int, height: int, kind: str, name: str, *lines: s
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
-    """Words."""
+    """Return a text."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" class="{kind}">{words}</text>'
 
 
 def arrow(path: str, kind: str = "line") -> str:
-    """A line with a head, along a path."""
+    """Return an arrow along a path."""
     marker = "heavy" if kind == "weights" else "tip"
     return f'<path class="{kind}" d="{path}" marker-end="url(#{marker})"/>'
 
 
 def services() -> str:
-    """The four services and what goes between them."""
+    """Return the picture of the four services and the calls between them."""
     return picture(
         860,
         420,
@@ -105,7 +105,7 @@ def services() -> str:
 
 
 def life() -> str:
-    """The life of a prompt group."""
+    """Return the picture of a prompt group's states."""
     states = (
         ("QUEUED", "a prompt waits", "plain"),
         ("LEASED", "at a rollout", "rollout"),
@@ -145,7 +145,7 @@ def life() -> str:
 
 
 def gate() -> str:
-    """What bounded staleness looks like in time."""
+    """Return the timeline of bounded staleness."""
     parts = [
         text(20, 34, "max_staleness = 1: generation of the next batch goes on while the trainer trains", "", "start")
     ]

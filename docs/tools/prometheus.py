@@ -48,7 +48,7 @@ SERVICES = {
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     parts = [HEAD]
     for service, title in SERVICES.items():
         parts.append(f"\n## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n")

@@ -39,7 +39,7 @@ _FIELD, _NESTED, _NESTED_ENUM, _ONEOF, _VALUE, _METHOD = 2, 3, 4, 8, 2, 2
 
 
 def read_files() -> list[FileDescriptorProto]:
-    """The protos of the contract, compiled, with their comments."""
+    """Return the compiled protos of the contract with their comments."""
     include = Path(protoc.__file__).parent / "_proto"
     names = [f"quartet/v1/{name}.proto" for name in FILES]
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def _googleapis() -> Path:
 
 
 class CommentedFile:
-    """One file, and the comments in it."""
+    """A file and its comments."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self.file = file
@@ -78,7 +78,7 @@ class CommentedFile:
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     parts = [HEAD]
     files = [CommentedFile(file) for file in read_files()]
     known = {name for one in files for name in _names(one.file)}
@@ -96,7 +96,7 @@ def page() -> str:
 
 
 def _names(file: FileDescriptorProto) -> Iterator[str]:
-    """Headings of messages and enums, nested ones as Outer.Inner."""
+    """Return the headings of messages and enums, nested ones as Outer.Inner."""
 
     def inside(message: DescriptorProto, prefix: str) -> Iterator[str]:
         yield prefix + message.name

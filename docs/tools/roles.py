@@ -1,4 +1,4 @@
-"""docs/roles.md: who may call what, from the table in quartet_common.identity."""
+"""docs/roles.md: the RPCs that each role may call, from the table in quartet_common.identity."""
 
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
@@ -7,9 +7,9 @@ from quartet_common.identity import ROLES, allowed_roles
 HEAD = """\
 # Roles: who may call what
 
-The role of a certificate and the RPCs that it may call ([certificates.md](certificates.md#roles)), made from
-`services/common/quartet_common/identity.py` by `docs/tools/write.py`. `broker` and `reward` may call nothing but
-health, handshake and reflection, which are open to every role; `operator` may call everything.
+The RPCs that a certificate's role may call ([certificates.md](certificates.md#roles)). This page is generated from
+`services/common/quartet_common/identity.py` by `docs/tools/write.py`. `broker` and `reward` may call only health,
+handshake and reflection, which are open to every role; `operator` may call everything.
 
 | role | service | may call |
 |---|---|---|
@@ -17,7 +17,7 @@ health, handshake and reflection, which are open to every role; `operator` may c
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     rows = []
     for role in ROLES:
         for module in (broker_pb2, reward_pb2, rollout_pb2, trainer_pb2):

@@ -56,7 +56,7 @@ the closest known one. Without a file all keys have their defaults.
 
 @cache
 def read_schemas() -> dict[str, dict[str, Any]]:
-    """The JSON schema of every section, from each reader's environment."""
+    """Return the JSON schemas of all sections, from each reader's environment."""
     processes = {
         reader: subprocess.Popen(
             [ROOT / ".quartet" / "envs" / reader / "bin" / "python", MODELS, reader],
@@ -75,7 +75,7 @@ def read_schemas() -> dict[str, dict[str, Any]]:
 
 
 def page(schemas: dict[str, dict[str, Any]]) -> str:
-    """The page."""
+    """Return the page."""
     parts = [HEAD]
     for name, schema in schemas.items():
         found = list(tables(name, schema))
@@ -92,7 +92,7 @@ def page(schemas: dict[str, dict[str, Any]]) -> str:
 
 
 def keys(schemas: dict[str, dict[str, Any]]) -> tuple[set[str], set[str]]:
-    """Every dotted key, sections included, and those below which any key is allowed."""
+    """Return all dotted keys, including sections, and those below which any key is allowed."""
     known, free = set(), set()
     for name, schema in schemas.items():
         known.add(name)
@@ -108,7 +108,7 @@ def keys(schemas: dict[str, dict[str, Any]]) -> tuple[set[str], set[str]]:
 
 
 def defaults(schemas: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The default of every key that has one and is no section, as TOML has it."""
+    """Return the defaults, in TOML, of all keys that have one, without sections."""
     return {
         f"{prefix}.{key}": _toml(field["default"])
         for name, schema in schemas.items()
@@ -120,7 +120,7 @@ def defaults(schemas: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def json_schema(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One JSON schema of the whole file."""
+    """Return a JSON schema of the whole file."""
     definitions: dict[str, Any] = {}
     sections = {}
     for name, schema in schemas.items():
@@ -139,7 +139,7 @@ def json_schema(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _renamed(node: Any, section: str) -> Any:
-    """References into `$defs`, to where they stand in the whole schema."""
+    """Return a schema with references to `$defs` changed to their places in the whole schema."""
     if isinstance(node, dict):
         return {
             key: value.replace("#/$defs/", f"#/$defs/{section}.") if key == "$ref" else _renamed(value, section)
@@ -149,12 +149,12 @@ def _renamed(node: Any, section: str) -> Any:
 
 
 def _forms(field: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alternatives of a field's type, null left out."""
+    """Return the alternatives of a field's type, without null."""
     return [form for form in field.get("anyOf", [field]) if form.get("type") != "null"]
 
 
 def _nested(field: dict[str, Any], definitions: dict[str, Any]) -> tuple[str, str] | None:
-    """The model of a subsection ("table") or of a list's entries ("list")."""
+    """Return the model of a subsection ("table") or of a list's entries ("list")."""
     for form in _forms(field):
         for kind, one in (("table", form), ("list", form.get("items", {}))):
             name = one.get("$ref", "").rpartition("/")[2]
@@ -164,7 +164,7 @@ def _nested(field: dict[str, Any], definitions: dict[str, Any]) -> tuple[str, st
 
 
 def tables(name: str, schema: dict[str, Any]) -> Iterator[tuple[list[str], str, dict[str, Any]]]:
-    """Yield (where it stands, "table" or "list", model) for a section and its subsections; each model once."""
+    """Yield (places, "table" or "list", model) for a section and its subsections; each model once."""
     definitions = schema.get("$defs", {})
     yield [name], "table", schema
     places: dict[tuple[str, str], list[str]] = {}
@@ -181,7 +181,7 @@ def tables(name: str, schema: dict[str, Any]) -> Iterator[tuple[list[str], str, 
 
 
 def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -> str:
-    """A model's fields."""
+    """Return the table of a model's fields."""
     rows = [f"| {of} | type | default | allowed | meaning |", "|---|---|---|---|---|"]
     required = model.get("required", ())
     for key, field in model["properties"].items():
@@ -193,7 +193,7 @@ def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -
 
 
 def meaning(field: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """What a key means. (Pydantic leaves out a description that is its model's docstring.)"""
+    """Return a key's description. (Pydantic omits one that equals its model's docstring.)"""
     nested = _nested(field, definitions)
     return field.get("description") or (definitions[nested[1]].get("description", "") if nested else "")
 
@@ -229,7 +229,7 @@ def _default(field: dict[str, Any], required: bool) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML has it."""
+    """Return a value in TOML."""
     if isinstance(value, dict):
         inner = ", ".join(f"{key} = {_toml(one)}" for key, one in value.items() if one is not None)
         return "{ " + inner + " }" if inner else "{}"

@@ -1,4 +1,4 @@
-"""The models of one reader's sections of the run file, asked in that reader's own environment.
+"""Prints the models of one reader's sections of the run file. Runs in that reader's environment.
 
 .quartet/envs/READER/bin/python docs/tools/run_file_models.py READER            prints {section: JSON schema}
 .quartet/envs/READER/bin/python docs/tools/run_file_models.py READER --check    reads a JSON list of run files from
@@ -32,12 +32,12 @@ READERS = {
 
 
 def models(reader: str) -> dict[str, type[Section]]:
-    """The sections that a reader owns, with their models."""
+    """Return the sections of a reader with their models."""
     return {name: getattr(import_module(module), kind) for name, (module, kind) in READERS[reader].items()}
 
 
 def refusal(sections: dict[str, type[Section]], tree: dict) -> str | None:
-    """Why the sections of a run file are refused, or None."""
+    """Return the errors of a run file's sections, or None."""
     snippet = RunFile(tree, "this snippet")
     try:
         for name in sections.keys() & tree.keys():

@@ -1,5 +1,5 @@
-"""docs/trl.md: the table of what TRL's arguments are here, from quartet_common's other_names.toml. The rest of the page
-stands as it is written."""
+"""docs/trl.md: the table of TRL's arguments and their keys here, from quartet_common's other_names.toml. The rest of
+the page is handwritten."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ _START, _END = "<!-- made by docs/tools/write.py: change other_names.toml -->\n"
 
 
 def page(schemas: dict[str, dict[str, Any]]) -> str:
-    """The page as it is, with the table as it is now."""
+    """Return the existing page with a new table."""
     before, _, rest = PAGE.read_text().partition(_START)
     return before + _START + _table(schemas) + _END + rest.partition(_END)[2]
 

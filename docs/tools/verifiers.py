@@ -1,4 +1,4 @@
-"""docs/verifiers.md: every built-in verifier, with its parameters and examples, from the reward service's own.
+"""docs/verifiers.md: all built-in verifiers with parameters and examples, from the reward service.
 
 .quartet/envs/reward/bin/python docs/tools/verifiers.py     prints what the page is made of
 """
@@ -23,7 +23,7 @@ completion, and a reference where there is one) are run by `services/reward/test
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     import run_file
 
     python = ROOT / ".quartet" / "envs" / "reward" / "bin" / "python"
@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def described() -> dict[str, dict[str, object]]:
-    """Description, parameters' schema and examples of every verifier; in the reward service's environment."""
+    """Return description, parameter schema and examples of all verifiers. Runs in the reward service's environment."""
     import doctest
 
     from quartet_reward.verifiers.registry import load_verifiers

@@ -1,8 +1,7 @@
-"""Write what is made: the references of the run file and of the protos, the tables of TRL's names, of the models that
-were run and of the hostile inputs, and the pictures.
+"""Writes the generated pages and pictures of docs/.
 
 .quartet/envs/dev/bin/python docs/tools/write.py            writes them
-.quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1, naming those that are not as they would be
+.quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1 and names those that are not up to date
 """
 
 import json
@@ -25,7 +24,7 @@ DOCS = Path(__file__).resolve().parents[1]
 
 
 def pages() -> dict[str, str]:
-    """Every made file of docs/, by name."""
+    """Return the contents of all generated files of docs/ by name."""
     schemas = run_file.read_schemas()
     return {
         "run-file.md": run_file.page(schemas),
@@ -44,7 +43,7 @@ def pages() -> dict[str, str]:
 
 
 def stale(made: dict[str, str]) -> list[str]:
-    """Names of those that stand otherwise, or not at all."""
+    """Return the names of the files that are missing or not up to date."""
     return [name for name, text in made.items() if not (DOCS / name).is_file() or (DOCS / name).read_text() != text]
 
 
@@ -53,7 +52,7 @@ def main() -> int:
     wrong = stale(made)
     if "--check" in sys.argv[1:]:
         if wrong:
-            print(f"not as the models and protos are: {', '.join(wrong)}; run docs/tools/write.py", file=sys.stderr)
+            print(f"not up to date: {', '.join(wrong)}; run docs/tools/write.py", file=sys.stderr)
         return 1 if wrong else 0
     for name in wrong:
         (DOCS / name).parent.mkdir(exist_ok=True)
