@@ -166,7 +166,7 @@ def flat_figures(address: str, folder: Path, client: redis.Redis, broker: psutil
 
 
 def kept_figure(address: str, folder: Path, client: redis.Redis) -> Figure:
-    """What Redis needs for ready groups beside the bytes of their tensors."""
+    """Compare Redis' memory of ready groups with the bytes of their tensors."""
     with contextlib.ExitStack() as stack:
         load = Load(address, "kept", folder, stack, rollouts=1, per_call=32, in_flight=1)
         before = memory_of(client)

@@ -59,13 +59,13 @@ class Engine:
 
 @dataclass(frozen=True)
 class Weights:
-    """How an update goes: all times in seconds.
+    """A weight update; times in seconds.
 
     Attributes:
         transfer: from the first byte sent until the last one received.
-        install: in which the rollout generates nothing, whatever the path.
+        install: pause of generation, for both values of `staged`.
         staged: rollouts generate and the trainer trains during the transfer; else both wait for it.
-        recompute: the KV cache of what runs is computed again under the new weights.
+        recompute: the KV cache of running completions is recomputed with the new weights.
     """
 
     transfer: float
@@ -112,12 +112,12 @@ PAUSE_SECONDS, COPY = 0.047, 25 * GIGA
 
 @dataclass
 class Rollout:
-    """What one rollout does.
+    """The state of one rollout.
 
     Attributes:
         running: for each completion, tokens left, its tokens in all, and its group.
-        context: tokens of all that runs; chunk: tokens that each gets now.
-        debt: seconds that it has yet to stand still.
+        context: tokens of all running completions; chunk: tokens that each generates now.
+        debt: remaining seconds of a pause.
     """
 
     running: list[tuple[float, float, int]] = field(default_factory=list)
@@ -185,7 +185,7 @@ class Simulation:
     # Rollouts
 
     def _fill(self, number: int) -> None:
-        """Begin groups as far as cache and admission limit go."""
+        """Begin groups up to the limits of cache and admission."""
         setup, rollout = self.setup, self.rollouts[number]
         most = (self.live + setup.staleness + 1) * setup.groups
         # Long completions run longer: the mean context of those that run is E[L^2] / 2 E[L].

@@ -97,7 +97,7 @@ async def keep_generating(engine) -> None:
 
 
 class Watch:
-    """How many tokens there were when; looks every LOOK_SECONDS."""
+    """Records the number of tokens every LOOK_SECONDS."""
 
     def __init__(self, engine) -> None:
         self._engine = engine

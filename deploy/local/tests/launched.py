@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from quartet_common import ports
-
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 SERVICES = ("broker", "reward", "rollout", "trainer")
@@ -24,11 +22,6 @@ from preloaded import Pythons, process_of  # noqa: E402
 from started import Started  # noqa: E402
 
 _MARK = "QUARTET_TEST_MARK"
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports whose metrics ports (+100) are free as well."""
-    return ports.free_ports(count, neighbour=100)
 
 
 def hollow_model(folder: Path, parameters: int) -> Path:

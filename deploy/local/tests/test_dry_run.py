@@ -10,7 +10,8 @@ import shutil
 import socket
 
 import pytest
-from launched import free_ports
+
+from quartet_common.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,7 +109,7 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
         train.writelines(json.dumps({**row, "gt_answer": "1"}) + "\n" for row, _ in ROWS)
     held = f"data.evaluation={{heldout='{tmp_path / 'train.jsonl'}'}}"
     expected = [words for one in NAMED.values() if one for words in ((one,) if isinstance(one, str) else one)]
-    (nowhere,) = free_ports(1)
+    nowhere = free_port()
     settings = [f"broker.redis_url=redis://127.0.0.1:{nowhere}/0"]
     expected.append(f"Redis at redis://127.0.0.1:{nowhere}/0 does not answer (")
     with contextlib.ExitStack() as stack:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import fake_nvidia_smi
 import pytest
-from launched import SERVICES, free_ports, preloaded_checkout
+from launched import SERVICES, preloaded_checkout
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.models import Run
 from quartet_common.config import AddressesSection, load_config
+from quartet_common.ports import free_ports
 from quartet_common.run_file import RunFile
 from quartet_local.config import LauncherSection
 from quartet_local.preflight import free_addresses
@@ -198,7 +199,9 @@ def _rollouts(run: Run) -> dict[str, str]:
 
 
 def its_folder_is_its_own(launch, run_file):
-    addresses = (f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4), strict=True))
+    addresses = (
+        f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4, neighbour=100), strict=True)
+    )
     second = launch(run_file, *(part for address in addresses for part in ("--set", address)))
     assert second.wait(READY) == 2
     assert second.said().splitlines()[-1].startswith("quartet: run.folder: another launcher is at work in ")
