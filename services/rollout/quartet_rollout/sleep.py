@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.log import get_logger
-from quartet_rollout.engines.base import EngineError, SleepLevel
+from quartet_rollout.engines.base import Engine, EngineError, SleepLevel
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
@@ -34,15 +34,19 @@ class Sleep:
         Args:
             seconds: after which the engine wakes unless the call is repeated; 0: no limit.
         """
-        state = self._state
         if level not in _LEVELS:
             raise invalid_argument("level", level, "0 (awake), 1 or 2")
-        if (engine := state.engine) is None:
+        if (engine := self._state.engine) is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
         if level != AWAKE and "sleep" not in engine.capabilities():
             raise unimplemented(
                 "level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'"
             )
+        # Shielded: a cancelled call would leave it unknown whether the engine sleeps, and a sleep without its timer.
+        return await asyncio.shield(asyncio.create_task(self._set(engine, level, seconds)))
+
+    async def _set(self, engine: Engine, level: int, seconds: float) -> int:
+        state = self._state
         async with self._lock:
             if level != AWAKE and state.sleep_level not in (AWAKE, level):
                 raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")

@@ -1,5 +1,6 @@
 """SetSleep over a real socket: what a rollout does and refuses while somebody else has its memory."""
 
+import asyncio
 from datetime import timedelta
 
 import grpc
@@ -84,6 +85,26 @@ async def test_a_trainer_that_is_gone_is_not_waited_for(able):
     assert await level_of(able) == 1
     del able.engine.errors["wake"]
     await able.until(lambda: able.service.state.sleep_level == 0)
+
+
+async def test_a_call_that_its_trainer_cancels_still_sets_the_level_and_its_timer(able, monkeypatch):
+    begun, end, sleep = asyncio.Event(), asyncio.Event(), able.engine.sleep
+
+    async def slow_sleep(level: int) -> None:
+        begun.set()
+        await end.wait()
+        await sleep(level)
+
+    monkeypatch.setattr(able.engine, "sleep", slow_sleep)
+    request = rollout_pb2.SetSleepRequest(level=1)
+    request.timeout.FromMilliseconds(50)
+    call = able.stub.SetSleep(request, timeout=5)
+    await begun.wait()
+    call.cancel()
+    await able.status()  # the server has seen the cancellation
+    end.set()
+    await able.until(lambda: able.engine.calls[-2:] == ["sleep 1", "wake"])
+    await able.put(instance("goes on"))
 
 
 async def test_an_engine_that_fails_to_sleep_is_awake_and_one_that_cannot_says_so(ready):
