@@ -254,7 +254,7 @@ def _module_of(file: Path) -> Any:
 
 
 class DataSection(Section):
-    """[data]: the prompts of a run. The client reads it."""
+    """[data]: the prompts of a run."""
 
     train: AnySource | None = Field(None, description="Source of the training prompts; its path is enough.")
     passes: int = Field(1, ge=0, description="Passes over the training prompts; 0: until run.max_steps is reached.")

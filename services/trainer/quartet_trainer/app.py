@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
@@ -38,7 +38,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     control, status = Control(), Status(config.run.id)
     status.on_waiting = _show_waiting(host, asyncio.get_running_loop())
     host.capabilities.extend([f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"])
-    host.libraries.update(_libraries("torch", "colossalai", "transformers"))
+    host.libraries.update({name: version(name) for name in ("torch", "colossalai", "transformers")})
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
     training = host.spawn(_train(config, host, control, status), "training")
@@ -130,16 +130,6 @@ def _show_waiting(host: ServiceHost, loop: asyncio.AbstractEventLoop) -> Callabl
             loop.call_soon_threadsafe(host.waiting.add, now)
 
     return change
-
-
-def _libraries(*names: str) -> dict[str, str]:
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 async def _in_thread(name: str, work: Callable[[], Any]) -> Any:

@@ -102,12 +102,12 @@ def train(context: TrainerContext) -> str:
 
 
 def _train(context: TrainerContext, session: BrokerSession, learner: Learner, run: broker_pb2.Run) -> str:
-    settings, control, status = context.config.section, context.control, context.status
+    """Create the loop's parts, train, and close them in reverse order."""
+    config, settings, control, status = context.config, context.config.section, context.control, context.status
+    folder, root = config.run.path, checkpoint_root(config)
     with contextlib.ExitStack() as parts:
-        folder = context.config.run.path
         with writing(folder):  # 0700: prompts and completions may be confidential
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root = checkpoint_root(context.config)
         parts.enter_context(locked_folder(root, control.wait))
         patience = EarlyStopping(settings.early_stop) if settings.early_stop.metric else None
         checkpointer = Checkpointer(
@@ -117,62 +117,58 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
         checkpointer.restore()
         checkpointer.open_session()
         status.session_epoch = session.epoch
-        return _run_loop(context, session, learner, run, checkpointer, patience, parts)
-
-
-def _run_loop(
-    context: TrainerContext,
-    session: BrokerSession,
-    learner: Learner,
-    run: broker_pb2.Run,
-    checkpointer: Checkpointer,
-    patience: EarlyStopping | None,
-    parts: contextlib.ExitStack,
-) -> str:
-    """Create the loop's parts, which `parts` closes in reverse order, and train."""
-    config, settings, control, status = context.config, context.config.section, context.control, context.status
-    folder = config.run.path
-    closing = threading.Event()
-    journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
-    parts.callback(journal.close)
-    reporter = Reporter(session.stub, config.run.id, context.instance_id)
-    parts.callback(reporter.close)
-    heartbeat_seconds = run.spec.member_ttl.ToTimedelta().total_seconds() / 3
-    members = Members(session.stub, config.run.id, context.me, heartbeat_seconds, on_change=control.wake.set)
-    parts.callback(members.close)
-    publisher = _publisher(context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set())
-    weight_sync = WeightSync(
-        publisher, learner, settings.weights.overlap, settings.weights.sleep_rollouts, on_end=control.wake.set
-    )
-    parts.callback(weight_sync.close)
-    observer = RolloutObserver(members.rollouts, config.security)
-    parts.callback(observer.close)
-    invalid = InvalidGroups(
-        session, learner.check_group, partial(reporter.notice, "warning"), members.alive, settings.max_invalid_groups
-    )
-    batches = BatchFetcher(session, invalid, settings, on_arrival=control.wake.set)
-    parts.callback(batches.close)
-    parts.callback(closing.set)  # runs first, and makes the publisher give up the update under way
-    loop = TrainingLoop(
-        settings=settings,
-        max_steps=run.spec.max_steps,
-        folder=folder,
-        learner=learner,
-        session=session,
-        batches=batches,
-        weight_sync=weight_sync,
-        observer=observer,
-        checkpointer=checkpointer,
-        evaluator=_evaluator(context, session, journal, reporter),
-        journal=journal,
-        reporter=reporter,
-        control=control,
-        status=status,
-        traces=GroupTraces(config.run.id),
-        patience=patience,
-        callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
-    )
-    return loop.run().value
+        journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
+        parts.callback(journal.close)
+        reporter = Reporter(session.stub, config.run.id, context.instance_id)
+        parts.callback(reporter.close)
+        heartbeat_seconds = run.spec.member_ttl.ToTimedelta().total_seconds() / 3
+        members = Members(session.stub, config.run.id, context.me, heartbeat_seconds, on_change=control.wake.set)
+        parts.callback(members.close)
+        closing = threading.Event()
+        publisher = _publisher(
+            context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set()
+        )
+        weight_sync = WeightSync(
+            publisher, learner, settings.weights.overlap, settings.weights.sleep_rollouts, on_end=control.wake.set
+        )
+        parts.callback(weight_sync.close)
+        observer = RolloutObserver(members.rollouts, config.security)
+        parts.callback(observer.close)
+        warn = partial(reporter.notice, "warning")
+        invalid = InvalidGroups(session, learner.check_group, warn, members.alive, settings.max_invalid_groups)
+        batches = BatchFetcher(session, invalid, settings, on_arrival=control.wake.set)
+        parts.callback(batches.close)
+        parts.callback(closing.set)  # runs first, and makes the publisher give up the update under way
+        evaluator = Evaluator(
+            evaluation_sets(config),
+            settings.evaluation,
+            folder / "evaluations",
+            session=session,
+            control=control,
+            status=status,
+            journal=journal,
+            reporter=reporter,
+        )
+        loop = TrainingLoop(
+            settings=settings,
+            max_steps=run.spec.max_steps,
+            folder=folder,
+            learner=learner,
+            session=session,
+            batches=batches,
+            weight_sync=weight_sync,
+            observer=observer,
+            checkpointer=checkpointer,
+            evaluator=evaluator,
+            journal=journal,
+            reporter=reporter,
+            control=control,
+            status=status,
+            traces=GroupTraces(config.run.id),
+            patience=patience,
+            callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
+        )
+        return loop.run().value
 
 
 def _publisher(context: TrainerContext, members: Members, learner: Learner, stopping: Callable[[], bool]) -> Publisher:
@@ -191,19 +187,6 @@ def _publisher(context: TrainerContext, members: Members, learner: Learner, stop
         stopping=stopping,
         folder=config.run.path / "weights",
         lora=learner.lora,
-    )
-
-
-def _evaluator(context: TrainerContext, session: BrokerSession, journal: Journal, reporter: Reporter) -> Evaluator:
-    return Evaluator(
-        evaluation_sets(context.config),
-        context.config.section.evaluation,
-        context.config.run.path / "evaluations",
-        session=session,
-        control=context.control,
-        status=context.status,
-        journal=journal,
-        reporter=reporter,
     )
 
 

@@ -23,7 +23,7 @@ from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_common.log import get_logger
-from quartet_trainer.config import WeightsSection, check_transport
+from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
 from quartet_trainer.weight_sync.process_group import JOIN_SECONDS, GroupTransport, WeightStore
 from quartet_trainer.weight_sync.transports import Channel, Files, TransferFailed, Transport, load_transport
@@ -98,7 +98,6 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
     Raises:
         ConfigError: the transport cannot work here.
     """
-    check_transport(settings)
     if settings.transport in ("gloo", "nccl"):
         return GroupTransport(settings.transport, store, settings.interface)
     if settings.transport == "file":
