@@ -197,8 +197,8 @@ class BrokerServiceServicer:
     """
 
     def CreateRun(self, request, context):
-        """CreateRun makes a run, or confirms that it stands with the same specification. An unset field equals its default.
-        With `extend` it lets one that stands go on.
+        """CreateRun makes a run, or confirms that it exists with the same specification. An unset field equals its default.
+        With `extend` it continues an existing run.
 
         Called by: clients. Idempotent; safe to retry. Errors: ALREADY_EXISTS when a run of that id has another
         specification (the message names the first field that differs). With `extend`: FAILED_PRECONDITION when the run
@@ -218,7 +218,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """ListRuns returns runs, newest first, page by page: an answer holds as many as fit into it.
+        """ListRuns returns runs, newest first, in pages of as many as fit into a response.
 
         Called by: anyone. Idempotent; safe to retry.
         """
@@ -229,8 +229,8 @@ class BrokerServiceServicer:
     def FinishRun(self, request, context):
         """FinishRun ends a run: no more leases; rollouts and trainer stop when they see it.
 
-        Called by: the trainer when its last step is committed; clients to give up. Idempotent; safe to retry. A finished
-        run's first outcome stands.
+        Called by: the trainer when its last step is committed; clients to cancel. Idempotent; safe to retry. A finished
+        run keeps its first outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -259,7 +259,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EndPrompts(self, request, context):
-        """EndPrompts says that no more training prompts will come, so that the trainer does not wait for ever.
+        """EndPrompts tells the broker that no more training prompts will come, so that the trainer does not wait forever.
 
         Called by: clients. Idempotent; safe to retry.
         """
@@ -270,17 +270,17 @@ class BrokerServiceServicer:
     def LeasePrompts(self, request, context):
         """LeasePrompts grants prompts to a rollout, waiting up to `wait` for the first.
 
-        Called by: rollouts. Not idempotent: a lost answer's leases expire and go back. Evaluation and serving prompts come
-        first and are not gated. Training prompts are granted only while accepted + running groups are fewer than
-        (policy_version + max_staleness + 1) * groups_per_step and memory allows; the answer says when the gate is shut and
-        why. Errors: FAILED_PRECONDITION when the holder is not a registered member or the run is finished.
+        Called by: rollouts. Not idempotent: the leases of a lost response expire. Evaluation and serving prompts come first
+        and have no admission limit. Training prompts are granted only while accepted + running groups are fewer than
+        (policy_version + max_staleness + 1) * groups_per_step and memory allows; otherwise the response says why not.
+        Errors: FAILED_PRECONDITION when the holder is not a registered member or the run is finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """RenewLeases lengthens leases on prompts. (A trainer holds its batches by its session, not by leases.)
+        """RenewLeases extends leases on prompts. (A trainer holds its batches by its session, not by leases.)
 
         Called by: rollouts. Idempotent; safe to retry. Leases that were lost are listed, not errors.
         """
@@ -299,7 +299,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetUnscored(self, request, context):
-        """GetUnscored returns the completions that are kept of an instance whose verifier failed: see LeaseRelease.unscored.
+        """GetUnscored returns the stored completions of an instance whose verifier failed: see LeaseRelease.unscored.
 
         Called by: rollouts that lease it (PromptLease.unscored), clients. Idempotent; safe to retry. Errors: NOT_FOUND when
         none are kept.
@@ -320,12 +320,11 @@ class BrokerServiceServicer:
     def OpenSession(self, request, context):
         """OpenSession makes the caller the run's trainer and fences every earlier one.
 
-        Called by: the trainer's rank 0, at start. Not idempotent: each call makes a new session epoch. What was trained
-        after the checkpoint's step is made ready to be replayed from the manifests. A finished run can be opened; its
-        LeaseExperience says so. Dead prompts whose completions are kept are queued again, to be scored: the verifier may have
-        been mended. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step, or when the
-        broker's books end before it (Redis was restored from an older state) and neither `settles_ledger` nor the consumed
-        ids make up for that.
+        Called by: the trainer's rank 0, at start. Not idempotent: each call makes a new session epoch. Batches of steps after
+        the checkpoint's are kept, to be replayed. A session of a finished run can be opened; its LeaseExperience says so.
+        Dead prompts whose completions are kept are queued again, to be scored: the verifier may have been fixed. Errors:
+        FAILED_PRECONDITION when the checkpoint is older than the last committed step, or when the broker's books end before
+        it (Redis was restored from an older state) and neither `settles_ledger` nor the consumed ids cover the difference.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -333,12 +332,12 @@ class BrokerServiceServicer:
 
     def SettleTrained(self, request, context):
         """SettleTrained brings the broker's books up to the checkpoint that a session began with: the instances of each step
-        from OpenSessionResponse.settle_from_step on are COMMITTED, wherever the broker has them. Until the last step below
-        the checkpoint is settled, every other call of the session is refused.
+        from OpenSessionResponse.settle_from_step on are COMMITTED, whatever their state. Until the last step below the
+        checkpoint is settled, every other call of the session is refused.
 
-        Called by: the trainer's rank 0, after OpenSession, with its ledger, some steps a call. Idempotent: steps that are
-        settled already are passed over; safe to retry, and to go on with in another session. Errors: FAILED_PRECONDITION
-        when the session was fenced or a step is missing before the first of the request.
+        Called by: the trainer's rank 0, after OpenSession, with its ledger, some steps per call. Idempotent: steps that are
+        already settled are skipped; safe to retry, and to continue in another session. Errors: FAILED_PRECONDITION when the
+        session was fenced or a step is missing before the first of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -347,18 +346,17 @@ class BrokerServiceServicer:
     def LeaseExperience(self, request, context):
         """LeaseExperience grants the batch of a step, waiting up to `wait` until it is whole.
 
-        Called by: the trainer's rank 0. Idempotent: the same step always gets the same batch. The first message tells what
-        is granted; the groups follow, in batch order. A stream cut short is asked again. All or nothing: until enough
-        groups are ready none is granted. Errors: FAILED_PRECONDITION when the session was fenced, or for a step that was
-        committed.
+        Called by: the trainer's rank 0. Idempotent: the same step always gets the same batch. The first message says what is
+        granted; the groups follow, in batch order. If the stream breaks, call again. All or nothing: until enough groups are
+        ready none is granted. Errors: FAILED_PRECONDITION when the session was fenced, or for a step that was committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropExperience(self, request, context):
-        """DropExperience takes groups out of a step's batch for good (nothing to learn from, or invalid). The next
-        LeaseExperience of the step tops the batch up.
+        """DropExperience removes groups from a step's batch for good (nothing to learn from, or invalid). The next
+        LeaseExperience of the step fills the batch up again.
 
         Called by: the trainer's rank 0. Idempotent; safe to retry. Errors: FAILED_PRECONDITION as LeaseExperience.
         """
@@ -367,7 +365,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MarkTrained(self, request, context):
-        """MarkTrained says that a step's batch is in the weights in memory, and which policy version they now are.
+        """MarkTrained records that a step's batch was trained; the policy version becomes step + 1.
 
         Called by: the trainer's rank 0. Idempotent; safe to retry. Errors: FAILED_PRECONDITION as LeaseExperience.
         """
@@ -376,7 +374,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Commit says that a checkpoint containing all steps below `step` is durable; their groups are dropped.
+        """Commit records that a checkpoint containing all steps below `step` is durable; their groups are deleted.
 
         Called by: the trainer's rank 0, after the checkpoint is on disk. Idempotent; safe to retry.
         Errors: FAILED_PRECONDITION when the session was fenced or the step is ahead of what was marked trained.
@@ -395,9 +393,9 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Heartbeat keeps a member alive and reports its state. A member that misses its ttl is gone.
+        """Heartbeat keeps a member alive and reports its state. A member without a heartbeat within its ttl is removed.
 
-        Called by: members, every third of the ttl. Idempotent; safe to retry. Errors: NOT_FOUND when the member is gone:
+        Called by: members, every third of the ttl. Idempotent; safe to retry. Errors: NOT_FOUND when the member was removed:
         register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -405,7 +403,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LeaveMember(self, request, context):
-        """LeaveMember takes a member out at once. Its leases are not touched: release them first.
+        """LeaveMember removes a member at once. It does not end the member's leases: release them first.
 
         Called by: members. Idempotent; safe to retry.
         """
@@ -416,7 +414,7 @@ class BrokerServiceServicer:
     def WatchMembers(self, request, context):
         """WatchMembers sends the membership now, and again at each change.
 
-        Called by: the trainer, clients. Safe to call again after a break.
+        Called by: the trainer, clients. Safe to call again when the stream breaks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -444,7 +442,7 @@ class BrokerServiceServicer:
     def CollectResults(self, request, context):
         """CollectResults streams the transcripts of finished groups by instance id, in order of completion, each once.
 
-        Called by: clients, after SubmitPrompts. Safe to call again. Ends when all ids asked for were answered or are dead.
+        Called by: clients, after SubmitPrompts. Safe to call again. Ends when all instances were answered or are dead.
         Results of PURPOSE_SERVE are kept for RunSpec.result_ttl; those of PURPOSE_TRAIN likewise, tensors excluded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -454,7 +452,7 @@ class BrokerServiceServicer:
     def ReportProgress(self, request, context):
         """ReportProgress adds an event to the run's stream.
 
-        Called by: the trainer and rollouts. Not idempotent; a repeated event is shown twice, nothing else.
+        Called by: the trainer and rollouts. Not idempotent: a repeated event is shown twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -472,8 +470,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDead(self, request, context):
-        """ListDead returns the prompts that were set aside, with their reasons, page by page: an answer holds as many as fit
-        into it.
+        """ListDead returns dead prompts with their reasons, in pages of as many as fit into a response.
 
         Called by: clients, the trainer. Idempotent; safe to retry.
         """
@@ -492,21 +489,21 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetGroup(self, request, context):
-        """GetGroup tells where one prompt instance is in its life.
+        """GetGroup returns the state and history of one prompt instance.
 
-        Called by: clients, the trainer. Idempotent; safe to retry. Errors: NOT_FOUND when the run never saw the instance, or
-        forgot it.
+        Called by: clients, the trainer. Idempotent; safe to retry. Errors: NOT_FOUND when the run never had the instance, or
+        no longer remembers it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuditRun(self, request, context):
-        """AuditRun streams what became of every training instance, then a summary with whatever contradicts itself. Compared
+        """AuditRun streams the state of every training instance, then a summary with the inconsistencies of the books. Compared
         with the ledger beside the trainer's checkpoints it proves that each group counted exactly once (`quartet audit`).
 
-        Called by: clients. Safe to call again. A run that is under way is read while it changes: instances that moved
-        meanwhile may be reported in their older or their newer state, and the books are checked in one atomic look.
+        Called by: clients. Safe to call again. An active run changes during the audit: instances may be reported in an older
+        or a newer state, but the books are checked atomically.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
