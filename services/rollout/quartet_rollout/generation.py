@@ -127,10 +127,9 @@ async def generate_completions(
 async def _generate_again(
     engine: Engine, request_id: str, token_ids: np.ndarray, request: GenerationRequest, index: int
 ) -> EngineCompletion:
-    alone = GenerationRequest(1, _seeded(request.settings, index))
+    settings = request.settings
+    if settings.seed is not None:
+        settings = settings.model_copy(update={"seed": settings.seed + index})
+    alone = GenerationRequest(1, settings)
     async with aclosing(generate_completions(engine, f"{request_id}/{index}", token_ids, alone)) as stream:
         return replace(await anext(stream), index=index)
-
-
-def _seeded(settings: SamplingSettings, index: int) -> SamplingSettings:
-    return settings if settings.seed is None else settings.model_copy(update={"seed": settings.seed + index})

@@ -66,9 +66,9 @@ class SamplingSettings(SamplingParameters):
             raise PromptError(f"sampling.{name} is {came}; allowed: {allowed}") from error
 
     @property
-    def truncates(self) -> bool:
-        """Whether tokens are drawn from less than the whole vocabulary."""
-        return self.temperature > 0 and bool(altered(self, Effect.REMOVES))
+    def masked(self) -> bool:
+        """Whether completions get a mask: `masks` is set, and tokens are sampled from less than the vocabulary."""
+        return self.masks and self.temperature > 0 and bool(altered(self, Effect.REMOVES))
 
 
 def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len: int, vocab_size: int) -> list[int]:

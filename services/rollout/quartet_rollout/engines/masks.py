@@ -7,15 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quartet_rollout.engines.base import SamplingMask, SamplingSettings
+from quartet_rollout.engines.base import SamplingMask
 
 _ALL = np.empty(0, dtype=np.int32)
 """Nothing was filtered out."""
-
-
-def masked(sampling: SamplingSettings) -> bool:
-    """Whether a completion of these settings has a mask."""
-    return sampling.masks and sampling.truncates
 
 
 def candidates(log_probs: torch.Tensor) -> list[np.ndarray]:

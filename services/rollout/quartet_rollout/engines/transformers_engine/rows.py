@@ -14,7 +14,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     version_spans,
 )
-from quartet_rollout.engines.masks import join, masked
+from quartet_rollout.engines.masks import join
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Row:
 
     def __post_init__(self, policy_version: int) -> None:
         self.versions = [(policy_version, 0)]
-        self.masked = masked(self.sampling)
+        self.masked = self.sampling.masked
 
     def length(self) -> int:
         """Number of tokens of prompt and output so far."""

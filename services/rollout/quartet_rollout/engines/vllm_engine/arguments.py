@@ -10,7 +10,6 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings
-from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import config_dtype, context_length
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
@@ -72,7 +71,7 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={KEY: key} if masked(sampling) else None,
+        extra_args={KEY: key} if sampling.masked else None,
         skip_clone=True,  # No other request uses this object.
         # The remaining parameters have the same names and defaults in vLLM.
         **{name: list(value) if isinstance(value, tuple) else value for name, value in own.items()},

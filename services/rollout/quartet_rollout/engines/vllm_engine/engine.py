@@ -39,7 +39,6 @@ from quartet_rollout.engines.base import (
     WeightInstallError,
     side_by_side,
 )
-from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.process_engine import ProcessEngine
@@ -194,7 +193,7 @@ class VllmEngine(ProcessEngine):
         finally:
             self._parked -= 1
         if self._closed:
-            nothing = SamplingMask.nothing_cut(0) if masked(sampling) else None
+            nothing = SamplingMask.nothing_cut(0) if sampling.masked else None
             return EngineCompletion(index, np.empty(0, np.int32), np.empty(0, np.float32), "abort", (), nothing)
         # After a pause that keeps the KV cache, the salt prevents reuse of prefixes computed with older weights.
         inputs = tokens_input(prompt, cache_salt=str(self._installs))
@@ -208,7 +207,7 @@ class VllmEngine(ProcessEngine):
             raise self._lost(error) from error
         finally:
             self._inside.discard(key)
-        return await self._completion(index, output.outputs[0], key if masked(sampling) else "")
+        return await self._completion(index, output.outputs[0], key if sampling.masked else "")
 
     async def _completion(self, index: int, output: CompletionOutput, mask_key: str) -> EngineCompletion:
         tokens = np.array(output.token_ids, dtype=np.int32)
