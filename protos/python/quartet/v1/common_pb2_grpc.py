@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class HandshakeServiceStub:
-    """HandshakeService is served by all four services. A caller shakes hands once per connection, before its first other
-    call, so that two releases that cannot work together say so at once and in words.
+    """HandshakeService is served by all four services. A caller calls Handshake once per connection, before any other call,
+    so that incompatible releases are reported at once, in a sentence.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class HandshakeServiceStub:
 
 
 class HandshakeServiceServicer:
-    """HandshakeService is served by all four services. A caller shakes hands once per connection, before its first other
-    call, so that two releases that cannot work together say so at once and in words.
+    """HandshakeService is served by all four services. A caller calls Handshake once per connection, before any other call,
+    so that incompatible releases are reported at once, in a sentence.
     """
 
     def Handshake(self, request, context):
@@ -76,8 +76,8 @@ def add_HandshakeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class HandshakeService:
-    """HandshakeService is served by all four services. A caller shakes hands once per connection, before its first other
-    call, so that two releases that cannot work together say so at once and in words.
+    """HandshakeService is served by all four services. A caller calls Handshake once per connection, before any other call,
+    so that incompatible releases are reported at once, in a sentence.
     """
 
     @staticmethod

@@ -85,7 +85,7 @@ class RewardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVerifiers(self, request, context):
-        """ListVerifiers tells which verifiers this service has and which parameters each takes.
+        """ListVerifiers returns the service's verifiers and their parameters.
 
         Called by: anyone. Idempotent; safe to retry.
         """
@@ -94,14 +94,14 @@ class RewardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """Execute runs a program in the sandbox and answers how it ended and what it printed.
+        """Execute runs a program in the sandbox and returns how it ended and what it printed.
 
-        Called by: rollouts (the tool of an environment), clients. Idempotent but for programs that read clocks or draw numbers,
-        which may print something else again; safe to retry, as a program leaves nothing behind. Cancelling kills it.
+        Called by: rollouts (the tool of an environment), clients. Idempotent, except that a program that reads clocks or draws
+        random numbers may print something else; safe to retry, since a program leaves nothing behind. Cancelling kills it.
         Only services with the capability "execute.python" (HandshakeResponse.capabilities).
         Errors: INVALID_ARGUMENT names the field (another language, no source, a limit out of range); RESOURCE_EXHAUSTED when
-        the queue is full (retry after the google.rpc.RetryInfo delay); UNAVAILABLE when the sandbox cannot be had or the
-        service shuts down (retry). Whatever the program does, raises or exceeds is no error: it is the response's outcome.
+        the queue is full (retry after the google.rpc.RetryInfo delay); UNAVAILABLE when there is no sandbox or the service
+        shuts down (retry). What the program does, raises or exceeds is no error, but the response's outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

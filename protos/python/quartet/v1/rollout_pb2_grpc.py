@@ -82,7 +82,7 @@ class RolloutServiceServicer:
     """
 
     def GetStatus(self, request, context):
-        """GetStatus tells what the rollout is doing.
+        """GetStatus returns what the rollout is doing.
 
         Called by: anyone. Idempotent; safe to retry.
         """
@@ -91,8 +91,8 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def JoinWeightGroup(self, request, context):
-        """JoinWeightGroup enters the process group of a group epoch, leaving any older one. It answers when the rollout has
-        begun to join: the trainer joins meanwhile.
+        """JoinWeightGroup makes the rollout join the process group of a group epoch, and leave any older one. It returns when the
+        rollout has begun to join, so that the trainer can join at the same time.
 
         Called by: the trainer's rank 0. Idempotent for the same epoch and store; safe to retry. Errors:
         FAILED_PRECONDITION for an epoch older than the current one, for another run, or when libraries do not match (the
@@ -103,8 +103,8 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BeginWeightUpdate(self, request, context):
-        """BeginWeightUpdate enters the receive, and answers when the rollout is ready to receive. Generation goes on, and pauses
-        for the installation.
+        """BeginWeightUpdate begins to receive weights, and returns when the rollout is ready. Generation continues, and pauses
+        only for the installation.
 
         Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors: FAILED_PRECONDITION when
         the rollout is not in the epoch's group or already receives another version; INVALID_ARGUMENT when the manifest does
@@ -119,16 +119,16 @@ class RolloutServiceServicer:
 
         Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors, after each of which the
         rollout has left the epoch and waits to be invited again: DATA_LOSS when the checksum differs (nothing was
-        installed, the old weights and version stand) or when the installation failed (the version is unknown, nothing is
-        generated); ABORTED when the transfer failed or its deadline passed (the old weights stand).
+        installed, the old weights and version remain) or when the installation failed (the version is unknown, nothing is
+        generated); ABORTED when the transfer failed or its deadline passed (the old weights remain).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortWeightUpdate(self, request, context):
-        """AbortWeightUpdate gives an update up, e.g. because another rollout died in it. If nothing was installed the old
-        weights and version stand and generation resumes.
+        """AbortWeightUpdate aborts an update, e.g. because another rollout died in it. If nothing was installed, the old weights
+        and version remain and generation resumes.
 
         Called by: the trainer's rank 0. Idempotent; safe to retry.
         """
@@ -137,12 +137,12 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetSleep(self, request, context):
-        """SetSleep lets somebody else have the accelerator's memory, or takes it back. Asleep, the rollout leases and generates
-        nothing; what was running stands still, its leases are kept, and it goes on when the rollout is awake again. A weight
-        update may come meanwhile: its installation wakes the rollout, which generates on with the new weights.
+        """SetSleep frees the accelerator's memory for another process, or takes it back. Asleep, the rollout leases and generates
+        nothing; running completions stop, their leases are kept, and they continue when the rollout is awake again. A weight
+        update during sleep wakes the rollout when it is installed, and generation continues with the new weights.
 
-        Called by: the trainer, or whoever shares the accelerator. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for a
-        level that there is not; UNIMPLEMENTED where the engine cannot sleep (capability "sleep" is lacking);
+        Called by: the trainer, or another program that shares the accelerator. Idempotent; safe to retry. Errors:
+        INVALID_ARGUMENT for an unknown level; UNIMPLEMENTED if the engine cannot sleep (it lacks the capability "sleep");
         FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
         refuses BeginWeightUpdate with PAUSE_MODE_WAIT by FAILED_PRECONDITION, and Generate by UNAVAILABLE.
         """
@@ -154,8 +154,8 @@ class RolloutServiceServicer:
         """Generate returns completions of the live policy for one prompt, when all are done.
 
         Called by: clients. Not idempotent unless seeded; safe to retry. Not scored, not stored, not trained.
-        Errors: UNAVAILABLE while the rollout has no weights of a known version, and when it stops or goes over to another
-        run; FAILED_PRECONDITION when it works for another run than `run_id`, or cannot tell sampling masks.
+        Errors: UNAVAILABLE while the rollout has no weights of a known version, and when it stops or changes to another run;
+        FAILED_PRECONDITION when it works for another run than `run_id`, or cannot return sampling masks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,7 +77,7 @@ class TrainerServiceServicer:
     """
 
     def GetStatus(self, request, context):
-        """GetStatus tells what the trainer is doing.
+        """GetStatus returns what the trainer is doing.
 
         Called by: anyone. Idempotent; safe to retry.
         """
@@ -114,8 +114,8 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Stop ends the training after the step in progress, with a checkpoint. The run stays open: the trainer may be
-        started again and goes on.
+        """Stop ends the training after the step in progress, with a checkpoint. The run stays active: a restarted trainer
+        continues it.
 
         Called by: clients. Idempotent; safe to retry.
         """
@@ -124,8 +124,8 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Pause lets the step in progress end and begins no other until Resume. Rollouts are kept current, heartbeats and
-        requests go on. A pause ends with the process: a trainer that is started again trains.
+        """Pause finishes the step in progress and begins no other until Resume. Meanwhile rollouts get current weights, and
+        heartbeats and requests continue. A pause ends with the process: a restarted trainer trains.
 
         Called by: clients. Idempotent; safe to retry. Errors: FAILED_PRECONDITION when the training has ended,
         INVALID_ARGUMENT for a negative limit.
@@ -135,7 +135,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Resume ends a pause; where there is none it changes nothing.
+        """Resume ends a pause; without a pause it changes nothing.
 
         Called by: clients. Idempotent; safe to retry. Errors: as Pause.
         """
