@@ -5,8 +5,8 @@ mbpp/mbpp_sanitized_codet.jsonl            the same fields
 mbpp/mbpp.jsonl                            {"task_id", "code", "test_setup_code", "test_list"}
 contests/code_eval_code_contests.jsonl     {"id", "test": '[{"input": {"stdin": …}, "output": {"stdout": …}}, …]'}
 
-References must pass, programs that cheat must not, nor mutants (a changed operator, constant or bound) that fail in
-plain Python.
+References must pass; cheating programs, and mutants (a changed operator, constant or bound) that fail in plain Python,
+must not.
 """
 
 import ast
@@ -24,9 +24,9 @@ from tests.agreement.rows import Asker, Row, correct, read, reward_service
 
 MUTANTS = 700
 FEWEST_MUTANTS = 500
-# For a reference's tests: enough on the busiest machine.
+# For a reference's tests: enough even on a busy machine.
 REFERENCE_SECONDS = 60.0
-# For a mutant's tests, of processor time in plain Python and of wall time in the service: some mutants never end.
+# For a mutant's tests: processor time in plain Python, wall time in the service. Some mutants never end.
 MUTANT_SECONDS = 3.0
 _LIAR = """
 class Liar:
@@ -51,18 +51,18 @@ _MOST_SANITIZED_MISSED = 7
 
 @dataclass(frozen=True)
 class Problem:
-    """A program that is right, and its assert-style tests."""
+    """A correct program and its assert-style tests."""
 
     name: str
     source: str
     test: str
     entry_point: str
     prefix: str = ""
-    """What a completion continues; it defines helpers of the test."""
+    """The code before the completion, which may define helpers of the test."""
 
 
 def measure(data: Path) -> Iterator[Row]:
-    """Measure what `data` holds."""
+    """Return the rows for the files in `data`."""
     humaneval = read_humaneval(data / "humaneval/HumanEval.jsonl.gz") + read_humaneval(
         data / "humaneval/HumanEval.jsonl"
     )
@@ -100,7 +100,7 @@ def read_humaneval(path: Path) -> list[Problem]:
 def read_sanitized_mbpp(path: Path) -> list[Problem]:
     """Return the problems of a file in CodeT's format of MBPP; none if there is no such file.
 
-    The body of its solutions is not indented as the docstring of its prompts is: the docstring is left out.
+    Its prompts' docstrings are removed, because they are indented differently from the solutions' bodies.
     """
     problems = []
     for row in read(path):
@@ -120,7 +120,7 @@ def read_mbpp(path: Path) -> list[Problem]:
 
 
 def item_of(problem: Problem, source: str | None = None, **parameters: Any) -> reward_pb2.ScoreItem:
-    """Return the item of a problem's own program, or of another for the same tests."""
+    """Return the score item of a problem with its own program, or with another one."""
     reference = reward_pb2.Reference(test_program=problem.test, entry_point=problem.entry_point)
     return _item(problem.source if source is None else source, reference, prefix=problem.prefix, **parameters)
 
@@ -130,7 +130,7 @@ def _item(source: str, reference: reward_pb2.Reference, **parameters: Any) -> re
 
 
 def _contests(problems: Sequence[dict[str, Any]], asker: Asker) -> Iterator[Row]:
-    """These have no solutions: a table of all outputs stands for one, and one with an error for a wrong one."""
+    """These have no solutions: a program that prints all outputs must pass, one with a wrong output must not."""
     right, wrong = [], []
     for row in problems:
         pairs = [(case["input"]["stdin"], case["output"]["stdout"]) for case in json.loads(row["test"])]
@@ -150,7 +150,7 @@ def _contests(problems: Sequence[dict[str, Any]], asker: Asker) -> Iterator[Row]
 
 
 def _cheats(problems: Sequence[Problem], asker: Asker) -> Row:
-    """Programs whose every function, the tests' helpers included, does one thing."""
+    """Programs in which every function, including the tests' helpers, does the same trivial thing."""
     cases = [
         (f"{problem.name}, {name}", item_of(problem, _every_function(problem.source, does)))
         for problem in problems
@@ -160,7 +160,7 @@ def _cheats(problems: Sequence[Problem], asker: Asker) -> Row:
 
 
 def _every_function(source: str, does: str) -> str:
-    """A program that defines the functions of another, each as `does`."""
+    """Return a program with another's functions, each with the body `does`."""
     names = [each.name for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
     return f"{_LIAR}{' = '.join(names)} = {does}\n"
 

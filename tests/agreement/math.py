@@ -16,10 +16,10 @@ from quartet.v1 import reward_pb2
 from tests.agreement import rows
 from tests.agreement.rows import Asker, Row, correct, read, reward_service, said
 
-# Of every gold, the golds of so many other problems are tried as answers.
+# Number of other problems' references that are tried as answers for each reference.
 SHIFTS = (1, 7, 61, 211)
 
-# Math-Verify's tests that read formulas only, by its own configuration of them.
+# Math-Verify's tests that are configured to extract formulas only.
 _FORMULAS_ONLY = {
     "test_latex_notation",
     "test_latex_notation_math",
@@ -27,7 +27,7 @@ _FORMULAS_ONLY = {
     "test_matrix_extraction",
     "test_set_rel_assymetry",
 }
-# Where a case of Math-Verify's contradicts a guard: the policy under which it comes out as expected.
+# Math-Verify's cases that contradict a guard, with the policy under which they have the expected result.
 _CHOSEN: dict[tuple[str, str], dict[str, Any]] = {
     ("$10/9$", "Answer $ \\frac{1}{2} \\$ = \\frac{10}{9} $"): {"chains": "last"},
     ("$x = 11$", "$x = 5+5+1 = 7 =11$"): {"chains": "last"},
@@ -36,14 +36,14 @@ _CHOSEN: dict[tuple[str, str], dict[str, Any]] = {
     ("$z = 1 + 1 = 2$", "$z = 3+3 = 2$"): {"chains": "last"},
     ("$(1,3)$", "${1,3}$"): {"bare_braces": "group"},
 }
-# Expected to be equal by Math-Verify's test, and not equal: it drops \mathrm{e} as if it were a unit.
+# Math-Verify's test expects equality, but they are not equal: it drops \mathrm{e} as if it were a unit.
 _UNTRUE = {("$1 - \\frac{1}{\\mathrm{e}}$", "$1 + \\frac{1}{\\mathrm{e}}$")}
-# What may differ between two golds of one value: separators, spaces, degrees, the name of the unknown.
+# Possible differences between references of equal value: separators, spaces, degrees, the unknown's name.
 _NOT_COUNTED = re.compile(r"\\!|\{,\}|,|\s|\^\\circ|^[a-z]\s*=")
 
 
 def measure(data: Path) -> Iterator[Row]:
-    """Measure what `data` holds."""
+    """Return the rows for the files in `data`."""
     gsm8k = [row["answer"].rpartition("####")[2].strip() for row in read(data / "gsm8k/test.jsonl")]
     math500 = [row["answer"] for row in read(data / "math/math500.jsonl")]
     triples = read(data / "mathverify/triples.jsonl")
@@ -85,7 +85,7 @@ def _golds(name: str, golds: list[str], asker: Asker) -> Iterator[Row]:
 
 
 def _same_value(gold: str, other: str) -> bool:
-    """Return True for golds written differently whose values are equal, judged without the verifiers: by their text."""
+    """Return whether differently written references have equal values, judged by their text without the verifiers."""
     plain = [_NOT_COUNTED.sub("", text).replace("\\dfrac", "\\frac") for text in (gold, other)]
     if plain[0] == plain[1]:
         return True
@@ -112,16 +112,16 @@ def _triples(rows: list[dict], asker: Asker) -> Iterator[Row]:
 
 
 def _case(row: dict) -> tuple[str, bool]:
-    """Return the gold and whether the prediction must be accepted."""
+    """Return the reference and whether the prediction must be accepted."""
     parameters = row["params"]
     expected = parameters["expected"] if "expected" in parameters else parameters["result"]
-    if isinstance(expected, list):  # multiple choice: what must be read, or nothing
+    if isinstance(expected, list):  # multiple choice: the expected choice, or none
         return (expected[-1], True) if expected else ("A", False)
     return parameters["gold"], bool(expected)
 
 
 def _policy(row: dict) -> dict[str, Any]:
-    """Return the parameters of `math` that say what the case's own test configures."""
+    """Return the parameters of `math` that correspond to the case's configuration."""
     parameters, policy = row["params"], {}
     if row["test"] in _FORMULAS_ONLY:
         policy["prose"] = "formulas"

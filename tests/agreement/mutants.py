@@ -1,4 +1,4 @@
-"""Programs that are slightly wrong, and what plain Python says of them."""
+"""Slightly wrong programs, and their results in plain Python."""
 
 import ast
 import math
@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _MEMORY_BYTES = 512 << 20
-# On a machine that is busy with other things, processor time says what wall time does not.
+# Processor time, because wall time depends on the machine's load.
 _WALL_PER_CPU = 20
-# Some tests use it without importing it.
+# Some tests use `math` without importing it.
 _PRELUDE = "import math\n"
 _RUN = """
 import resource, sys
@@ -47,15 +47,15 @@ class Mutant:
     """A changed program."""
 
     index: int
-    """Of the program that it was made from."""
+    """The number of the original program."""
     source: str
     change: str
 
 
 def sample_mutants(programs: Sequence[tuple[str, str]], count: int, seed: int = 0) -> list[Mutant]:
-    """Return `count` different mutants, as evenly over the programs as they allow.
+    """Return `count` different mutants, distributed over the programs as evenly as possible.
 
-    `programs`: each one's source, and what it begins with that stays as it is: the judge has its own of that.
+    `programs`: source and prefix of each; the prefix is not changed, because the judge has its own copy.
     """
     rng = random.Random(seed)
     queues = []
@@ -86,7 +86,7 @@ def _mutants_of(source: str, kept_lines: int) -> list[tuple[str, str]]:
 
 
 def _change(node: ast.AST) -> str:
-    """Change a node in place; say what was changed, nothing if it cannot be."""
+    """Change a node in place; return a description, or nothing if it cannot be changed."""
     match node:
         case ast.BinOp() | ast.AugAssign() | ast.BoolOp() if type(node.op) in _OPERATORS:
             was, node.op = type(node.op).__name__, _OPERATORS[type(node.op)]()
@@ -107,10 +107,9 @@ def _change(node: ast.AST) -> str:
 
 
 def plain_verdicts(programs: Sequence[tuple[str, str, str]], seconds: float) -> list[bool]:
-    """Return whether each (program, test, entry point) runs to its end in a Python process of its own.
+    """Return for each (program, test, entry point) whether it succeeds in a Python process.
 
-    What does not is run twice, so that the machine's trouble is not taken for the program's.
-    `seconds`: processor time that each has.
+    A failing one is run twice, in case the machine is the cause. `seconds`: processor time of each.
     """
 
     def verdict(program: tuple[str, str, str]) -> bool:

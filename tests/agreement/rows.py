@@ -1,4 +1,4 @@
-"""One line of the agreement table, and the service that is asked."""
+"""A row of the agreement table, and the reward service."""
 
 import contextlib
 import gzip
@@ -21,20 +21,20 @@ _BATCH_SECONDS = 300
 
 @dataclass(frozen=True)
 class Row:
-    """What was asked, how often the service agreed, and whether that is enough."""
+    """A row: the cases, the number of agreements, and the requirement."""
 
     name: str
     agreed: int
     total: int
     bar: str
-    """What is enough, in words."""
+    """The requirement as text."""
     passed: bool
     notes: list[str] = field(default_factory=list)
-    """Each case that did not agree, or that a reader wants to see."""
+    """Disagreements, and other cases of interest."""
 
 
 class Asker:
-    """Asks a reward service for verdicts."""
+    """Requests verdicts from a reward service."""
 
     def __init__(self, channel: grpc.Channel):
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
@@ -56,7 +56,7 @@ class Asker:
         agrees: Callable[[reward_pb2.ScoreResult], bool],
         least: int | None = None,
     ) -> Row:
-        """Return the row of cases (what it is called, what is asked) that each have to agree; `least`: or so many."""
+        """Return the row of cases (name, item), all of which, or `least` of which, must agree."""
         results = self.ask([item for _, item in cases])
         pairs = zip(cases, results, strict=True)
         notes = [f"{case}: {said(result)}" for (case, _), result in pairs if not agrees(result)]
@@ -67,7 +67,7 @@ class Asker:
 def item_of(
     verifier: str, completion: str, reference: reward_pb2.Reference, parameters: dict[str, Any]
 ) -> reward_pb2.ScoreItem:
-    """Return what asks one verifier."""
+    """Return the specification of one verifier."""
     struct = Struct()
     struct.update(parameters)
     specs = [reward_pb2.VerifierSpec(name=verifier, parameters=struct)]
@@ -79,14 +79,14 @@ def correct(result: reward_pb2.ScoreResult) -> bool:
 
 
 def said(result: reward_pb2.ScoreResult) -> str:
-    """Return a result in words."""
+    """Return a result as text."""
     if result.WhichOneof("result") == "failure":
         return f"{reward_pb2.FailureKind.Name(result.failure.kind)}: {result.failure.message}"
     return f"{reward_pb2.Outcome.Name(result.score.outcome)}: {result.score.reason}"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of JSON lines, packed or not; none if there is no such file."""
+    """Return the rows of a JSON lines file, optionally gzipped; none if it does not exist."""
     if not path.exists():
         return []
     packed = path.read_bytes()
@@ -96,7 +96,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def reward_service(*settings: str) -> Iterator[Asker]:
-    """Run a reward service of this checkout for the time of the block. `settings`: KEY=VALUE of its run file."""
+    """Run a reward service of this checkout during the block. `settings`: KEY=VALUE of its run file."""
     with (
         tempfile.TemporaryDirectory() as folder,
         service("reward", Path(folder), list(settings)) as address,

@@ -1,9 +1,9 @@
-"""`make agreement DATA=folder`: what the verifiers decide, against what is known to be right.
+"""`make agreement DATA=folder`: compares the verifiers' verdicts with known ones.
 
     python -m tests.agreement.run DATA        (from the checkout's root, in the reward environment)
 
-Each part measures what its data allows and prints a table; a part whose data is not in DATA says so. Exits 1 when a bar
-is missed, 2 when there was nothing to measure. The files that DATA may hold are named in docs/math.md and docs/code.md.
+Each part prints a table for its files in DATA, or that they are missing. Exit status 1: a requirement is not met; 2:
+DATA has no known file. docs/math.md and docs/code.md list the files.
 """
 
 import argparse
@@ -17,7 +17,7 @@ PARTS = ("math", "code")
 
 
 def main() -> int:
-    """Measure, print, and say by the exit status whether all bars were met."""
+    """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(description="Agreement of the verifiers with reference answers.")
     parser.add_argument("data", type=Path, help="the folder of the evaluation data")
     arguments = parser.parse_args()

@@ -1,8 +1,7 @@
 """A tiny model of each family, as the trainer's transformers saves it.
 
-Heads have 32 dimensions and there are several of each part, so that vLLM's kernels for the CPU take them and every way
-of sharing has something to share. Biases and norms are drawn too: with those of fresh weights, a mistake in them is
-invisible.
+Heads have 32 dimensions, which vLLM's CPU kernels support, and there are several of each part, so that every kind of
+sharding applies. Biases and norms are random too: with their initial values, errors in them would not be visible.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ TO_THE_END: dict[str, tuple[int, dict[str, Any]]] = {
     "granite, scaled": (64, {**SHORT, "logits_scaling": 4.0, "residual_multiplier": 0.5,
                              "attention_multiplier": 0.1}),
 }  # fmt: skip
-"""What is easily computed otherwise towards the end of the context, and how long that is for the transformers engine:
+"""Families whose computation may differ towards the end of the context, and the context for the transformers engine:
 with longrope up to where its frequencies change."""
 WHY = {
     "cohere2": "vLLM's sliding windows are one token longer than transformers': longer texts than the window differ",
@@ -147,11 +146,11 @@ WHY = {
     "qwen3_next": "it computes gated delta nets in bf16 only on a CPU",
     "dbrx": "it does not know the names that transformers 5 gives the experts",
 }
-"""What keeps vLLM's column from a number, where more is known than the error says."""
+"""Reasons for missing results of vLLM that are more specific than its errors."""
 
 
 def save(family: str, folder: Path) -> None:
-    """Write the family's model, the same each time, and a tokenizer: nothing here is read as text."""
+    """Write the family's model, deterministically, and a tokenizer, which is not used for text."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -163,7 +162,7 @@ def save(family: str, folder: Path) -> None:
         for name, tensor in model.state_dict().items():
             if not tensor.ndim:
                 continue  # a constant
-            if tensor.ndim == 1 or name.endswith("_bias"):  # also biases of the choice of experts
+            if tensor.ndim == 1 or name.endswith("_bias"):  # including biases of the routers
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.copy_(torch.randn_like(tensor) * tensor.shape[-1] ** -0.5)

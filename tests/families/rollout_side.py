@@ -1,4 +1,4 @@
-"""The rollout's half: an engine generates, and takes new weights while it does."""
+"""The rollout's half: an engine generates, and installs new weights during generation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PROMPTS = ([18, 11, 19, 11, 17, 29, 31], [5, 6, 7, 80])
 GROUP = 3
 BEFORE, RUNNING, AFTER = (24, 24), (220, 170), (24, 24)
-"""Tokens of a completion of each prompt: of the batch that is trained on, of those that an update meets (not all end at
-once), of those after it."""
+"""Lengths of the completions by prompt: of the training batch, of those during an update (of different lengths), and of
+those after it."""
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 60.0, b"", 1)
 SECONDS = 240.0
 
@@ -35,19 +35,19 @@ class Side:
         return self._runner.run(asyncio.wait_for(getattr(self, do)(**order), SECONDS))
 
     async def start(self, engine: str, folder: str, lengths: tuple[int, int] = BEFORE) -> list[dict]:
-        """Start the engine on a model, and return groups of completions of so many tokens, if the context has room."""
+        """Start the engine with a model, and return groups of completions of these lengths, if the context permits."""
         self._engine = create_engine(engine, folder, OPTIONS[engine])
         await self._engine.start()
         await self._engine.set_version(0)
         return await self._groups(lengths)
 
     async def update(self, manifest: str, folder: str) -> dict:
-        """Install the weights of a folder while completions are generated. Returns {"met": the groups that the update
-        met, "after": groups that were begun after it}."""
+        """Install a folder's weights during generation. Returns {"met": groups generated during the update,
+        "after": groups begun after it}."""
         engine, generated, installed = self._engine, self._engine.stats().tokens_total, asyncio.Event()
 
         async def last(prompt: list[int], length: int) -> dict:
-            """The group that was under way when the weights came."""
+            """Return the group that was generated during the update."""
             while True:
                 group = await self._group(prompt, length)
                 if installed.is_set():

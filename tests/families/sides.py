@@ -1,4 +1,4 @@
-"""The two halves of a test as processes that answer orders, one JSON object a line: `Orders` is the owner's end."""
+"""The two halves of a test as processes that answer requests, one JSON object per line; `Orders` is the test's end."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CAUSE = re.compile(r"^(?:\S+ )?\w*(?:Error|Exception|Failure): (.+)$", re.MULTI
 
 
 class Refused(Exception):
-    """What was asked for cannot be done; the text is one line that says why."""
+    """A request failed; the text is the reason, in one line."""
 
     def __init__(self, why: str, by: str) -> None:
-        """`by`: the environment of whoever says so."""
+        """`by`: the environment that reported it."""
         super().__init__(why)
         self.found = {"refused": why, "by": by}
 
 
 def answer_orders(answer: Callable[..., Any]) -> None:
-    """Answer with what `answer(**order)` returns, or {"error": why}, until the orders end."""
+    """Answer each request with the result of `answer(**order)` or {"error": reason}, until the input ends."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print
+    os.dup2(2, 1)  # libraries print to standard output
     for line in sys.stdin:
         try:
             reply = answer(**json.loads(line))
@@ -38,18 +38,18 @@ def answer_orders(answer: Callable[..., Any]) -> None:
 
 
 class Orders(Answering):
-    """A program of this folder, run by a service's environment."""
+    """A program of this folder, run in a service's environment."""
 
     def __init__(
         self, program: str, environment: str, log: Path, python: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`log`: where it says what it does beside its answers; `python`: of the environment."""
+        """`log`: file for its other output; `python`: of the environment."""
         self._environment, self._asked_at = environment, 0
         own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(variables or {})}
         super().__init__([python, Path(__file__).with_name(program)], log, env={**os.environ, **own})
 
     def __call__(self, **order: Any) -> Any:
-        """Give an order and return the answer. Raises Refused."""
+        """Send a request and return the answer. Raises Refused."""
         self.give(**order)
         return self.answer()
 
@@ -58,10 +58,10 @@ class Orders(Answering):
         super().give(**order)
 
     def answer(self) -> Any:
-        """The answer to the order given last. Raises Refused."""
+        """Return the answer to the last request. Raises Refused."""
         try:
             line = self.stdout.readline()
-        except BaseException:  # the next answer would be this order's
+        except BaseException:  # otherwise the next request would get this answer
             self.close()
             raise
         reply = json.loads(line) if line else {"error": "its process ended; see root cause above"}
@@ -74,11 +74,11 @@ class Orders(Answering):
         return self.poll() is not None
 
     def _cause(self, error: str) -> str:
-        """One line; where it says no more than that there is a cause, the last error of the log."""
+        """Return an error in one line, or the log's last error if the error only refers to another one."""
         with self.log.open(errors="replace") as log:
             log.seek(self._asked_at)
             causes = _CAUSE.findall(log.read())
-        # An engine core that does not start says why in a process of its own.
+        # An engine core that fails to start logs the reason in its own process.
         own = [cause for cause in causes if "Engine core" not in cause]
         said_elsewhere = "root cause above" in error or "core has ended" in error
         text = own[-1] if own and said_elsewhere else error

@@ -1,8 +1,8 @@
-"""Families of models, from a folder to weights that are updated while the rollout generates.
+"""Model families, from a folder to a weight update during generation.
 
-`make families` runs all, also spreads each over two ranks by every plugin, and writes what came of it to
-`results.json`, of which docs/models.md is made. Without FAMILIES in the environment six that differ most are compared
-with that, each with one engine.
+`make families` runs all, also on two ranks with every plugin, and writes the results to `results.json`, from which
+docs/models.md is generated. If FAMILIES is unset, six different families, each with one engine, are compared with that
+file.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ PLUGINS: dict[str, dict[str, Any]] = {
     "pp 2": {"plugin": "hybrid_parallel", "pp_size": 2},
 }
 NEAR = 1e-4
-"""Largest difference of a log-prob between rollout and trainer, both in fp32."""
+"""Tolerance of log-probs between rollout and trainer, both in fp32."""
 OTHER_ROUTERS = ("phimoe", "dbrx")
 """Mixtures of experts whose routers take no top k of one row of scores."""
 BEGUN = 16
-pytestmark = pytest.mark.timeout(600)  # the sides import within the first test
+pytestmark = pytest.mark.timeout(600)  # the first test includes the imports
 
 
 class Sides:
-    """The processes, each started when it is first asked, and again where a model took it with it."""
+    """The processes, each started at its first request, and again after a crash."""
 
     def __init__(self, folder: Path, pythons: Pythons) -> None:
         self._folder, self._pythons = folder, pythons
@@ -93,13 +93,13 @@ class Sides:
 @pytest.fixture(scope="session")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     with closing(Pythons()) as pythons, closing(Sides(tmp_path_factory.mktemp("sides"), pythons)) as sides:
-        _ = sides.rollout, sides.trainer  # both import at once
+        _ = sides.rollout, sides.trainer  # start both imports
         yield sides
 
 
 @pytest.fixture(scope="session")
 def folders(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a family's model, and what an engine has generated with it, if one did."""
+    """The folder of a family's model, and an engine's completions, if any."""
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -112,7 +112,7 @@ def folders(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def note(family: str, column: str, found: dict[str, Any]) -> None:
-    """Compare what was found with what is known: numbers, or {"refused": why}. `FAMILIES` has it replaced."""
+    """Compare a result, numbers or {"refused": reason}, with the stored one; with `FAMILIES` store it."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     before = known.get(family, {}).get(column)
     if ALL:
@@ -126,8 +126,8 @@ def note(family: str, column: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("family", "engine"), list(itertools.product(CHOSEN, ENGINES)) if ALL else SIX.items())
 def test_a_family(family: str, engine: str, sides: Sides, folders: Any) -> None:
-    """Tokens that the engine draws have the trainer's log-probs, before a step, and after it, also those of completions
-    that the update met."""
+    """The engine's tokens have the trainer's log-probs, before and after a step, also those of completions during the
+    update."""
     place = folders(family)
     replay = engine == "transformers" and family in models.EXPERT and family not in OTHER_ROUTERS
     try:
@@ -144,8 +144,8 @@ def test_a_family(family: str, engine: str, sides: Sides, folders: Any) -> None:
 
 
 def through(sides: Sides, engine: str, place: Path, replay: bool) -> dict[str, float]:
-    """Load, generate, step, update in flight, step: the largest differences of log-probs before and after the update.
-    With `replay` the trainer takes the engine's experts.
+    """Load, generate, step, update during generation, step; return the largest differences of log-probs before and
+    after the update. With `replay` the trainer uses the engine's choice of experts.
 
     Raises Refused.
     """
@@ -168,9 +168,9 @@ def through(sides: Sides, engine: str, place: Path, replay: bool) -> dict[str, f
     )
     met = [{**group, "completions": [begun(each) for each in group["completions"]]} for group in updated["met"]]
     second = sides.trainer(do="step", groups=[*met, *updated["after"]], version=1)
-    if replay:  # the engine's experts are those of the trainer's routers, but for rounding
+    if replay:  # the engine's experts equal those of the trainer's routers, except for rounding
         assert max(first["router_disagreement"], second["router_disagreement"]) < 0.01
-    # A control: had the weights stayed, so would these.
+    # A control: without the update these would be equal.
     stayed = sides.trainer(do="stayed", folder=str(place / "model"), groups=updated["after"])
     assert stayed > 100 * NEAR, stayed
     return {
@@ -181,8 +181,8 @@ def through(sides: Sides, engine: str, place: Path, replay: bool) -> dict[str, f
 
 
 def begun(completion: dict[str, Any]) -> dict[str, Any]:
-    """A completion up to the first tokens by its last weights. Where these begin depends on time, and of thousands of
-    tokens rounding alone may send one to another expert."""
+    """Return a completion up to the first tokens of its last weights. Their number depends on timing, and of
+    thousands of tokens rounding may route one to a different expert."""
     version, start, end = completion["spans"][-1]
     end = min(end, start + BEGUN)
     return {
@@ -207,7 +207,7 @@ def test_log_probs_up_to_the_end_of_the_context(family: str, sides: Sides, folde
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("family", CHOSEN)
 def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
-    """The loss, the gradient's norm and the log-probs are those of one process."""
+    """Loss, gradient norm and log-probs equal those of one process."""
     place = folders(family)
     if not (place / "groups.json").exists():
         pytest.skip("no engine generates with it")
@@ -234,7 +234,7 @@ def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders
             found = {"refused": f"other numbers than one process: {differ}", "by": "trainer"}
     except Refused as refused:
         found = refused.found
-        sides.end_ranks()  # one may wait for the other
+        sides.end_ranks()  # one may be waiting for the other
     note(family, plugin, found)
 
 

@@ -1,4 +1,4 @@
-"""The trainer's half: a learner takes a step on what an engine has generated, and its weights leave as files."""
+"""The trainer's half: a learner makes a step with an engine's completions, and writes its weights to files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Run:
 
 
 SETTINGS = {"precision": "fp32", "learning_rate": 1e-2, "skip_zero_advantage": False}
-"""Such that every token counts and a step changes log-probs visibly."""
+"""Settings with which every token counts and a step changes log-probs visibly."""
 
 
 def group(of: dict, version: int) -> experience_pb2.GroupTensors:
-    """A group as the rollout would put it; only tokens of `version` count."""
+    """Return a group as put by a rollout; only tokens of `version` count."""
     completions = of["completions"]
     tokens = [np.array(each["tokens"], np.int32) for each in completions]
     masks = [np.zeros(len(row), np.uint8) for row in tokens]
@@ -88,11 +88,11 @@ class Side:
         self._learner = create_learner(values, Path(folder), Run(router_replay))
 
     def step(self, groups: list[dict], version: int) -> dict[str, float]:
-        """Train on groups, of which tokens of that version count. Returns the step's metrics."""
+        """Train on groups, of which tokens of the version count. Returns the step's metrics."""
         return self._learner.train_step([group(each, version) for each in groups])
 
     def publish(self, folder: str) -> str:
-        """Write the weights as the file transport does; return their manifest."""
+        """Write the weights with the file transport; return their manifest."""
         manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, self._learner.weight_specs(), BUCKET_BYTES)
         snapshot = Snapshot(manifest)
         snapshot.take(1, self._learner.weights())
@@ -103,7 +103,7 @@ class Side:
 
     @torch.no_grad()
     def stayed(self, folder: str, groups: list[dict]) -> float:
-        """How far the log-probs of these tokens are from those of the model as it was saved: the largest difference."""
+        """Return the largest difference of these tokens' log-probs from those of the saved model."""
         model, worst = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), 0.0
         for of in groups:
             for each in of["completions"]:

@@ -1,5 +1,5 @@
-"""Run with any transformers: `python models.py save FOLDER` writes tiny models there, one folder each;
-`python models.py log-probs FOLDER…` prints the log-probs of some tokens by each of them, as JSON.
+"""Runs with any version of transformers. `python models.py save FOLDER` writes tiny models, one subfolder each;
+`python models.py log-probs FOLDER…` prints the log-probs of some tokens by each model as JSON.
 """
 
 import json
@@ -29,14 +29,14 @@ FAMILIES = {
     "GPTNeoX": {"rotary_emb_base": 20_000, "rotary_pct": 0.5},
     "Gemma3Text": {"head_dim": 16, "rope_local_base_freq": 2e4, "sliding_window": 8, "sliding_window_pattern": 2},
 }
-"""Each with a rotary embedding that is none of the defaults."""
+"""Each with a non-default rotary embedding."""
 TOKENS = torch.randint(3, 64, (1, 60), generator=torch.Generator().manual_seed(0))
 
 
 def save(folder: Path) -> None:
     for family, values in FAMILIES.items():
         if not hasattr(transformers, f"{family}Config"):
-            continue  # a later version's
+            continue  # this version of transformers lacks it
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**{**SIZES, **values})
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / family, max_shard_size="60KB")

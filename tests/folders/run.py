@@ -1,7 +1,7 @@
-"""Do folders of any age train, and does everybody read what comes of them? `make folders`; the package index is asked.
+"""Model folders of several versions of transformers can be trained, and each reads the exports: `make folders`.
 
-Versions of transformers, each in an environment of its own, write tiny models; the trainer takes a step with each and
-exports it; then every version reads every export, and must give its tokens the same log-probs.
+Each version, in its own environment from the package index, writes tiny models; the trainer makes a step with each and
+exports it; then every version reads every export, and must compute the same log-probs.
 """
 
 import json
@@ -20,7 +20,7 @@ from installer import STATE, ensure_uv, run_command  # noqa: E402
 VERSIONS = ("4.51.3", "4.57.6")
 TRAINER = ROOT / ".quartet/envs/trainer/bin/python"
 NEAR = 1e-5
-"""Largest difference of a log-prob."""
+"""Tolerance of log-probs."""
 _TRAIN = """
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ for folder in map(Path, sys.argv[1:]):
 
 
 def environment(version: str) -> Path:
-    """The Python of an environment with that transformers, which is made if it is not there."""
+    """Return the Python of an environment with a version of transformers; make it if necessary."""
     folder = STATE / "envs" / f"transformers-{version}"
     python = folder / "bin" / "python"
     if not python.exists():

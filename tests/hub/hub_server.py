@@ -1,4 +1,4 @@
-"""The Hugging Face hub's HTTP API on this machine, as far as huggingface_hub and datasets call it, for tests.
+"""A local server with the parts of the Hugging Face hub's HTTP API that huggingface_hub and datasets use, for tests.
 
 with HubServer() as hub:
     hub.add("models", "owner/name", {"config.json": b"{}"})
@@ -20,7 +20,7 @@ TOKEN = "hf_of_the_tests"
 
 @dataclass
 class Repo:
-    """A repository: its files by revision, each revision a branch or tag and the commit it is at."""
+    """A repository: its files by revision (branch, tag or commit)."""
 
     private: bool = False
     gated: bool = False
@@ -34,12 +34,12 @@ class Repo:
 
 
 class HubServer:
-    """The server; `requests` has "GET /path" of each request so far."""
+    """The server; `requests` has "GET /path" of each request."""
 
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.requests: list[str] = []
-        self.large: dict[str, bytes] = {}  # by its SHA-256, what came by Git's large file storage
+        self.large: dict[str, bytes] = {}  # contents of Git LFS objects by SHA-256
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}"
@@ -54,7 +54,7 @@ class HubServer:
         return self.add("models", name, files, ref)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables by which huggingface_hub finds this server, with its cache in `home`."""
+        """Return variables that direct huggingface_hub to this server, with its cache in `home`."""
         return {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
 
     def __enter__(self) -> "HubServer":
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = path.strip("/").split("/")
         if parts[:3] == ["api", "repos", "create"]:
             return self._create(json.loads(body), token)
-        if parts == ["api", "validate-yaml"]:  # of a card
+        if parts == ["api", "validate-yaml"]:  # of a model card
             return self._json({"errors": [], "warnings": []})
         if parts[0] == "lfs" and self.command == "PUT":
             self.hub.large[parts[1]] = body
@@ -185,7 +185,7 @@ def _oid(content: bytes) -> str:
 
 
 def _tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
-    """The files in a folder and below, or the files and folders in it."""
+    """Return the files in a folder, recursively, or its files and folders."""
     start = f"{folder}/" if folder else ""
     below = [path for path in sorted(files) if path.startswith(start)]
     folders = {start + path.removeprefix(start).partition("/")[0] for path in below if "/" in path.removeprefix(start)}

@@ -1,4 +1,4 @@
-"""The four services as a person starts them in four terminals: each its own process, from its own environment."""
+"""The four services as started in four terminals: separate processes, each from its own environment."""
 
 import json
 import signal
@@ -17,12 +17,12 @@ SERVICES = ("broker", "reward", "rollout", "trainer")
 
 
 class ByHand:
-    """Processes started one by one; `close` ends what is left.
+    """Processes started individually; `close` stops the remaining ones.
 
-    Args:
-        pythons: the environments' interpreters.
-        overrides: of the run file.
-        addresses: of the services; free ports of this host if left out.
+        Args:
+            pythons: the environments' interpreters.
+            overrides: of the run file.
+    addresses: of the services; default: free ports of this host.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ByHand:
         addresses: Mapping[str, str] | None = None,
     ):
         self.pythons = pythons
-        *ports, redis = free_ports(5, neighbour=100)  # that of metrics
+        *ports, redis = free_ports(5, neighbour=100)  # for metrics
         self.folder = folder
         self.redis_port, self.redis_data = redis, folder / "redis"
         self.addresses = addresses or {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)}
@@ -50,7 +50,7 @@ class ByHand:
         self.wait_for("redis", REDIS_ANSWERS)
 
     def start(self, name: str, *options: str) -> None:
-        """Start a service, with options of the command line; it finds the others by itself."""
+        """Start a service with command-line options."""
         self._start(name, [self.pythons[name], "-m", f"quartet_{name}", *self.arguments, *options])
 
     def client(self, *words: str) -> Started:
@@ -66,7 +66,7 @@ class ByHand:
         assert self.client("run", "--attach", "--plain", *self.arguments).wait(seconds) == 0, self.logs()
 
     def rows(self, kind: str) -> list[dict]:
-        """Return what metrics.jsonl has of this kind."""
+        """Return the rows of this kind in metrics.jsonl."""
         lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
@@ -75,43 +75,43 @@ class ByHand:
         self.processes[name] = Started(command, self.folder / f"{name}.log", **{"cwd": ROOT, **options})
 
     def log(self, name: str) -> str:
-        """Return what a process, in all its lives, has said so far."""
+        """Return the output of a process, including earlier ones of the same name."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait_until(self, name: str, condition: Callable[[], bool], what: str) -> None:
-        """Return when something is so, while a process runs."""
+        """Wait for a condition while a process runs."""
         try:
             self.processes[name].wait_until(condition, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from error
 
     def wait_for(self, name: str, text: str) -> None:
-        """Return when a process has said `text`."""
+        """Wait until a process has printed `text`."""
         self.wait_until(name, lambda: text in self.processes[name].said(), f"it says '{text}'")
 
     def logs(self) -> str:
-        """Return the end of every log, for a failed assertion."""
+        """Return the end of every log, for assertion messages."""
         return "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
 
     def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 120) -> int:
-        """Signal a process, which runs, and return its exit status."""
+        """Send a running process a signal and return its exit status."""
         process = self.processes[name]
         process.must_run()
         process.send_signal(number)
         return process.wait(timeout)
 
     def close(self) -> None:
-        """Kill what is left, with everything it started."""
+        """Kill all processes and their descendants."""
         for process in self.processes.values():
             process.close()
 
 
 def overriding(settings: Mapping[str, object]) -> list[str]:
-    """The words of the command line that set keys of the run file."""
+    """Return the command-line arguments that override keys of the run file."""
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 def write_sums(path: Path) -> None:
-    """Write thirty sums with their answers, as [data] takes them."""
+    """Write thirty sums with their answers in the format of [data]."""
     rows = [{"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)} for n in range(30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""A small model and problems for it; services started by hand and cleaned up after."""
+"""A small model, problems, and services that are stopped after a test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +15,8 @@ ORDINARY = {name: ENVIRONMENTS / name / "bin" / "python" for name in (*SERVICES,
 
 @pytest.fixture
 def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
-    """Return services for the demo's run file with a few untrained steps; overrides win. `ordinary`: with vLLM, and
-    every process imports for itself, as users have it."""
+    """Return services for the demo's run file with a few steps and an untrained model, and overrides. `ordinary`: with
+    vLLM and without preloaded interpreters, as for users."""
     made: list[ByHand] = []
 
     def make(ordinary: bool = False, **overrides: object) -> ByHand:

@@ -1,8 +1,8 @@
-"""The training of `test_same_curve` once more, in plain PyTorch on one process: `python plain_curve.py MODEL DUMP`.
+"""The training of `test_same_curve` in plain PyTorch in one process: `python plain_curve.py MODEL DUMP`.
 
-It imports nothing of Quartet but the contract's messages. DUMP has one JSON object a line: {"groups": [hex of
-GroupTensors]}, the batches in order. It prints one JSON object a line for each step: `loss`, and `difference`, the
-greatest distance of the rollouts' log-probs from this model's before the step.
+It imports only the contract's messages from Quartet. DUMP has one JSON object per line: {"groups": [hex of
+GroupTensors]}, the batches in order. It prints one JSON object for each step: `loss`, and `difference`, the largest
+difference of the rollouts' log-probs from this model's before the step.
 """
 
 import json
@@ -22,7 +22,7 @@ def rows(ragged, dtype):
 
 
 def completions(groups):
-    """Prompt, tokens, log-probs, advantage and temperature of each completion: GRPO's advantage, unbiased std."""
+    """Return prompt, tokens, log-probs, advantage (GRPO, unbiased std) and temperature of each completion."""
     for group in groups:
         prompt = np.frombuffer(group.prompt_token_ids.data, np.int32)
         rewards = torch.from_numpy(np.frombuffer(group.rewards.data, np.float32).copy()).double()
@@ -33,7 +33,7 @@ def completions(groups):
 
 
 def step(model, groups):
-    """The batch's loss, the mean over its tokens, and how far the rollouts' log-probs are off."""
+    """Return the batch's mean loss over tokens, and the largest difference of the rollouts' log-probs."""
     total, count, farthest = torch.zeros(()), 0, 0.0
     for prompt, tokens, old, advantage, temperature in completions(groups):
         ids = torch.tensor(np.concatenate([prompt, tokens])).long()[None]

@@ -1,4 +1,4 @@
-"""Real Redis, vLLM and ColossalAI, started by hand in any order; what a run leaves; a program that uses it."""
+"""Real Redis, vLLM and ColossalAI, started individually in any order; a run's files; a program that uses the client."""
 
 import re
 import signal
@@ -31,7 +31,7 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
 
     with Client(services.addresses["broker"]) as quartet:
         run = quartet.run("by-hand")
-    # Six steps of four groups, each committed once; nothing was lost, refused or set aside on the way.
+    # Six steps of four groups, each committed once; none was lost, rejected or dead.
     assert run.stats.committed == 24
     assert run.stats.duplicates == run.stats.dead == run.stats.stale == run.stats.redelivered == 0
 
@@ -39,7 +39,7 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
     steps = services.rows("step")
     assert [row["step"] for row in steps] == list(range(6))
     assert all(0 <= row["staleness/max"] <= 1 for row in steps)
-    # The trainer's own log-probs of fresh tokens are the engine's: both ends see the same weights and the same tokens.
+    # The trainer's log-probs of fresh tokens equal the engine's: both have the same weights and tokens.
     assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
     assert [row["policy_version"] for row in services.rows("evaluation")] == [0, 3, 6]
     assert len((folder / "evaluations" / "heldout-step-6.jsonl").read_text().splitlines()) == 30
@@ -62,7 +62,7 @@ def example(page: str, says: str) -> str:
 
 @pytest.fixture
 def stranger(tmp_path) -> Path:
-    """The interpreter of an environment that holds the client, by `pip install ./client`, and what it needs."""
+    """The interpreter of an environment with the client, installed by `pip install ./client`."""
     uv, python = ROOT / ".quartet" / "tools" / "bin" / "uv", tmp_path / "own" / "bin" / "python"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "own"], check=True, timeout=60)
     command = [uv, "pip", "install", "--quiet", "--python", python, ROOT / "client"]
@@ -89,7 +89,7 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
         done = subprocess.run([stranger, "-c", here], capture_output=True, text=True, timeout=100, cwd="/")
         assert done.returncode == 0, done.stderr + services.logs()
         printed.append(done.stdout)
-    # Three prompts of four completions, each with its reward and version. (An untrained model writes anything.)
+    # Three prompts of four completions, each with reward and version. (An untrained model generates any text.)
     assert len(re.findall(r" [\d.]+ \d+$", printed[0], re.MULTILINE)) == 12, printed[0]
     assert printed[1]
     with Client(**services.addresses) as quartet:
@@ -98,7 +98,7 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
         assert live.complete and live.finished == live.prompts and live.oldest_version <= live.policy_version
         held = quartet.evaluate("by-hand", "heldout", hold=True, timeout=120)
         assert held.complete and held.finished == held.prompts
-        # Only this one waits until the rollouts have the newest weights.
+        # Only this call waits until the rollouts have the newest weights.
         assert max(before, live.policy_version) <= held.oldest_version == held.policy_version
     services.wait_for("client", f"step {held.policy_version + 2}/")
     assert services.stop("client", signal.SIGINT) == 130

@@ -1,8 +1,8 @@
 """The ways in which a run ends: what `quartet run --attach` prints, its exit status, and what `quartet audit` says
 afterwards.
 
-All rows share a Redis, a broker and a reward service, so that the broker can be asked about each run afterwards; a
-rollout and a trainer of its own begin preloaded. How the launcher ends is `deploy/local/tests`'.
+All rows share a Redis, a broker and a reward service, so that the broker has each run afterwards; each row has its own
+preloaded rollout and trainer. `deploy/local/tests` covers the launcher's endings.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from preloaded import Pythons
 from quartet_common.ports import free_ports
 
 pytestmark = pytest.mark.timeout(400)
-ENDED = 200  # seconds until the end, on a busy machine
+ENDED = 200  # timeout in seconds, for a busy machine
 RUN_FILE = """
 [run]
 id = "{name}"
@@ -56,7 +56,7 @@ def problems(count: int, **fields: object) -> list[dict]:
 
 @dataclass(frozen=True)
 class Ending:
-    """A row. `printed` and `audited` are patterns; `printed` is looked for in the last lines of `quartet run`."""
+    """A row. `printed` and `audited` are patterns; `printed` must match the last lines of `quartet run`."""
 
     name: str
     status: int
@@ -66,7 +66,7 @@ class Ending:
     data: list[dict] = field(default_factory=lambda: problems(8))
     audit_status: int = 0
     words: tuple[str, ...] = ()
-    """A `quartet runs` command that is given after the first step."""
+    """A `quartet runs` command that is run after the first step."""
     interrupted: bool = False
     """By Ctrl-C, after the first step."""
 
@@ -144,7 +144,7 @@ def shared(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def run(ending: Ending, shared: ByHand, pythons: Pythons, model: Path, tmp_path: Path) -> Iterator[ByHand]:
-    """A rollout, a trainer and clients of one's own."""
+    """A row's rollout, trainer and clients."""
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ending.data))
     (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in problems(2)))
     (tmp_path / "run.toml").write_text(RUN_FILE.format(name=ending.name, folder=tmp_path, model=model))
@@ -159,7 +159,7 @@ def own_addresses() -> dict[str, str]:
 
 @pytest.fixture
 def ask(run: ByHand, shared: ByHand) -> Callable[..., subprocess.CompletedProcess]:
-    """Give a command of `quartet`."""
+    """Run a `quartet` command."""
 
     def ask(*words: str) -> subprocess.CompletedProcess:
         command = [run.pythons["client"], "-m", "quartet_client", *words, "--broker", shared.addresses["broker"]]
@@ -185,10 +185,10 @@ def test_a_run_that_ends(ending: Ending, run: ByHand, ask: Callable[..., subproc
     printed = client.said()
     assert re.search(ending.printed, "\n".join(printed.splitlines()[-8:])), run.logs()
     assert "Traceback" not in printed
-    if ending.status == 1:  # whoever comes later is told the same
+    if ending.status == 1:  # a later client gets the same result
         later = run.client(*attach)
         assert later.wait(ENDED) == 1 and re.search(ending.printed, later.said()), run.logs()
-    if ending.status in (0, 1):  # the run has ended, and with it its trainer
+    if ending.status in (0, 1):  # the run has ended, and so has its trainer
         assert run.processes["trainer"].wait(ENDED) == 0, run.logs()
     for name in ("rollout", "trainer"):
         if run.processes[name].poll() is None:

@@ -1,4 +1,4 @@
-"""What no environment may hold, and what pins must name. Who imports whom is import-linter's: tests/imports.py."""
+"""Packages that no environment may have, and completeness of the pins. (tests/imports.py checks imports.)"""
 
 import json
 import re
@@ -24,7 +24,7 @@ def test_nothing_is_unpickled(package):
         assert not any(call in text for call in ("torch.load(", "gather_object(", "object_list(")), file
 
 
-# Run in an environment: every installed package with what it requires, without extras.
+# Run in an environment: prints every installed package with its requirements, without extras.
 REQUIRED = """
 import importlib.metadata as m, json, re
 def names(requires): return [re.match("[A-Za-z0-9._-]+", each)[0] for each in requires if "extra ==" not in each]
@@ -34,7 +34,7 @@ print(json.dumps({d.metadata["Name"]: names(d.requires or ()) for d in m.distrib
 
 @pytest.mark.parametrize("environment", ["broker", "reward", "rollout", "trainer", "client"])
 def test_a_pinned_closure_is_whole(environment):
-    """What a pinned package requires is pinned, if it is installed at all; what torch brings differs by its build."""
+    """Installed requirements of pinned packages are pinned, except those of torch, which differ by build."""
     python = ENVIRONMENTS / environment / "bin" / "python"
     done = subprocess.run([python, "-c", REQUIRED], capture_output=True, text=True, timeout=60, check=True)
     required = {normal(name): set(map(normal, needs)) for name, needs in json.loads(done.stdout).items()}

@@ -1,6 +1,6 @@
-"""One rollout, two runs with a trainer each: it does the first, then the second, each with that run's own weights.
+"""One rollout serves two runs, one after the other, with the weights of each run's own trainer.
 
-The second trains an adapter, which is all that its trainer sends.
+The second run trains an adapter, and its trainer sends only that.
 """
 
 import json
@@ -57,6 +57,6 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
         steps = [row for row in rows if row["kind"] == "step"]
         assert [row["step"] for row in steps] == list(range(STEPS))
         assert steps[0]["train/grad_norm"] > 0, "the second step's weights are the first's"
-        # The rollout's log-probs are of this run's newest weights, and both ends confine them to the same candidates.
+        # The rollout's log-probs are of this run's newest weights, and rollout and trainer use the same masks.
         assert all(row["mismatch/log_prob_diff_max"] < 1e-3 and row["staleness/max"] == 0 for row in steps)
     assert one.stop("rollout") == 0, one.log("rollout")

@@ -1,4 +1,4 @@
-"""With max_staleness 0 a run of the four services is the training that a plain PyTorch loop does, step by step."""
+"""With max_staleness 0 a run of the four services equals the training of a plain PyTorch loop, step by step."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class DumpStarter:
 
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A callback that keeps the batches, as an installer leaves it; gives the file it writes."""
+    """Install a callback that writes the batches; return its file."""
     site = tmp_path / "site"
     information = site / "dump-1.0.dist-info"
     information.mkdir(parents=True)
@@ -57,8 +57,8 @@ def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(600)
 def test_each_steps_loss_is_that_of_a_plain_loop(by_hand, pythons: Pythons, dump: Path, model: Path):
-    """The plain loop has the first weights and the batches, nothing else. So the batches too must have been made by
-    its weights: the rollouts' log-probs are its own before each step."""
+    """The plain loop has only the initial weights and the batches. The rollouts' log-probs must equal its own before
+    each step, which shows that the batches were generated with its weights."""
     services = by_hand(
         run__max_steps=STEPS,
         run__max_staleness=0,
@@ -81,5 +81,5 @@ def test_each_steps_loss_is_that_of_a_plain_loop(by_hand, pythons: Pythons, dump
     expected = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["train/loss"] for record in found] == pytest.approx([one["loss"] for one in expected], abs=1e-4)
     assert max(one["difference"] for one in expected) < 1e-3
-    # There was something to learn from in most steps: not all completions of a group were equally long.
+    # Most steps have a gradient: not all completions of a group are equally long.
     assert sum(record["train/grad_norm"] > 0 and abs(record["train/loss"]) > 1e-6 for record in found) > STEPS / 2

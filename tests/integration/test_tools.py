@@ -1,4 +1,4 @@
-"""A run whose policy calls the Python tool: four real services, and no loss sees what the tool wrote."""
+"""A run whose policy calls the Python tool: four real services; the tool's output is not in the loss."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ _MAKE_TALKER = "import sys; from pathlib import Path; from talker import write_t
 
 @pytest.fixture
 def talker(pythons: Pythons, tmp_path: Path) -> Path:
-    """A model that has learnt to ask the tool for 21*2 and to answer with what it said."""
+    """A model that was trained to call the tool with 21*2 and to answer with its output."""
     folder = tmp_path / "talker"
     where = ROOT / "services" / "rollout" / "tests" / "service"
     subprocess.run([pythons["rollout"], "-c", _MAKE_TALKER, folder], cwd=where, check=True, timeout=200)
@@ -55,7 +55,7 @@ def test_conversations_with_a_tool_are_trained_without_what_the_tool_wrote(by_ha
     assert [row["step"] for row in steps] == list(range(STEPS))
     for row in steps:
         assert 0 < row["batch/trained_tokens"] < row["batch/completion_tokens"]
-    # The trainer's log-probs of what was generated are the rollout's: both read what was inserted, at the same place.
+    # The trainer's log-probs of generated tokens equal the rollout's: both have the tool's output at the same place.
     assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
     first, last = services.rows("evaluation")
     assert first["eval/heldout/ans_acc"] == 1 and last["policy_version"] == STEPS

@@ -1,4 +1,4 @@
-"""One prompt's trace, over four real service processes and a real collector: from submit to the weights it became."""
+"""A prompt's trace over four real services and a real collector, from submission to the weight update."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from trace_collector import Collector, ReceivedSpan
 
 pytestmark = pytest.mark.timeout(300)
 
-# What a trained instance's trace must tell: who says it, and what.
+# The spans, by service, of a trained instance's trace.
 LIFE = {
     ("quartet-client", "submit"),
     ("quartet-broker", "prompt queued"),
@@ -36,7 +36,7 @@ def collector() -> Iterator[Collector]:
 
 
 def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
-    """The traces in which a whole life stands."""
+    """Return the traces that have all these spans."""
     traces = defaultdict(list)
     for span in spans:
         traces[span.trace].append(span)
@@ -44,13 +44,13 @@ def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
 
 
 def calls(service: str, name: str, spans: list[ReceivedSpan]) -> set[str]:
-    """What a service was asked for in the traces of spans of this name."""
+    """Return the RPCs of a service in the traces of spans of this name."""
     traces = {span.trace for span in spans if span.name == name}
     return {span.name for span in spans if span.trace in traces and span.service == service}
 
 
 def in_the_file_too(path: Path, traces: dict[str, list[ReceivedSpan]]) -> None:
-    """All services append their spans to one file in Chrome's trace format, as begun and ended, with the same ids."""
+    """All services append their spans to one file in Chrome's trace format, with the same ids."""
     events = json.loads(path.read_text().rstrip().removesuffix(",") + "]")
     processes = {each["pid"]: each["args"]["name"].split()[0] for each in events if each["ph"] == "M"}
     begun = {each["id"]: each for each in events if each["ph"] == "b"}
@@ -77,7 +77,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
         services.start(name, "--log-format", "json")
     assert services.client("run", "--attach", "--plain", *services.arguments).wait(200) == 0, services.logs()
     assert services.processes["trainer"].wait(120) == 0, services.logs()
-    for name in ("rollout", "reward", "broker"):  # what ends sends what it has
+    for name in ("rollout", "reward", "broker"):  # an exiting service flushes its spans
         assert services.stop(name) == 0, services.log(name)
     spans = collector.spans
     traces = whole(spans)
@@ -102,7 +102,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
         assert one["weights published"].attributes["quartet.policy_version"] >= step + 1
         assert one["weights published"].attributes["quartet.rollouts"] == 1
 
-    # The step is a trace of its own, that links to its groups; its calls are in it.
+    # The step has its own trace, with links to its groups and with its calls.
     first = next(span for span in spans if span.name == "train step")
     assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
     assert calls("quartet-broker", "train step", spans) == {"quartet.v1.BrokerService/MarkTrained"}
@@ -113,7 +113,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
 
 def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, pythons, tmp_path):
     services = by_hand(**{"tracing.endpoint": "127.0.0.1:4317"})
-    # As in an environment without the extra: Python finds no such package.
+    # As in an environment without the extra.
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None\n")
     command = [ENVIRONMENTS / "reward" / "bin" / "quartet-reward", *services.arguments]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

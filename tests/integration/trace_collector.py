@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: a gRPC server on a real socket that keeps the spans it is sent."""
+"""An OpenTelemetry collector: a gRPC server that stores the received spans."""
 
 from concurrent import futures
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came over the wire; ids in hex, time in nanoseconds."""
+    """A received span; ids in hex, time in nanoseconds."""
 
     service: str
     name: str
@@ -19,7 +19,7 @@ class ReceivedSpan:
     began: int
     attributes: dict[str, object]
     links: tuple[str, ...]
-    """Traces it links to."""
+    """Linked traces."""
 
 
 def _values(pairs) -> dict[str, object]:
@@ -27,7 +27,7 @@ def _values(pairs) -> dict[str, object]:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Start it, and give `address` to services as tracing.endpoint."""
+    """Start it; `address` is for tracing.endpoint of services."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []

@@ -1,27 +1,27 @@
-"""Which learning curves are made, and what each has to show. Imports nothing heavy."""
+"""The learning curves and their requirements. Standard library only."""
 
 from dataclasses import dataclass
 
 LEAST_LIFT = 0.20  # of held-out accuracy, for every algorithm and seed
-MOST_LIFT_SHUFFLED = 0.08  # what the rewards of other problems may seem to teach
+MOST_LIFT_SHUFFLED = 0.08  # tolerance with shuffled answers
 
 
 @dataclass(frozen=True)
 class Case:
-    """A setting of the run file whose curve is made, once for each seed."""
+    """Settings of a run file, with one curve per seed."""
 
     name: str
     group: str
-    """Cases of one group are drawn into one picture."""
+    """Cases of a group share a picture."""
     settings: tuple[str, ...]
     seeds: tuple[int, ...] = (1, 2, 3)
     shuffled: bool = False
-    """Answers are dealt out anew among the problems: rewards are as many as before, and say nothing."""
+    """Answers are shuffled among the problems: rewards are as frequent, but carry no information."""
     least: float | None = LEAST_LIFT
     most: float | None = None
 
     def holds(self, lift: float) -> bool:
-        """Return whether a run's lift (final − first held-out accuracy, −1 to 1) keeps within the bars."""
+        """Return whether a run's lift (final − first held-out accuracy, −1 to 1) meets the requirement."""
         return (self.least is None or lift >= self.least) and (self.most is None or lift <= self.most)
 
 
@@ -30,7 +30,7 @@ def algorithm(name: str, *settings: str) -> Case:
 
 
 def staleness(lag: int, corrected: bool) -> Case:
-    """GRPO with the ratio to the trainer's own policy: what is stale is then corrected by `tis`, or by nothing."""
+    """GRPO with the ratio to the trainer's own policy; staleness is corrected by `tis`, or not at all."""
     name = f"lag {lag}, {'corrected' if corrected else 'uncorrected'}"
     correction = "tis" if corrected else "none"
     settings = (
@@ -66,6 +66,6 @@ CASES = (
 
 
 def schedule(cases: tuple[Case, ...]) -> list[tuple[Case, int]]:
-    """Return (case, seed), every case's first seed before any second: a stopped program has seen every case."""
+    """Return (case, seed) pairs, the first seed of every case before any second seed."""
     most = max(len(case.seeds) for case in cases)
     return [(case, case.seeds[place]) for place in range(most) for case in cases if place < len(case.seeds)]

@@ -1,4 +1,4 @@
-"""What learning curves look like in words, in a table and in pictures."""
+"""Reports learning curves as lines, a table and pictures."""
 
 import json
 import re
@@ -14,14 +14,14 @@ PICTURES = ROOT / "docs" / "learning"
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 COMMAND = "make learn LEARN=--write"
 HEADING = "## Learning curves"
-# Okabe and Ito's colours: they can be told apart by colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 Done = list[tuple[Case, Result]]
 
 
 def line(case: Case, result: Result) -> str:
-    """Return a run in a line."""
+    """Return a run as a line of text."""
     curve = " → ".join(f"{accuracy:.0%}" for _, accuracy in result.evaluations)
     verdict = "" if case.holds(result.lift) else "  BAR BROKEN"
     return (
@@ -37,12 +37,12 @@ def save(path: Path, results: Done) -> None:
 
 
 def write(results: Done) -> None:
-    """Write the pictures, and the table into benchmarks/RESULTS.md in the place of the one before."""
+    """Write the pictures, and replace the table in benchmarks/RESULTS.md."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     draw(chosen(results, "algorithms", "control"), "Held-out accuracy: each algorithm, three seeds", "algorithms")
     draw(chosen(results, "staleness"), "Held-out accuracy: GRPO by max_staleness", "staleness")
     text = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
-    # Everything from this heading to the next of its rank, or to the end.
+    # From this heading to the next of its level, or to the end.
     before = re.sub(rf"\n{HEADING}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
     PAGE.write_text(f"{before.rstrip()}\n\n{section(results)}")
 
@@ -52,7 +52,7 @@ def chosen(results: Done, *groups: str) -> Done:
 
 
 def section(results: Done) -> str:
-    """Return the section of the page: a row a case."""
+    """Return the page's section, with a row per case."""
     rows = [("run", "seeds", "held-out accuracy at the start", "at the end", "points gained", "staleness")]
     for case, pairs in groupby(results, key=lambda pair: pair[0]):
         runs = [result for _, result in pairs]
@@ -84,7 +84,7 @@ def percents(shares: list[float]) -> str:
 
 
 def draw(results: Done, title: str, name: str) -> None:
-    """Draw every run's held-out accuracy, thin, and each case's mean, thick."""
+    """Plot the held-out accuracy of every run (thin lines) and the mean of each case (thick)."""
     import matplotlib
 
     matplotlib.use("Agg")

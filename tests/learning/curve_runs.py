@@ -1,4 +1,4 @@
-"""One learning curve: a run of the four services in a folder of its own, and the result that is kept of it."""
+"""One learning curve: a run of the four services in its own folder, and its stored result."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ RUN_SECONDS = 420.0
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of a finished run, as `result.json` has it."""
+    """The result of a finished run, as in `result.json`."""
 
     case: str
     seed: int
@@ -44,16 +44,16 @@ class Result:
 
 
 class RunFailed(Exception):
-    """A run did not end well; the text says how."""
+    """A run failed; the text has the reason."""
 
 
 def prepare(pythons: Pythons) -> None:
-    """Make the warmed-up model and the data that all runs start from; what is there is kept."""
+    """Make the warmed-up model and data of all runs, unless they exist."""
     subprocess.run([pythons["trainer"], ROOT / "examples/arithmetic/prepare.py", PREPARED], check=True, timeout=900)
 
 
 def digest(case: Case, seed: int) -> str:
-    """Return what a run depends on, in short: settings, model and data, not the code that is being judged."""
+    """Return a digest of a run's settings, model and data, without the code under test."""
     content = [RUN_FILE.read_bytes(), (PREPARED / "model" / "recipe.txt").read_bytes()]
     content += [repr((case.settings, case.shuffled, seed)).encode()]
     return hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
@@ -75,7 +75,7 @@ def folder_of(folder: Path, case: Case, seed: int) -> Path:
 
 
 def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
-    """Do one run from its beginning, and keep its result. Raises RunFailed."""
+    """Execute a run from the start, and store its result. Raises RunFailed."""
     place = folder_of(folder, case, seed)
     run_folder = place / time.strftime("run-%Y%m%d-%H%M%S")
     run_folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
 
 
 def shuffled(place: Path, seed: int) -> Path:
-    """Write the training problems with their answers dealt out anew; return the file."""
+    """Write the training problems with shuffled answers; return the file."""
     problems = [json.loads(line) for line in (PREPARED / "train.jsonl").read_text().splitlines()]
     answers = [problem["gt_answer"] for problem in problems]
     random.Random(seed).shuffle(answers)

@@ -1,8 +1,8 @@
 """Learning curves of every algorithm, from one warm-up: `.quartet/envs/client/bin/python tests/learning/curves.py`.
 
-Each run is of the four services on this machine (docs/learning.md). A finished run is kept and not repeated, so the
-program may be stopped at any time and started again; `--again NAME` repeats a case. Exit status 0 only if all runs are
-there and every bar holds.
+Each is a run of the four services on this machine (docs/learning.md). Results of finished runs are stored, so the
+program can be stopped at any time and continues later; `--again NAME` repeats a case. Exit status 0 only if all runs
+exist and meet their requirements.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> int:
         if name not in names:
             parser.error(f"no case is called '{name}'; there are {', '.join(names)}")
     arguments.folder = arguments.folder.resolve()
-    os.chdir(curve_runs.ROOT)  # the run file's paths begin there
+    os.chdir(curve_runs.ROOT)  # the run file's paths are relative to it
     with closing(curve_runs.Pythons()) as pythons:
         curve_runs.prepare(pythons)
     chosen = tuple(case for case in CASES if not arguments.cases or case.name in arguments.cases)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def do(cases: tuple[Case, ...], arguments: argparse.Namespace) -> int:
-    """Do the runs that are not there; return how many failed."""
+    """Execute the missing runs; return the number that failed."""
     deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
     with closing(curve_runs.Pythons()) as pythons:
@@ -72,7 +72,7 @@ def do(cases: tuple[Case, ...], arguments: argparse.Namespace) -> int:
 
 
 def interrupt(*_) -> None:
-    """Being terminated ends what was started, as Ctrl-C does."""
+    """Stop child processes on SIGTERM, as on Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""The program of the learning curves, without runs: what it keeps, and what it judges."""
+"""The program of the learning curves, without runs: stored results and requirements."""
 
 import json
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ GRPO = next(case for case in CASES if case.name == "grpo")
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch) -> Path:
-    """A folder like that of the warmed-up model, whose content no run of these tests needs."""
+    """A folder in place of the warmed-up model, whose content these tests do not need."""
     folder = tmp_path / "arithmetic"
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "recipe.txt").write_text("one recipe")

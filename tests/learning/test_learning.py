@@ -1,6 +1,6 @@
-"""The short learning test: docs/start.md's forty steps lift held-out accuracy; with shuffled answers forty do not.
+"""The short learning test: docs/start.md's forty steps raise held-out accuracy; with shuffled answers they do not.
 
-The control answers what a rising curve alone cannot: that it is the reward that teaches, not, say, sharper sampling.
+The control shows that the reward causes the rise, and not, for example, sharper sampling.
 """
 
 import json
@@ -26,14 +26,14 @@ MOST_SECONDS = 240
 
 @pytest.fixture(scope="session", autouse=True)
 def pythons() -> Iterator[curve_runs.Pythons]:
-    """With them are made, once, the demo's warmed-up model and data."""
+    """The interpreters, after making the demo's warmed-up model and data."""
     with closing(curve_runs.Pythons()) as made:
         curve_runs.prepare(made)
         yield made
 
 
 def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
-    """Its files written, its commands run in one shell, where there is a checkout whose environments are made."""
+    """Write the page's files and run its commands in one shell, in a checkout with environments."""
     for name in (".quartet", "LICENSE", "deploy", "examples"):
         (tmp_path / name).symlink_to(curve_runs.ROOT / name)
     (tmp_path / "mine").mkdir()
@@ -46,7 +46,7 @@ def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(["bash", "-euo", "pipefail", "-c", "".join(commands)], cwd=tmp_path, check=True, timeout=900)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Beside other suites it waits for the processors, of which it would have two to itself.
+    # Other suites use the processors, too.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= MOST_SECONDS
     run = tmp_path / "runs" / "mine"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

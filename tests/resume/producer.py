@@ -1,7 +1,7 @@
-"""A rollout without a model, in this process: what it answers follows from the instance id alone, in the order leased.
+"""A rollout without a model, in this process: its groups are determined by the instance id, in the order leased.
 
-So two runs get the same batches in the same order, however often one of them was interrupted (with max_staleness = 0,
-where no more than a batch is ever under way).
+Two runs therefore get the same batches in the same order, even if one was interrupted (with max_staleness = 0, at
+most one batch is in progress).
 """
 
 import random
@@ -25,7 +25,7 @@ INVALID = "invalid/infinite"
 
 
 def group_of(lease: broker_pb2.PromptLease, version: int) -> broker_pb2.PutGroup:
-    """The group of a prompt: random tokens and rewards, the same whenever it is made."""
+    """Return the group of a prompt: random tokens and rewards, determined by the instance id."""
     chance = random.Random(lease.instance.instance_id)
     rows = [
         np.array([chance.randrange(1, VOCABULARY) for _ in range(chance.randrange(4, 12))], np.int32)
@@ -52,7 +52,7 @@ def group_of(lease: broker_pb2.PromptLease, version: int) -> broker_pb2.PutGroup
 
 
 class Producer:
-    """Answers prompts in a thread until the run ends or `close`; those of the step `last` once `finish` is called."""
+    """Puts groups in a thread until the run ends or `close`; those of the step `last` only after `finish`."""
 
     def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, run_id: str, last: int):
         self._stub = stub
@@ -63,14 +63,14 @@ class Producer:
         self._thread = threading.Thread(target=self._work, name="producer", daemon=True)
 
     def start(self) -> None:
-        """Join the run and begin."""
-        # Draining: the trainer sends it no weights, which it could not take.
+        """Register with the run and start."""
+        # A draining member gets no weights from the trainer; this one could not receive any.
         member = rollout("producer", state=broker_pb2.MEMBER_STATE_DRAINING)
         self._stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=member), timeout=10)
         self._thread.start()
 
     def finish(self) -> None:
-        """Let the trainer have the last step."""
+        """Put the groups of the last step."""
         self._finishing.set()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Producer:
         self._thread.join(10)
 
     def _insist(self, method, request):
-        """Call, and again while Redis is away."""
+        """Make a call, with retries while Redis is down."""
         while True:
             try:
                 return method(request, timeout=CALL_SECONDS)
@@ -104,6 +104,6 @@ class Producer:
                     put = broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups)
                     self._insist(self._stub.PutExperience, put)
         except grpc.RpcError as error:
-            # The run is over: nothing is leased any more, or whoever called `close` waits for no answer.
+            # The run has ended, or `close` was called.
             if error.code() != grpc.StatusCode.FAILED_PRECONDITION and not self._closing.is_set():
                 self.failure = error

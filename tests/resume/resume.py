@@ -1,6 +1,6 @@
-"""A run whose trainer is killed again and again: real trainer, real broker, Redis, and a deterministic producer.
+"""A run whose trainer is killed repeatedly: real trainer, broker and Redis, and a deterministic producer.
 
-`train` plays one run to its end and returns what it left; the killed and the unkilled one are compared by the caller.
+`train` executes a run and returns its results; the caller compares runs with and without kills.
 """
 
 import fcntl
@@ -41,12 +41,12 @@ LIFE_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL for the trainer once `step` steps are marked trained: after `delay`, or in the midst of a checkpoint.
+    """SIGKILL for the trainer once `step` steps are marked trained: after `delay`, or during a checkpoint.
 
-    Attributes:
-        step: of the run, as the broker counts.
-        delay: seconds after it.
-        in_checkpoint: wait for the next checkpoint being written, then `delay`.
+        Attributes:
+    step: of the run, according to the broker.
+            delay: seconds after it.
+    in_checkpoint: wait until the next checkpoint is being written, then `delay`.
     """
 
     step: int
@@ -55,7 +55,7 @@ class Kill:
 
 
 def draw(seed: int, steps: int, kills: int) -> list[Kill]:
-    """Random moments, in order; every second one in mid-checkpoint."""
+    """Return random kills, in order; every second one during a checkpoint."""
     chance = random.Random(seed)
     at = sorted(chance.randrange(0, steps - 1) for _ in range(kills))
     return [
@@ -65,10 +65,10 @@ def draw(seed: int, steps: int, kills: int) -> list[Kill]:
 
 @dataclass(frozen=True)
 class Restore:
-    """Redis goes on at `back_at` from its state at `taken_at`, both steps that are trained; the trainer lives.
+    """At step `back_at` Redis is restored from its state at step `taken_at`; the trainer is not killed.
 
-    Attributes:
-        all: the checkpoints and the ledger are put back too, copied after Redis; the trainer is killed before.
+        Attributes:
+    all: checkpoints and ledger, copied after Redis, are restored too; the trainer is killed before.
     """
 
     taken_at: int
@@ -78,7 +78,7 @@ class Restore:
 
 @dataclass
 class Left:
-    """What a run left behind."""
+    """The results of a run."""
 
     weights: dict[str, np.ndarray]
     ledger: list[tuple[int, list[str]]]
@@ -86,19 +86,19 @@ class Left:
     stats: broker_pb2.RunStats
     state: int
     audit: dict
-    """What `quartet audit --json` says."""
+    """The output of `quartet audit --json`."""
     killed: Counter
-    """Kills by what the trainer was doing."""
+    """Kills by the trainer's activity."""
     log: str
-    """Of all lives of the trainer."""
+    """Of all processes of the trainer."""
 
     def times(self) -> Counter:
-        """How often each instance is in the weights."""
+        """Return how often each instance was trained."""
         return Counter(name for _, names in self.ledger for name in names)
 
 
-class Town(ByHand):
-    """Redis, broker and the lives of a trainer over a folder."""
+class Deployment(ByHand):
+    """Redis, a broker, and a trainer that is restarted, in a folder."""
 
     def __init__(self, folder: Path, pythons: Pythons, model: Path):
         folder.mkdir(parents=True)
@@ -121,7 +121,7 @@ class Town(ByHand):
         self.stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
 
     def make_run(self, steps: int, invalid: bool) -> None:
-        """Make the run and submit exactly the prompts of `steps` steps, and that of an invalid group before them."""
+        """Create the run; submit the prompts of `steps` steps, and optionally that of an invalid group before them."""
         spec = broker_pb2.RunSpec(
             run_id=RUN, group_size=COMPLETIONS, groups_per_step=GROUPS_PER_STEP, max_staleness=0, max_steps=steps
         )
@@ -136,11 +136,11 @@ class Town(ByHand):
         self.stub.EndPrompts(broker_pb2.EndPromptsRequest(run_id=RUN), timeout=20)
 
     def run(self) -> broker_pb2.Run:
-        """The run as it stands."""
+        """Return the run."""
         return self.stub.GetRun(broker_pb2.GetRunRequest(run_id=RUN), timeout=20).run
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Return when something has come about, or the trainer has ended."""
+        """Wait for a condition or the trainer's exit."""
         deadline = time.monotonic() + LIFE_SECONDS
         while not condition() and self.processes["trainer"].poll() is None:
             assert time.monotonic() < deadline, self.logs()
@@ -150,20 +150,20 @@ class Town(ByHand):
         self.until(lambda: self.run().policy_version >= step)
 
     def expect_end(self, status: int) -> None:
-        """Wait for the trainer's end."""
+        """Wait for the trainer's exit."""
         ended = self.processes["trainer"].wait(LIFE_SECONDS)
         assert ended == status, f"a trainer ended with status {ended}, not {status}\n{self.logs()}"
 
     def end_trainer(self) -> None:
-        """SIGKILL; return when it is gone."""
+        """Kill the trainer by SIGKILL and wait for its exit."""
         self.processes["trainer"].kill()
         self.expect_end(-signal.SIGKILL)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        with (self.checkpoints / ".lock").open("a") as lock:  # what was killed stands for the process that holds it
+        with (self.checkpoints / ".lock").open("a") as lock:  # the killed process is a proxy of the one that holds it
             fcntl.flock(lock, fcntl.LOCK_EX)
 
     def kill(self, kill: Kill, last: int) -> str:
-        """Kill the trainer, which cannot end before it has the step `last`, at the moment given; return what it did."""
+        """Kill the trainer, which cannot finish before the step `last`; return its activity."""
         self.until_step(kill.step)
         if kill.in_checkpoint:
             last_one = self.checkpoints / f"step-{last:08d}"
@@ -177,7 +177,7 @@ class Town(ByHand):
         return any(self.checkpoints.glob(".writing-*"))
 
     def restore(self, restore: Restore) -> None:
-        """Put Redis back in the trainer's life, which ends by that."""
+        """Restore Redis while the trainer runs; the trainer exits because of it."""
         self.until_step(restore.taken_at)
         self.processes["redis"].send_signal(signal.SIGSTOP)
         shutil.copytree(self.redis_data, self._snapshot)
@@ -186,7 +186,7 @@ class Town(ByHand):
         if restore.all:  # docs/backup.md: after Redis, the ledger last
             copy.mkdir()
             for path in sorted(self.checkpoints.glob("step-*")):
-                subprocess.run(["cp", "-r", path, copy], check=False)  # it may be removed meanwhile
+                subprocess.run(["cp", "-r", path, copy], check=False)  # it may be removed during the copy
             shutil.copy(self.checkpoints / LEDGER_FILE, copy)
         self.until_step(restore.back_at)
         if restore.all:
@@ -201,7 +201,7 @@ class Town(ByHand):
             self.expect_end(1)
 
     def left(self, killed: Counter) -> Left:
-        """What is there at the end."""
+        """Return the results."""
         run, folder = self.run(), self.folder / "run"
         _, manifest = newest_checkpoint(self.checkpoints)
         audit = [sys.executable, "-m", "quartet_client", "audit", RUN, "--broker", self.addresses["broker"], "--json"]
@@ -218,7 +218,7 @@ class Town(ByHand):
         )
 
     def close(self) -> None:
-        """End what was started."""
+        """Stop all processes."""
         self._channel.close()
         super().close()
 
@@ -232,38 +232,38 @@ def train(
     restore: Restore | None = None,
     invalid: bool = False,
 ) -> Left:
-    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`, or restoring its Redis.
+    """Execute a run of `steps` steps in `folder`, with kills of its trainer or restores of its Redis.
 
-    `invalid`: one group more, which cannot be trained.
+    `invalid`: add a group that cannot be trained.
     """
     killed: Counter = Counter()
     with ExitStack() as stack:
-        town = stack.enter_context(closing(Town(folder, pythons, model)))
-        town.make_run(steps, invalid)
-        producer = stack.enter_context(closing(Producer(town.stub, RUN, last=steps - 1)))
+        deployment = stack.enter_context(closing(Deployment(folder, pythons, model)))
+        deployment.make_run(steps, invalid)
+        producer = stack.enter_context(closing(Producer(deployment.stub, RUN, last=steps - 1)))
         producer.start()
         if restore is not None:
-            town.start("trainer")
-            town.restore(restore)
+            deployment.start("trainer")
+            deployment.restore(restore)
         for kill in kills:
-            town.start("trainer")
-            killed[town.kill(kill, steps - 1)] += 1
-        town.start("trainer")
+            deployment.start("trainer")
+            killed[deployment.kill(kill, steps - 1)] += 1
+        deployment.start("trainer")
         producer.finish()
-        town.expect_end(0)
+        deployment.expect_end(0)
         producer.close()
         assert producer.failure is None, f"the producer failed: {producer.failure}"
-        return town.left(killed)
+        return deployment.left(killed)
 
 
 def difference(one: Left, other: Left) -> float:
-    """The largest difference of any weight."""
+    """Return the largest difference of any weight."""
     assert one.weights.keys() == other.weights.keys()
     return max(float(np.abs(one.weights[name] - other.weights[name]).max()) for name in one.weights)
 
 
 def wrong(left: Left, steps: int) -> list[str]:
-    """What is wrong with a run of `steps` steps, in sentences."""
+    """Return the faults of a run of `steps` steps, a sentence each."""
     wanted = [f"pass-0/{n}" for n in range(steps * GROUPS_PER_STEP)]
     times, found = left.times(), []
     found += [f"'{name}' was trained {times[name]} times" for name in wanted if times[name] != 1]
@@ -280,7 +280,7 @@ def wrong(left: Left, steps: int) -> list[str]:
 
 
 def summary(killed: Left, unkilled: Left, steps: int) -> tuple[bool, str]:
-    """Whether all is right, and a line that says it."""
+    """Return whether there is no fault, and a line of text."""
     faults = wrong(killed, steps) + wrong(unkilled, steps)
     apart = difference(killed, unkilled)
     what = ", ".join(f"{count} {name}" for name, count in sorted(killed.killed.items()))

@@ -1,4 +1,4 @@
-"""A trainer that is killed goes on as if it had not been: the short form of tests/resume/run.py."""
+"""A killed trainer resumes and ends with the same weights: the short form of tests/resume/run.py."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +14,7 @@ STEPS, KILLS, SEED = 6, 3, 5
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., resume.Left]]:
-    """`resume.train` of one model, by preloaded interpreters."""
+    """`resume.train` with one model and preloaded interpreters."""
     with closing(resume.Pythons()) as pythons:
         model = tmp_path_factory.mktemp("model")
         resume.make_models(pythons["trainer"], model)
@@ -22,7 +22,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., re
 
 
 def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not(train: Callable[..., resume.Left], tmp_path: Path):
-    """Though it gets a group too that cannot be trained: it is dropped, and accounted for."""
+    """One group cannot be trained: it is dropped and counted."""
     unkilled = train(tmp_path / "unkilled", steps=STEPS)
     killed = train(tmp_path / "killed", steps=STEPS, kills=resume.draw(SEED, STEPS, KILLS), invalid=True)
     right, text = resume.summary(killed, unkilled, STEPS)
@@ -33,7 +33,7 @@ def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not(train: Calla
 def test_a_redis_of_an_older_state_beside_a_newer_checkpoint_trains_nothing_twice(
     train: Callable[..., resume.Left], tmp_path: Path
 ):
-    """The trainer lives when Redis is put back; it is refused, and its next life settles its ledger first."""
+    """Redis is restored while the trainer runs: its session is rejected, and its next process settles the ledger."""
     left = train(tmp_path / "restored", steps=12, restore=resume.Restore(taken_at=2, back_at=9))
     assert not resume.wrong(left, 12)
     assert "Redis was restored from an earlier state, or lost the end of its log" in left.log, left.log

@@ -1,12 +1,12 @@
-"""Many mixed verifications by one reward service, and whether it leaks: `make soak` (100,000), or fewer.
+"""Checks a reward service for leaks with many mixed verifications: `make soak` (100,000), or fewer.
 
     .quartet/envs/dev/bin/python tests/soak/reward.py [--items 100000]
 
-Of the items 10% are the hostile answers of tests/hostile; the rest are right and wrong answers, plain ones and such as
-only a worker can compare, and programs with their cases. All go through one ScoreStream, eight a message. Every verdict
-must be an allowed one; a retryable failure is sent again, three times at most. The service is a process of its own,
-looked at every 2%: it has leaked if it has grown by more than what is allowed (`ALLOWED`), if zombies stay, or if
-anything of its tree is left when it has ended. The last line is JSON; the status is 1 after a leak or a wrong verdict.
+10% of the items are the hostile answers of tests/hostile; the others are right and wrong answers, simple ones and some
+that need a worker, and programs with test cases. All are sent over one ScoreStream, eight per message. Every verdict
+must be an allowed one; retryable failures are retried three times. The service's process is sampled every 2%: it leaks
+if it grows by more than `ALLOWED`, if zombies remain, or if a descendant is left after its exit. The last line is JSON;
+the exit status is 1 after a leak or a wrong verdict.
 """
 
 import argparse
@@ -35,22 +35,22 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc  # noqa: E402
 from quartet_common.channel import connect  # noqa: E402
 from tests.hostile.answers import ANSWERS  # noqa: E402
 
-# Threads: asyncio's pool for waiting on ended processes fills up to this. The rest is what is under way.
+# Threads: asyncio's pool that waits for processes grows up to this. The rest belongs to running work.
 ALLOWED = {"rss": 24 << 20, "threads": (os.cpu_count() or 1) + 4, "fds": 8, "processes": 3}
-# What is remembered is full long before the samples that are compared begin: until then memory grows, as it may.
+# Caches are full long before the compared samples begin; memory may grow until then.
 SETTINGS = [f"reward.{key}" for key in ("workers=2", "deadline_seconds=2", "max_queue=1024", "cache_bytes=1048576")]
 A_MESSAGE, IN_FLIGHT = 8, 64
 MOST_ATTEMPTS = 4
 
 RIGHT = frozenset({reward_pb2.OUTCOME_CORRECT})
 WRONG = frozenset({reward_pb2.OUTCOME_INCORRECT})
-# On a busy machine an honest comparison may need longer than the short deadline of this test.
+# On a busy machine an ordinary comparison may exceed this test's short deadline.
 SLOW = frozenset({reward_pb2.OUTCOME_TIMED_OUT})
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An item and what may come of it."""
+    """An item and its allowed outcomes."""
 
     item: reward_pb2.ScoreItem
     allowed: frozenset[int]
@@ -58,7 +58,7 @@ class Sent:
 
 
 def items(count: int, rng: random.Random) -> Iterator[Sent]:
-    """Make the items, each another one."""
+    """Return distinct items."""
     for number in range(count):
         kind, right = rng.random(), rng.random() < 0.5
         verdict = RIGHT if right else WRONG
@@ -88,7 +88,7 @@ def item(number: int, completion: str, answer: str, verifier: str, **reference) 
 
 
 class Soak:
-    """One stream, so many items in flight."""
+    """A stream with a number of concurrent items."""
 
     def __init__(self, stub: reward_pb2_grpc.RewardServiceStub, server: psutil.Process, count: int):
         self._call = stub.ScoreStream()
@@ -101,7 +101,7 @@ class Soak:
         self.samples: list[dict[str, int]] = []
 
     async def run(self) -> None:
-        """Send and check everything."""
+        """Send all items and check the results."""
         done, every = 0, max(self._count // 50, 1)
         while done < self._count:
             while len(self._in_flight) + A_MESSAGE <= IN_FLIGHT and (batch := self._next()):
@@ -121,7 +121,7 @@ class Soak:
         return batch
 
     def _is_done(self, result: reward_pb2.ScoreResult) -> bool:
-        """Check a result; False if its item is sent again."""
+        """Check a result; return False if its item is retried."""
         sent = self._in_flight.pop(result.item_id)
         if result.HasField("failure"):
             kind, right = reward_pb2.FailureKind.Name(result.failure.kind), False
@@ -138,7 +138,7 @@ class Soak:
 
 
 def sample(server: psutil.Process) -> dict[str, int]:
-    """Look at the service: its memory in bytes, threads and descriptors, and the processes of its tree."""
+    """Return the service's memory in bytes, threads, descriptors and number of processes."""
     return {
         "rss": server.memory_info().rss,
         "threads": server.num_threads(),
@@ -148,7 +148,7 @@ def sample(server: psutil.Process) -> dict[str, int]:
 
 
 def growth(samples: list[dict[str, int]]) -> dict[str, int]:
-    """Return by how much the median of the last tenth of the samples exceeds that of the third."""
+    """Return the median of the last tenth of the samples less that of the third tenth."""
     tenth = max(len(samples) // 10, 1)
     early, late = samples[2 * tenth : 3 * tenth], samples[-tenth:]
     return {
@@ -158,11 +158,11 @@ def growth(samples: list[dict[str, int]]) -> dict[str, int]:
 
 
 async def zombies_at_rest(server: psutil.Process) -> int:
-    """Give ended processes the time to be reaped; return how many zombies stay."""
+    """Wait until exited processes are reaped; return the number of remaining zombies."""
     for _ in range(100):
         zombies = 0
         for child in server.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has exited
                 zombies += child.status() == psutil.STATUS_ZOMBIE
         if not zombies:
             break
