@@ -195,7 +195,7 @@ def read_optimizer(plugin: Plugin, folder: Path) -> None:
                 moment, _, name = key.partition("/")
                 if name not in plugin.specs:
                     raise LearnerError(f"{file} has the state of {key}, which this model has not")
-                if name not in held:
+                if name not in held or name in plugin.frozen:
                     continue
                 of, value = plugin.trained(held[name]), moments.get_tensor(key)
                 # Fused AdamW needs its step count on the parameter's device.

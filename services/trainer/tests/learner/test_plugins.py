@@ -324,5 +324,21 @@ def test_models_that_cannot_be_spread_are_refused(
         check_modules(model, LearnerSettings(**values))
 
 
+@pytest.mark.parametrize("plugin", ["low_level_zero", "torch_fsdp", "hybrid_parallel"])
+def test_a_parameter_that_the_family_freezes_has_no_state(tmp_path: Path, plugin: str) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    path = save_model(tmp_path / "model", "Afmoe", 0.2, **SMALL, head_dim=8, **experts)
+    expected, learner = (make_learner(path, precision="fp32", plugin=name) for name in ("torch_ddp", plugin))
+    assert learner._plugin.frozen == {"model.layers.1.mlp.expert_bias", "model.layers.2.mlp.expert_bias"}
+    for one in (expected, learner):
+        one.train_step(make_batch(seed=3))
+    assert_near(dict(learner.weights()), dict(expected.weights()), rtol=1e-4, atol=1e-5)
+    moments = dict(expected._plugin.moments())
+    assert dict(learner._plugin.moments()).keys() == moments.keys()
+    learner.snapshot(tmp_path / "checkpoint", {})()
+    learner.load(tmp_path / "checkpoint")
+    assert dict(learner._plugin.moments()).keys() == moments.keys()
+
+
 def test_a_config_json_that_leaves_its_sizes_to_transformers_passes_preflight() -> None:
     check_model(SimpleNamespace(model_type="gpt2", n_layer=2), LearnerSettings(**TP2))

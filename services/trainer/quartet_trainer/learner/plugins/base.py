@@ -124,6 +124,8 @@ class Plugin(ABC):
     """Names and whole shapes of the trained tensors, in order, each storage once: the model's, or the adapter's."""
     model_specs: dict[str, torch.Size]
     """Names and whole shapes of the model's tensors."""
+    frozen: set[str]
+    """Names of the model's parameters that its family does not train: the optimizer does not have them."""
     adapter: Adapter | None = None
     """With `lora.r`: trained instead of the model."""
     value_head: ValueHead | None = None
@@ -159,6 +161,7 @@ class Plugin(ABC):
         """Spread a model in place and create its optimizer. Its weights may be `assign`ed afterwards."""
         state = causal_lm.state_dict()
         self.specs = self.model_specs = {name: state[name].shape for name in untied_names(causal_lm)}
+        self.frozen = {name for name, parameter in causal_lm.named_parameters() if not parameter.requires_grad}
         if self.settings.lora.r:
             self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
             self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}

@@ -256,12 +256,12 @@ class HybridParallel(Plugin):
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
         piece = self._shards.piece(name, whole)
-        return self._rows.row(piece) if self._rows else piece
+        return self._rows.row(piece) if self._rows and name not in self.frozen else piece
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
         if self._rows:
             return self._rows.master(parameter)
-        return self.optimizer.get_working_to_master_map()[id(parameter)] if self._half else parameter
+        return self.optimizer.get_working_to_master_map().get(id(parameter), parameter) if self._half else parameter
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:
@@ -292,6 +292,8 @@ class HybridParallel(Plugin):
             return lambda parameter: states[self.trained(parameter)][moment]
 
         for name in self.specs:
+            if name in self.frozen:
+                continue
             for moment in ("exp_avg", "exp_avg_sq"):
                 yield f"{moment}/{name}", self._whole(name, held(moment))
             yield f"step/{name}", step.clone()
@@ -299,7 +301,7 @@ class HybridParallel(Plugin):
     def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
         """Gather a whole tensor from the pieces that `kept` returns for the ranks' parameters."""
         rows = self._rows
-        if rows is None:
-            return self._shards.whole(name, lambda p: kept(p).detach(), self.dtype)
+        if rows is None or name in self.frozen:
+            return self._shards.whole(name, lambda p: kept(p).detach().to(self.dtype), self.dtype)
         # ZeRO's rows are float32 under any precision.
         return self._shards.whole(name, lambda p: rows.join(kept(p), p.shape), torch.float32)

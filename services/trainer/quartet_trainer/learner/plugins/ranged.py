@@ -86,6 +86,8 @@ class Ranged(Plugin):
         if not step:
             return
         for name in self.specs:
+            if name in self.frozen:
+                continue
             state = states.get(self._held[name], {}) if name in self._held else {}
             for moment in ("exp_avg", "exp_avg_sq"):
                 yield f"{moment}/{name}", self._whole(name, state.get(moment))

@@ -48,8 +48,8 @@ class ZeroRows:
                     yield parameter, rows[0 if self._partitions else self._rank]
 
     def master(self, parameter: nn.Parameter) -> Tensor:
-        """The parameter's row, in float32, that this rank's optimizer updates. Local."""
-        return self._optimizer.working_to_master_param[id(parameter)]
+        """The parameter's row, in float32, that this rank's optimizer updates; itself if it is frozen. Local."""
+        return self._optimizer.working_to_master_param.get(id(parameter), parameter)
 
     def row(self, tensor: Tensor) -> Tensor:
         """This rank's row of a tensor. Local."""
@@ -107,7 +107,7 @@ class LowLevelZero(Plugin):
         return self._rows.master(parameter)
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        return self._rows.row(whole)
+        return whole if name in self.frozen else self._rows.row(whole)
 
     def whole(self, parameter: nn.Parameter, piece: Tensor) -> Tensor:
         return self._rows.join(piece, parameter.shape)
@@ -122,7 +122,8 @@ class LowLevelZero(Plugin):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         self.model._force_wait_all_gather()
         for name, parameter in self.parameters():
-            yield name, self._rows.join(self.trained(parameter), parameter.shape)
+            trained = self.trained(parameter)
+            yield name, trained.detach() if name in self.frozen else self._rows.join(trained, parameter.shape)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
