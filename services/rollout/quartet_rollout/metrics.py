@@ -6,18 +6,17 @@ TOKENS = metrics.counter("quartet_rollout_tokens_total", "Tokens of finished com
 COMPLETIONS = metrics.counter("quartet_rollout_completions_total", "Finished completions.", ["finish_reason"])
 GROUPS = metrics.counter(
     "quartet_rollout_groups_total",
-    "Groups by what became of them: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused, "
-    "unscored.",
+    "Groups by outcome: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused, unscored.",
     ["outcome"],
 )
-SHORTENED = metrics.counter("quartet_rollout_prompts_shortened_total", "Prompts that were too long and were cut.")
+SHORTENED = metrics.counter("quartet_rollout_prompts_shortened_total", "Prompts truncated because they were too long.")
 SCORING_SECONDS = metrics.histogram("quartet_rollout_scoring_seconds", "From a finished completion to its score.")
-SCORING_RETRIES = metrics.counter("quartet_rollout_scoring_retries_total", "Verifications asked for again.")
-TURNS = metrics.counter("quartet_rollout_turns_total", "Turns of the policy in completions that have an environment.")
+SCORING_RETRIES = metrics.counter("quartet_rollout_scoring_retries_total", "Retried verifications.")
+TURNS = metrics.counter("quartet_rollout_turns_total", "Turns of the policy in completions with an environment.")
 ENVIRONMENT_SECONDS = metrics.histogram(
     "quartet_rollout_environment_seconds", "From a turn of the policy to the environment's answer.", ["environment"]
 )
-PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Generation stood still for a weight update.")
+PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Pause of generation for a weight update.")
 WEIGHT_UPDATES = metrics.counter(
     "quartet_rollout_weight_updates_total",
     "Weight updates by outcome: installed, transfer_failed, checksum_differs, install_failed, given_up.",
@@ -26,7 +25,7 @@ WEIGHT_UPDATES = metrics.counter(
 POLICY_VERSION = metrics.gauge("quartet_rollout_policy_version", "Policy version of the weights; -1: unknown.")
 RUNNING = metrics.gauge("quartet_rollout_running_completions", "Completions being generated.")
 WAITING = metrics.gauge("quartet_rollout_waiting_completions", "Completions waiting in the engine.")
-KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV cache in use; -1: nothing to report.")
-TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Generated tokens per second, last seconds.")
+KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV cache in use; -1: not reported.")
+TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Tokens generated per second, smoothed.")
 WINDOW = metrics.gauge("quartet_rollout_concurrency", "Completions that the engine may be given at once.")
 LEASES = metrics.gauge("quartet_rollout_leases", "Prompt leases held.")

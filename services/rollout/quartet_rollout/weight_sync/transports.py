@@ -120,7 +120,6 @@ class GroupTransport:
     def fill(
         self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
     ) -> None:
-        """See `Transport.fill`."""
         deadline = time.monotonic() + timeout_seconds
         under_way: deque[tuple[torch.Tensor, torch.Tensor, Callable[[Callable[[], None]], None]]] = deque()
 
@@ -151,7 +150,6 @@ class GroupTransport:
         return self._staging[index % _AHEAD][: bucket.numel()]
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self.group.close()
 
 
@@ -166,7 +164,6 @@ class FileTransport:
     def fill(
         self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
     ) -> None:
-        """See `Transport.fill`."""
         if not path:
             raise WeightTransferError("the update was announced without the path of its files")
         deadline = time.monotonic() + timeout_seconds
