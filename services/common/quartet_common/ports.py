@@ -8,6 +8,7 @@ from pathlib import Path
 from quartet_common.config import ConfigError, ServerSection, split_address
 
 _LOWEST = 10_000
+_FEW = 1000
 _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()  # that this process has returned
 
@@ -15,8 +16,8 @@ _given: set[int] = set()  # that this process has returned
 def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved: Collection[int] = ()) -> list[int]:
     """Return distinct ports that nothing listens on, and that this function did not return before.
 
-    They are below the kernel's range of ephemeral ports: an outgoing connection may take one of those before its owner
-    listens on it, and a client that tries to connect to one may connect to itself.
+    They are below the kernel's range of ephemeral ports, unless that leaves few: an outgoing connection may take one of
+    those before its owner listens on it, and a client that tries to connect to one may connect to itself.
 
     Args:
         count: how many.
@@ -27,9 +28,12 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved
     Raises:
         OSError: fewer than `count` are free.
     """
-    highest = int(_GIVEN_BY_KERNEL.read_text().split()[0]) - 1 - neighbour if _GIVEN_BY_KERNEL.exists() else 32_767
+    first_ephemeral = int(_GIVEN_BY_KERNEL.read_text().split()[0]) if _GIVEN_BY_KERNEL.exists() else 32_768
+    if first_ephemeral - neighbour < _LOWEST + _FEW:
+        first_ephemeral = 65_536
+    candidates = range(_LOWEST, first_ephemeral - neighbour)
     found: list[int] = []
-    for port in random.SystemRandom().sample(range(_LOWEST, highest), highest - _LOWEST):
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
         if len(found) == count:
             break
         both = {port, port + neighbour}
@@ -37,7 +41,7 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved
             _given.update(both)
             found.append(port)
     if len(found) < count:
-        raise OSError(f"only {len(found)} of {count} ports between {_LOWEST} and {highest} are free at {host}")
+        raise OSError(f"only {len(found)} of {count} ports between {_LOWEST} and {candidates[-1]} are free at {host}")
     return found
 
 
