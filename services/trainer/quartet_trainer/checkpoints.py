@@ -111,16 +111,8 @@ def find_checkpoints(root: Path) -> list[CheckpointFolder]:
 
 
 def prune(root: Path, keep_last: int, keep: Container[int] = ()) -> list[CheckpointFolder]:
-    """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left.
-
-    Call it only while nothing is being written under `root`.
-
-    Args:
-        keep: steps whose checkpoints are never removed.
-
-    Returns:
-        The checkpoints that were removed.
-    """
+    """Remove all but the `keep_last` (>= 1) newest checkpoints and those of the steps in `keep`, and what killed
+    writers left. Call it only while nothing is being written under `root`. Return the removed checkpoints."""
     if keep_last < 1:
         raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
     checkpoints = find_checkpoints(root)

@@ -234,8 +234,7 @@ class TrainingLoop:
         """Send this version to every rollout that lacks it, and wait. Return how many rollouts have it."""
         self._settle()
         self.learner.idle()
-        self._collect_update(wait=True)
-        self._begin_update()
+        self._publish()
         self._collect_update(wait=True)
         rollouts = self.weight_sync.current()
         self.status.wait_for("" if rollouts else NO_ROLLOUT)
