@@ -148,6 +148,16 @@ async def test_what_cannot_start_for_want_of_descriptors_fails_and_leaves_none_o
     assert os.listdir("/proc/self/fd") == before
 
 
+async def test_a_service_with_a_low_limit_of_descriptors_has_enough_for_all_slots():
+    with descriptors_left(64):
+        sandbox = await open_sandbox(settings(MODES[0], slots=48), only=MODES[0])
+        try:
+            executions = await asyncio.gather(*(run(sandbox, "import time; time.sleep(2)") for _ in range(48)))
+            assert {execution.ending for execution in executions} == {ExitReason.EXITED}
+        finally:
+            await sandbox.close()
+
+
 async def test_a_dead_fork_server_is_started_again_and_runs_its_programs_again(sandbox):
     tasks = [asyncio.create_task(run(sandbox, "import time; time.sleep(0.5); print(1)")) for _ in range(3)]
     await asyncio.sleep(0)  # they are handed over

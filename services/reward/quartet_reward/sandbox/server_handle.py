@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -22,6 +23,8 @@ from quartet_reward.sandbox.fork_server import ChannelClosed, close_all, receive
 _RANGE, _MOST_RANGES = 64, 64  # ranges of users begin at every 64th from `reward.sandbox.first_uid` on
 _USERS = Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir(), "quartet-sandbox-users")
 
+# Of this process and of the fork server: a running job holds six here, and needs as many more while it starts.
+_DESCRIPTORS_OF_A_SLOT, _OTHER_DESCRIPTORS = 16, 512
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _FOLDER = Path(__file__).resolve().parents[2]
@@ -81,6 +84,14 @@ def take_users(wanted: int, count: int) -> tuple[int, int]:
     raise SandboxUnavailable(reason)
 
 
+def _raise_descriptor_limit(slots: int) -> None:
+    """Raise this process's soft limit of file descriptors, which the fork server inherits, to what `slots` need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OTHER_DESCRIPTORS + _DESCRIPTORS_OF_A_SLOT * slots
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+
+
 class ServerHandle:
     """A fork server's process and the channel to it."""
 
@@ -91,6 +102,7 @@ class ServerHandle:
             SandboxUnavailable: no users are free, or the process could not start.
         """
         self._mode = mode
+        _raise_descriptor_limit(section.slots)
         first_uid, users, self._users = 0, 0, -1
         if os.geteuid() == 0:
             users = 1 + section.slots
