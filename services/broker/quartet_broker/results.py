@@ -167,7 +167,7 @@ def read_history(record: bytes | None) -> list[broker_pb2.GroupMoment]:
     """Parse a record into moments, oldest first. None has none."""
     moments: list[broker_pb2.GroupMoment] = []
     holder = ""
-    for line in (record or b"").decode(errors="replace").splitlines():
+    for line in filter(None, (record or b"").decode(errors="replace").split("\n")):
         letter, at, detail = (*line.split(" ", 2), "")[:3]
         moment = broker_pb2.GroupMoment(
             kind=_KINDS.get(letter, broker_pb2.GROUP_MOMENT_KIND_UNSPECIFIED),

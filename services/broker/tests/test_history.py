@@ -23,7 +23,7 @@ async def test_a_whole_life_is_told_while_it_lasts_and_after(world):
     assert await kinds(world, "a") == ["SUBMITTED"]
     assert (await look(world, "a")).traceparent == TRACEPARENT
     (first,) = await world.lease()
-    await world.release(first.lease_id, failure="the reward service\nhas crashed")
+    await world.release(first.lease_id, failure="the reward service\nhas\u2028crashed")
     (second,) = await world.lease()
     assert await world.put(group(second)) == ["ACCEPTED"]
     await world.open()
@@ -38,7 +38,7 @@ async def test_a_whole_life_is_told_while_it_lasts_and_after(world):
     assert (told.state, told.attempt, told.step) == (pb.GROUP_STATE_COMMITTED, 2, 0)
     _, leased, returned, _, put, batch, committed = told.moments
     assert leased.who == put.who == "r1"
-    assert returned.reason == "the reward service has crashed"
+    assert returned.reason == "the reward service has\u2028crashed"
     assert put.policy_version == 0 and batch.step == committed.step == 0
 
 
