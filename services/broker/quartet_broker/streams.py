@@ -1,9 +1,10 @@
 """Limits on streaming responses (open streams per peer, time per message), shared reads, and pages of listings."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -99,11 +100,13 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 def read_page_token(token: str) -> Position | None:
     """Return the position after which a page begins, None for the first page. Raises INVALID_ARGUMENT."""
-    score, colon, name = token.partition(":")
-    try:
-        return (float(score), name) if token else None
-    except ValueError:
-        raise invalid_argument("page_token", repr(token[:80]), "empty, or a next_page_token") from None
+    if not token:
+        return None
+    score, _, name = token.partition(":")
+    with suppress(ValueError):
+        if not math.isnan(at := float(score)):
+            return at, name
+    raise invalid_argument("page_token", repr(token[:80]), "empty, or a next_page_token")
 
 
 async def fill_page(

@@ -176,6 +176,7 @@ async def test_a_page_has_no_more_than_was_asked_for_and_the_next_goes_on_behind
     assert [run.spec.run_id for run in (*page.runs, *behind.runs)] == [world.run_id + "-newer", world.run_id]
     for call in (
         world.call("ListDead", page_token="yesterday:x"),
+        world.call("ListDead", page_token="nan:x"),
         world.stub.ListRuns(pb.ListRunsRequest(page_token="yesterday:x")),
     ):
         await refused(call, INVALID, "page_token")
