@@ -289,8 +289,11 @@ class Evaluations:
         """Queue a stored set, pinned to a policy version or for whichever is live."""
         run_id = validation.name("run_id", request.run_id)
         evaluation_set = validation.name("evaluation_set", request.evaluation_set)
-        version = validation.version("policy_version", request.policy_version)
-        at = f"live-{validation.name('live', request.live)}" if request.live else str(version)
+        version = request.policy_version
+        if request.live:
+            at = f"live-{validation.name('live', request.live)}"
+        else:
+            at = str(validation.version("policy_version", version))
         evaluation_id = f"{evaluation_set}@{at}"
         arguments: list[Value] = [evaluation_id, "" if request.live else version]
         for stored in await self._stored(run_id, evaluation_set):

@@ -46,7 +46,7 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     await world.create()
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
     for _ in range(2):
-        started = await world.call("StartEvaluation", evaluation_set="heldout", live="a-look")
+        started = await world.call("StartEvaluation", evaluation_set="heldout", live="a-look", policy_version=-1)
         assert (started.evaluation_id, started.prompts) == ("heldout@live-a-look", 2)
     (first,) = await world.lease(1, version=4)
     (second,) = await world.lease(1, version=7)
