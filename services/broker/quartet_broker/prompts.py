@@ -326,6 +326,9 @@ class Evaluations:
         """Return an evaluation's results, waiting until it is complete."""
         run_id = validation.name("run_id", request.run_id)
         until = validation.deadline("wait", request.wait, context)
+        if ":" in request.evaluation_id:  # no evaluation has it; the key may be that of an evaluation's list
+            came = repr(request.evaluation_id[:100])
+            raise invalid_argument("evaluation_id", came, "StartEvaluationResponse.evaluation_id")
         key = f"{keys.prefix(run_id)}evaluation:{request.evaluation_id}"
         waiter = self._notifier.waiter(run_id, "evaluations")
         while True:

@@ -39,6 +39,7 @@ async def test_who_waits_for_an_evaluation_has_it_with_the_last_group_or_the_las
     transcripts = [experience_pb2.GroupTranscript.FromString(transcript) for transcript in whole.transcripts]
     assert [transcript.instance.prompt.prompt_id for transcript in transcripts] == ["e1", "e2"]
     assert not (await get(world, "heldout@3", summary_only=True)).transcripts
+    await refused(get(world, "heldout@3:finished"), grpc.StatusCode.INVALID_ARGUMENT, "evaluation_id")
 
 
 async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_there_is(world):
