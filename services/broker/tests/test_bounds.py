@@ -232,3 +232,13 @@ async def test_runs_and_members_are_bounded_and_whoever_is_there_may_come_again(
     await three.create()
     await refused(two.register("m3"), EXHAUSTED, "broker.max_members")
     await two.register("m1")
+
+
+async def test_a_batch_may_have_more_groups_than_a_command_has_arguments(world):
+    await world.create(groups_per_step=9_000, max_queued_prompts=9_000)
+    for start in range(0, 9_000, 1_000):
+        await world.submit(*(str(n) for n in range(start, start + 1_000)))
+    while await world.roll_out(250):
+        pass
+    await world.open()
+    assert len(await world.train(0)) == await world.commit(1) == 9_000

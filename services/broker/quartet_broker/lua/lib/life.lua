@@ -59,7 +59,7 @@ end
 local function remove_tickets(stream, tickets)
   if #tickets == 0 then return end
   if not is_ready(stream) then call('XACK', P .. stream, 'rollouts', unpack(tickets)) end
-  call('XDEL', P .. stream, unpack(tickets))
+  call_many('XDEL', P .. stream, tickets) -- a batch may have more than Lua's stack
   -- The stream of a version is not used again once the version has passed.
   local of_version = is_ready(stream) or string.sub(stream, 1, 12) == 'prompts:pin:'
   if of_version and call('XLEN', P .. stream) == 0 then
