@@ -216,4 +216,4 @@ class Events:
 
 def _is_event_id(text: str) -> bool:
     parts = text.split("-")
-    return len(parts) <= 2 and all(p.isascii() and p.isdecimal() and len(p) <= 20 and int(p) < 2**64 for p in parts)
+    return len(parts) <= 2 and all(p.isascii() and p.isdecimal() and len(p) <= 20 and int(p) < 2**64 - 1 for p in parts)
