@@ -25,6 +25,7 @@ from quartet_common.plugins import install_command
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+_SET_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _MODULE_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NO_JSON = (date, time, timedelta, Decimal)  # become text; a datetime is a date
 
@@ -264,6 +265,15 @@ class DataSection(Section):
     require_reference: bool = Field(
         True, description="Refuse prompts without gt_answer, test_cases or test_program. Off for learned rewards."
     )
+
+    @field_validator("evaluation")
+    @classmethod
+    def _named(cls, value: dict[str, DataSource]) -> dict[str, DataSource]:
+        for name in value:
+            if not _SET_NAME.fullmatch(name):
+                allowed = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
+                raise ValueError(f"a set is named {name!r}; allowed: {allowed}")
+        return value
 
     def sources(self) -> list[tuple[str, DataSource]]:
         """Return the source of the training prompts, then those of the evaluation sets, each with its key."""

@@ -8,7 +8,7 @@ import pytest
 from quartet_client.data import DataSection, RunData, load_prompts, parse_lines, parse_rows
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_common.config import load_config
+from quartet_common.config import ConfigError, load_config
 
 
 def parsed(lines: list[str], require_reference: bool = False) -> list[Prompt]:
@@ -177,6 +177,11 @@ def test_without_shuffling_the_order_is_the_files_and_passes_zero_goes_on():
     assert _data(shuffle=False).order(5) == list(range(10))
     assert len(list(islice(_data(passes=0).training_instances(), 35))) == 35
     assert [instance.instance_id for instance in _data().evaluation_instances("held")] == ["held/0", "held/1"]
+
+
+def test_a_set_is_named_as_the_broker_allows(write):
+    with pytest.raises(ConfigError, match="data.evaluation.*'held out'; allowed: 1 to 64 of"):
+        RunData.load(load_config("data", DataSection, write("run.toml", "[data.evaluation]\n'held out' = 'a.jsonl'")))
 
 
 def test_chats_for_a_model_without_chat_template_are_refused_before_anything_starts(write, tmp_path):
