@@ -132,7 +132,8 @@ def parse_lines(lines: Iterable[str], name: str) -> Iterator[Row]:
 
 def _rows_of_lines(path: Path) -> Iterator[Row]:
     if path == STDIN:
-        yield from parse_lines(sys.stdin, "standard input")
+        with _readable(Path("standard input")):
+            yield from parse_lines(sys.stdin, "standard input")
         return
     with _readable(path), path.open(encoding="utf-8") as lines:
         yield from parse_lines(lines, str(path))

@@ -90,14 +90,16 @@ def test_a_broken_line_is_named_with_what_came_and_what_is_allowed(write, line, 
     assert "\n" not in str(error.value)
 
 
-def test_files_that_cannot_be_read(tmp_path, write):
+def test_files_that_cannot_be_read(tmp_path, write, monkeypatch):
     with pytest.raises(InputError, match="cannot read '.*gone.jsonl': no such file"):
         load_prompts(tmp_path / "gone.jsonl")
     with pytest.raises(InputError, match="it holds no prompts"):
         load_prompts(write("empty.jsonl", "\n\n"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
-    with pytest.raises(InputError, match="not UTF-8"):
-        load_prompts(tmp_path / "latin.jsonl")
+    monkeypatch.setattr("sys.stdin", (tmp_path / "latin.jsonl").open(encoding="utf-8"))
+    for path in (tmp_path / "latin.jsonl", Path("-")):
+        with pytest.raises(InputError, match="not UTF-8"):
+            load_prompts(path)
 
 
 ROWS = """
