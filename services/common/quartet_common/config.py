@@ -123,7 +123,7 @@ class RunSection(Section):
     )
     folder: Path | None = Field(None, description="Folder of metrics, samples and checkpoints. Default: runs/<id>.")
     group_size: int = Field(8, ge=1, le=1024, description="Completions per training prompt (G).")
-    groups_per_step: int = Field(16, ge=1, lt=2**31, description="Prompt groups per optimizer step.")
+    groups_per_step: int = Field(16, ge=1, le=1 << 16, description="Prompt groups per optimizer step.")
     max_staleness: int = Field(
         4, ge=0, lt=2**31, description="Maximum steps between a group's oldest weights and those it updates."
     )
