@@ -100,7 +100,7 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     _check_choice(broker_pb2.PartialBatchPolicy, "partial_batch", spec.partial_batch)
     _check_choice(broker_pb2.LongPromptPolicy, "long_prompts", spec.long_prompts)
     for field in ("prompt_lease_ttl", "member_ttl", "result_ttl"):
-        seconds = to_seconds(getattr(spec, field))
+        seconds = validation.in_seconds(f"spec.{field}", getattr(spec, field))
         if not 0.001 <= seconds <= _LONGEST_SECONDS:
             raise invalid_argument(f"spec.{field}", came=f"{seconds:g} s", allowed="1 ms to 366 days")
     validation.sampling("spec.sampling", spec.sampling)

@@ -131,11 +131,16 @@ def reason(text: str) -> str:
     return text.encode()[:_REASON_BYTES].decode(errors="ignore")
 
 
+def in_seconds(field: str, value: Duration) -> float:
+    """Return a Duration in seconds. Check its nanoseconds: one with others cannot be printed as JSON."""
+    if not 0 <= value.nanos < 10**9:
+        raise invalid_argument(f"{field}.nanos", came=value.nanos, allowed="0 to 999,999,999")
+    return to_seconds(value)
+
+
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
     """Return the event loop time until which a call may wait: `wait` from now, but within the caller's deadline."""
-    seconds = to_seconds(wait)
-    if not 0 <= wait.nanos < 10**9:
-        raise invalid_argument(f"{field}.nanos", came=wait.nanos, allowed="0 to 999,999,999")
+    seconds = in_seconds(field, wait)
     if not 0 <= seconds <= _MAX_WAIT_SECONDS:
         raise invalid_argument(field, came=f"{seconds:g} s", allowed="0 to 30 s")
     remaining = context.time_remaining()
@@ -215,10 +220,9 @@ def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
     integer(f"{field}.max_turn_tokens", value.max_turn_tokens, 0)
     if value.max_answer_tokens:
         integer(f"{field}.max_answer_tokens", value.max_answer_tokens, 16)
-    if value.HasField("answer_deadline") and not 0 < to_seconds(value.answer_deadline) <= 86400:
-        raise invalid_argument(
-            f"{field}.answer_deadline", f"{to_seconds(value.answer_deadline):g} s", "above 0 s, at most one day"
-        )
+    seconds = in_seconds(f"{field}.answer_deadline", value.answer_deadline)
+    if value.HasField("answer_deadline") and not 0 < seconds <= 86400:
+        raise invalid_argument(f"{field}.answer_deadline", f"{seconds:g} s", "above 0 s, at most one day")
     if value.scored_text not in experience_pb2.ScoredText.values():
         raise invalid_argument(
             f"{field}.scored_text", value.scored_text, ", ".join(experience_pb2.ScoredText.keys()[1:])

@@ -6,6 +6,7 @@ import math
 import grpc
 import pytest
 from conftest import on_both
+from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
@@ -239,6 +240,7 @@ async def test_a_large_run_is_deleted_in_steps_of_bounded_work(world):
     [
         ({"max_queued_prompts": -5}, "spec.max_queued_prompts"),
         ({"prompt_lease_ttl": to_duration(-1)}, "spec.prompt_lease_ttl"),
+        ({"member_ttl": Duration(seconds=9, nanos=10**9)}, "spec.member_ttl.nanos: got 1000000000"),
         ({"sampling": {"top_p": 0}}, "spec.sampling.top_p: got 0.0; allowed: in (0, 1]"),
         ({"sampling": {"logit_bias": {5: 101}}}, "spec.sampling.logit_bias: got 101.0; allowed: input should be less"),
         ({"environment": {"max_turns": 2000}}, "spec.environment.max_turns"),
