@@ -170,6 +170,8 @@ class ServiceHost:
             raise ConfigError(
                 f"server.metrics_port_offset: cannot serve metrics on {self._bind_host}:{port}: {error.strerror}"
             ) from error
+        except OverflowError as error:
+            raise ConfigError(f"server.metrics_port_offset: {port} is no port; ports end at 65535") from error
 
     async def drain(self) -> None:
         """Refuse new work, finish current work within `drain_seconds`, stop."""

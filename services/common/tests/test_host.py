@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
-from quartet_common import probe
+from quartet_common import ports, probe
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
@@ -99,6 +99,13 @@ async def test_errors_carry_details_and_become_one_sentence(serve):
             async for _ in stub.ScoreStream(items(), timeout=5):
                 answers += 1
         assert answers == 1 and caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_metrics_port_beyond_the_last_port_is_one_sentence():
+    port = next(port for port in range(65_535, 65_000, -1) if ports._is_free("127.0.0.1", port))
+    host = ServiceHost("reward", f"127.0.0.1:{port}", SecuritySection(), ServerSection(metrics_port_offset=1000))
+    with pytest.raises(ConfigError, match=rf"server.metrics_port_offset: {port + 1000} is no port"):
+        await host.start()
 
 
 async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
