@@ -89,9 +89,11 @@ class Sleep:
                 await state.engine.sleep(cast(SleepLevel, level))
             else:
                 await state.engine.wake()
-        except EngineError:
+        except Exception as error:  # an engine of another package may raise anything
             state.sleep_level = before
-            raise
+            if isinstance(error, EngineError):
+                raise
+            raise EngineError(f"{type(error).__name__}: {error}") from error
         state.sleep_level = level
         if self._alarm is not None and self._alarm is not asyncio.current_task():
             self._alarm.cancel()
