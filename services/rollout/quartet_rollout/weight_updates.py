@@ -76,6 +76,8 @@ class _Update:
     """From begin to end: seconds that generation was paused, or why the old weights stay."""
     given_up: str = ""
     """Why the transfer was cancelled."""
+    paused_at: float = 0.0
+    """When generation paused, or was asked to."""
 
     @property
     def version(self) -> int:
@@ -251,7 +253,7 @@ class WeightUpdates:
                 await self._sleep.end()
         if self._state.paused:
             await self._engine.resume()
-            paused = time.monotonic() - arrived
+            paused = time.monotonic() - update.paused_at
             PAUSE_SECONDS.observe(paused)
             self._state.paused = False
             self._version_changed()
@@ -283,10 +285,11 @@ class WeightUpdates:
         if update.transfer.cancelled():
             raise _Failed("given_up", aborted("weight update", update.given_up))
         update.transfer.result()
-        self._state.paused = True
+        self._state.paused, update.paused_at = True, time.monotonic()
         try:
             async with asyncio.timeout(update.seconds):
                 await self._engine.pause(update.pause_mode, update.request.keep_kv_cache)
+                update.paused_at = time.monotonic()  # with mode "wait" completions have run until now
                 await self._sleep.end()  # while paused, so that the old weights generate nothing
         except Exception as error:
             why = _why(error, f"{update.seconds:g} s have passed")

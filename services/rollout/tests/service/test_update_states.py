@@ -1,6 +1,7 @@
 """The weight update as its trainer sees it: every transition, good and bad."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -36,6 +37,21 @@ async def test_an_update_receives_pauses_installs_resumes(joined):
     assert await stands(joined) == (4, 1, False)
     wanted = ["start", "join 1", "receive", "pause keep False", "install 4", "resume"]
     assert joined.engine.calls == wanted
+
+
+async def test_the_pause_is_told_without_the_wait_for_running_completions(joined, monkeypatch):
+    pause, ended = joined.engine.pause, 0.0
+
+    async def after_running_completions(*how) -> int:
+        nonlocal ended
+        await asyncio.sleep(0.2)
+        ended = time.monotonic()
+        return await pause(*how)
+
+    monkeypatch.setattr(joined.engine, "pause", after_running_completions)
+    await joined.begin(4, pause_mode=rollout_pb2.PAUSE_MODE_WAIT)
+    response = await joined.finish(4)
+    assert response.paused.ToNanoseconds() <= 1e9 * (time.monotonic() - ended)
 
 
 async def test_join_answers_before_the_ranks_have_met_and_begin_waits_for_them(ready):
