@@ -108,6 +108,10 @@ async def _run_one(context: EpisodeContext, first: EngineCompletion, finished: a
     episode = _begin(context, first.index)
     try:
         reason = await _converse(context, conversation, episode, first)
+    except asyncio.CancelledError as error:
+        if _is_from_outside():
+            raise
+        raise _raised(context, error) from error
     finally:
         await _close(episode)
     TURNS.inc(conversation.turns)
@@ -190,7 +194,7 @@ async def _answer(
     return answer
 
 
-def _raised(context: EpisodeContext, error: Exception) -> EnvironmentFailed:
+def _raised(context: EpisodeContext, error: BaseException) -> EnvironmentFailed:
     """Log an exception and return it as a permanent failure: with retries, only conversations that do not crash the
     environment would be trained on."""
     log.warning("environment %s raised", context.chosen.environment.name, exc_info=error)
@@ -208,5 +212,14 @@ async def _close(episode: Episode) -> None:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await episode.close()
-    except Exception:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _is_from_outside():
+            raise
         log.exception("an environment's episode could not be closed")
+
+
+def _is_from_outside() -> bool:
+    """Return whether the current task was cancelled. An environment may raise CancelledError by itself; a TaskGroup
+    would drop its completion without an error."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

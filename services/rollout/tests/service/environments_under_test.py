@@ -87,9 +87,13 @@ class Broken:
                 await asyncio.Event().wait()
             case "unprintable":
                 raise Unprintable
+            case "cancels":
+                raise asyncio.CancelledError("its own task")
+            case "close":
+                return None
             case "odd":
                 return "text alone"
         raise ZeroDivisionError("division by zero")
 
     async def close(self) -> None:
-        raise OSError("nothing to close")
+        raise asyncio.CancelledError if self.how == "close" else OSError("nothing to close")

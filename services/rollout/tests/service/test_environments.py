@@ -145,12 +145,15 @@ async def test_a_failure_of_an_environment_is_never_a_reward(world):
         ("permanent", "the level does not exist", True),
         ("hangs", "no answer to turn 0 within 0.1 s", False),
         ("odd", "it answered str; allowed: Answer or None", True),
+        ("cancels", "it raised CancelledError: its own task", True),
         ("unprintable", "it raised Unprintable: its text cannot be made (RuntimeError)", True),
     ):
         spec = environment("broken", parameters={"how": how}, answer_deadline=Duration(nanos=100_000_000))
         release = await world.release(prompt(spec))
         assert (release.failure, release.permanent) == (f"environment: {failure}", permanent)
     assert not world.broker.puts and world.engine.running == 0
+    await world.put(prompt(environment("broken", parameters={"how": "close"})))
+    assert len(world.broker.transcript().completions) == 2
 
 
 async def test_an_environment_that_cannot_be_used_is_said_by_field(world):
