@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 
 import grpc
@@ -122,15 +123,16 @@ class ScoreStream:
         """Wait for admission, then start an item's work."""
         run, places = item.run_id, work.places
         await self._admission.acquire(run, places)
+        held = ExitStack()
+        held.callback(self._admission.release, run, places)
 
         async def finish() -> None:
-            try:
+            with held:
                 result = await work.run()
-            finally:
-                self._admission.release(run, places)
             await send(result)
 
-        group.create_task(finish())
+        # The callback is for a task that is cancelled before it begins: its `with` is never entered.
+        group.create_task(finish()).add_done_callback(lambda _: held.close())
 
     async def _send(self, result: Result) -> None:
         async with self._writing:  # while the caller does not read, this blocks, and with it reading its requests

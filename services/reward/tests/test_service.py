@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -18,7 +19,8 @@ from reward_samples import ENDLESS, Running, hard, item, serving, spec, tagged, 
 
 from quartet_common.errors import ContractError, retry_delay
 from quartet_reward.queue import Admission
-from quartet_reward.servicer import RewardServicer
+from quartet_reward.scoring import Work
+from quartet_reward.servicer import RewardServicer, ScoreStream
 
 TIMEOUT = 60.0
 NEW = itertools.count()  # numbers of questions that the service of this file has not been asked yet
@@ -206,3 +208,14 @@ async def test_a_full_queue_refuses_a_program_and_a_cancelled_call_kills_its_own
     first.cancel()
     await asyncio.wait({first})
     assert sandbox.killed.is_set() and admission.free == 2
+
+
+async def test_an_item_that_is_cancelled_before_it_begins_frees_its_place():
+    async def requests():
+        yield reward_pb2.ScoreStreamRequest(item=reward_pb2.ScoreItem(item_id="1"))
+        raise ConnectionError("the caller is gone")
+
+    admission, scorer = Admission(2), SimpleNamespace(score=lambda *_: Work(asyncio.Event().wait))
+    with pytest.raises(ExceptionGroup):
+        await ScoreStream(scorer, admission, None, lambda: False).run(requests())
+    assert admission.free == 2
