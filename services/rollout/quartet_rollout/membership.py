@@ -84,7 +84,7 @@ class Membership:
         """Maintain the membership until cancelled. Raises grpc.RpcError for errors that retries cannot cure."""
         while (engine := self._state.engine) is None:
             await self._state.changes.wait()
-        while True:
+        while not self._state.draining:  # then a member that has left must not register again
             await self._link.introduce()
             run = await self._next_run(engine)
             if reason := _unfit(engine, run):

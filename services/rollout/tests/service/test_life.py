@@ -2,11 +2,12 @@
 
 import asyncio
 
+import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2
-from world import instance
+from world import instance, refused
 
 from quartet_rollout.engines import EngineError
 
@@ -69,6 +70,17 @@ async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
     assert not world.broker.leases and world.broker.left == [world.host.instance_id]
     assert world.engine.closed and world.engine.running == 0
     assert world.broker.calls.index("release") < world.broker.calls.index("leave")
+
+
+async def test_a_rollout_that_has_left_does_not_register_again_while_direct_generation_ends(world):
+    world.broker.create_run(member_ttl=Duration(nanos=300_000_000))
+    world.engine.unpaused.clear()
+    await world.ready(drain_seconds=3.0)
+    generate = world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=30.0)
+    await world.until(lambda: world.engine.running)
+    assert await world.stop() == 0
+    assert "not finished in time" in await refused(generate, grpc.StatusCode.UNAVAILABLE)
+    assert world.broker.calls.count("register") == 1 and not world.broker.members
 
 
 async def test_a_drain_ends_in_time_without_broker(world):
