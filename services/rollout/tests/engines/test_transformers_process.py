@@ -53,3 +53,15 @@ async def test_closing_ends_running_completions_and_whoever_asks_meanwhile_is_to
         with pytest.raises(EngineError, match="the engine is closed"):
             await call
     assert not engine.failure and engine._process.returncode == 0
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(models: dict, forked: Any) -> None:
+    engine: Any = create_engine("transformers", str(models[True, 0]), OPTIONS)
+    with forked():
+        starting = asyncio.create_task(engine.start())
+        while engine._reading is None:
+            await asyncio.sleep(0.001)
+        starting.cancel()
+        await asyncio.wait({starting})
+    await engine.close()
+    assert engine._reading.exception() is None and engine._process.returncode == 0

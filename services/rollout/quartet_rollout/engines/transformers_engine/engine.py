@@ -216,7 +216,7 @@ class TransformersEngine(ProcessEngine):
                 logging.getLogger(report.logger).log(report.level, "%s", report.text)
             case Failed():
                 self._failure = report.reason
-            case Ready():
+            case Ready() if not self._ready.done():  # else `start` was cancelled
                 self._ready.set_result(report)
 
     async def _end(self) -> None:
