@@ -152,13 +152,13 @@ async def _collect_run(
         try:
             await _end_outage(connections, run_id, outage)
             async for message in _messages(connections, "CollectResults", request, min(left, _STREAM_SECONDS)):
-                deadline = loop.time() + timeout
                 if pending.pop(message.instance_id, "unknown") == "unknown":
                     continue  # received before a reconnect
                 if message.WhichOneof("result") == "dead":
                     yield Group.from_dead(run_id, message.dead)
                 else:
                     yield Group.from_transcript(run_id, message.transcript)
+                deadline = loop.time() + timeout  # the caller's own time does not count
         except QuartetError as error:
             if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 await outage.wait_or_raise(error)

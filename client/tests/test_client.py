@@ -84,6 +84,16 @@ async def test_results_survive_a_broken_stream(address, nowhere):
     assert sorted(found) == sorted(handle.instance_id for handle in handles)
 
 
+async def test_a_caller_may_take_longer_over_a_result_than_it_waits_for_the_next(address):
+    life = Life(address, "demo")
+    async with AsyncClient(address) as client:
+        groups = client.results(await client.submit("demo", PROMPTS), timeout=2.0)
+        await asyncio.to_thread(life.answer)
+        await anext(groups)
+        await asyncio.sleep(2.2)
+        assert len([group async for group in groups]) == 2
+
+
 async def test_a_full_queue_is_waited_for_but_not_for_ever(address):
     life = Life(address, "demo", max_queued_prompts=1)
     async with AsyncClient(address) as client:
