@@ -187,8 +187,15 @@ class Evaluator:
         if evaluation_id is None or not self._wait(evaluation_id, keep_current):
             return {}
         full = self.session.evaluation_results(evaluation_id)
-        transcripts, unreadable = [], 0
-        for data in full.transcripts:
+        if full is None:
+            self._warn(
+                f"evaluation {evaluation_id} has no result: its transcripts are too large for one message of the "
+                "broker; make the set smaller; training goes on without it"
+            )
+            return {}
+        found = [data for data in full.transcripts if data]  # empty: it was deleted (RunSpec.result_ttl)
+        transcripts, unreadable = [], len(full.transcripts) - len(found)
+        for data in found:
             try:
                 transcripts.append(experience_pb2.GroupTranscript.FromString(data))
             except DecodeError:

@@ -235,10 +235,19 @@ class BrokerSession:
 
         return self._retry("GetEvaluation", call)
 
-    def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse:
-        """Return an evaluation with the transcripts that it has so far."""
+    def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse | None:
+        """Return an evaluation with the transcripts that it has so far. None: they are too large for one message."""
         request = broker_pb2.GetEvaluationRequest(run_id=self._run_id, evaluation_id=evaluation_id)
-        return self._call("GetEvaluation", request)
+
+        def call() -> broker_pb2.GetEvaluationResponse | None:
+            try:
+                return self.stub.GetEvaluation(request, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # no retry makes them smaller
+                    return None
+                raise
+
+        return self._retry("GetEvaluation", call)
 
     def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
         """`_retry` a unary call; `of` is added to its name in errors and logs."""

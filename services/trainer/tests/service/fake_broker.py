@@ -90,6 +90,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.evaluations: list[tuple[str, int]] = []
         self.evaluation_complete = threading.Event()
         self.evaluation_complete.set()
+        self.evaluation_trouble = ""  # "large": its transcripts fit no message; "deleted": one is empty
         self.batches_allowed = 10**9
         self.end_of_data = False
         self.away = False
@@ -274,8 +275,12 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         version = int(request.evaluation_id.partition("@")[2])
         answer = broker_pb2.GetEvaluationResponse(complete=complete, prompts=2, finished=2 * complete)
         if complete and not request.summary_only:
+            if self.evaluation_trouble == "large":
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "its transcripts have 99999999 bytes")
             transcripts = (make_transcript(f"e/{i}", version, [float(i)]) for i in range(2))
             answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
+            if self.evaluation_trouble == "deleted":
+                answer.transcripts[0] = b""
         return answer
 
     def ReportProgress(self, request, context):
