@@ -159,7 +159,7 @@ def _parse(line: str) -> tuple[str, bool]:
 
 def exit_reason(status: int) -> str:
     """Return an exit status in words."""
-    if status > 128:
+    if status - 128 in set(signal.Signals):
         return f"was killed by {signal.Signals(status - 128).name}"
     return f"ended with status {status}"
 

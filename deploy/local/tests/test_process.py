@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_local.process import Process, RedisProcess, socket_folder
+from quartet_local.process import Process, RedisProcess, exit_reason, socket_folder
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
@@ -30,6 +30,12 @@ def test_one_that_does_not_drain_is_killed(tmp_path, grace, hurried):
         assert await process.wait() == 128 + signal.SIGKILL
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_every_exit_status_has_words():
+    words = {status: exit_reason(status) for status in range(256)}
+    assert words[3] == "ended with status 3" and words[255] == "ended with status 255"
+    assert words[128 + signal.SIGKILL] == "was killed by SIGKILL"
 
 
 def test_last_words_that_are_no_json_are_shown_as_they_are(tmp_path):
