@@ -237,6 +237,9 @@ def test_other_machines_reach_it_only_if_told_so():
         taken = f"--port: 127.0.0.1:{server.port} cannot be listened on"
         with pytest.raises(InputError, match=taken):
             PageServer(dict, "127.0.0.1", server.port)
+    for host in ("::1%nonsense", "192.0.2.1", "x" * 70):  # no address, another machine's, no name
+        with pytest.raises(InputError, match=f"--host: {host}:0 cannot be listened on"):
+            PageServer(dict, host, allow_remote=True)
 
 
 async def test_the_newest_active_run_is_shown_if_none_is_named(addresses, nowhere):

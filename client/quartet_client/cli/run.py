@@ -1,6 +1,7 @@
 """`quartet run`, `watch`, `status`, `trace`, `dashboard`: a run from its run file, a run, the services, a group."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -297,9 +298,9 @@ def _listening(server, documents, host: str, port: int, allow_remote: bool):
     """Return the server; if the default port is taken, on a free one."""
     try:
         return server(documents, host, port, allow_remote)
-    except InputError:
-        source = click.get_current_context().get_parameter_source("port")
-        if source is not ParameterSource.DEFAULT:
+    except InputError as error:
+        taken = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+        if not taken or click.get_current_context().get_parameter_source("port") is not ParameterSource.DEFAULT:
             raise
         return server(documents, host, 0, allow_remote)
 

@@ -5,9 +5,11 @@ few people; aiohttp or uvicorn would add ten packages.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import mimetypes
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -163,7 +165,8 @@ class PageServer:
             reads the run, its prompts and completions. By default other addresses than loopback are refused.
 
     Raises:
-        InputError: host is not a loopback address and `allow_remote` is not set, or the port is taken.
+        InputError: host is not a loopback address and `allow_remote` is not set, or not this machine's, or the port is
+            taken.
     """
 
     def __init__(
@@ -181,8 +184,11 @@ class PageServer:
         handler = type("_Handler", (_PageHandler,), {"documents": staticmethod(documents), "any_host": allow_remote})
         try:
             self._server = BoundedHTTPServer(host, port, handler)
-        except OSError as error:
-            raise InputError(f"--port: {host}:{port} cannot be listened on: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:
+            of_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
+            reason = getattr(error, "strerror", None) or error
+            option = "--host" if of_host else "--port"
+            raise InputError(f"{option}: {host}:{port} cannot be listened on: {reason}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="dashboard", daemon=True)
 
     @property
