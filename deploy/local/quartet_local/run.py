@@ -115,11 +115,11 @@ async def _until_signal(launch: Launch, work: Coroutine[Any, Any, int]) -> int:
     def on_signal(number: int) -> None:
         received.append(number)
         if len(received) == 1:
+            working.cancel()  # before it is said: after SIGHUP the terminal is gone, and writing to it fails
             launch.say("stopping …")
-            working.cancel()
         else:
-            launch.say("killing what is left …")
             launch.hurry.set()
+            launch.say("killing what is left …")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)

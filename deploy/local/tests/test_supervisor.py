@@ -1,14 +1,17 @@
 """Whether a service that exits is restarted, and how often."""
 
 import asyncio
+import errno
 import itertools
+import os
+import signal
 
 import pytest
 
 from quartet_client.progress import RunProgress
 from quartet_local.config import SERVICES, LaunchError, LauncherSection
 from quartet_local.process import Process
-from quartet_local.run import end_was_due
+from quartet_local.run import end_was_due, launched
 from quartet_local.supervisor import STOP_ORDER, Supervisor
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,6 +42,22 @@ async def deaths(folder, steps, enough: int) -> int:
     await supervisor.start("reward")
     await supervisor.keep_up_until(asyncio.create_task(dead_enough.wait()), end_was_due, steps)
     return died
+
+
+def test_a_signal_stops_the_work_although_the_terminal_is_gone():
+    class Launch:
+        def say(self, line: str) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def hint(self) -> str:
+            return ""
+
+    async def work(launch: Launch) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(30)
+        return 0
+
+    assert launched(Launch, work) == 128 + signal.SIGHUP
 
 
 def test_an_end_takes_less_than_ten_seconds():
