@@ -282,7 +282,8 @@ async def dashboard(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(number, stop.set)
     async with AsyncClient.from_config(target.path, target.overrides, _ANSWER_SECONDS) as client:
         collector = Collector(client, chosen, Path(folder) if folder else None)
         with _listening(PageServer, lambda: collector.documents, host, port, allow_remote) as server:

@@ -122,7 +122,8 @@ async def _until_signal(launch: Launch, work: Coroutine[Any, Any, int]) -> int:
             launch.say("killing what is left …")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(number, on_signal, number)
     try:
         return await working
     except asyncio.CancelledError:
