@@ -198,6 +198,18 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 
+def test_ctrl_c_ends_the_dashboard_although_its_browser_is_open(address):
+    shown = {"DISPLAY": ":9", "CI": "", "BROWSER": "sh -c 'sleep 20' %s"}
+    environment = {**os.environ, **shown, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "quartet_client", "dashboard", "--port", "0", "--broker", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout.readline().startswith("dashboard at http://127.0.0.1:")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=15) == 0
+    process.stdout.close()
+
+
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(address, run_file):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "quartet_client", "run", str(run_file), "--attach", "--broker", address]

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
@@ -290,7 +291,8 @@ async def dashboard(
             echo(f"dashboard at {server.address}")
             sys.stdout.flush()
             if not no_open and has_screen():
-                await asyncio.to_thread(webbrowser.open, server.address)
+                # A browser that $BROWSER names may run until it is closed.
+                threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
             await collector.run(stop)
     return 0
 
