@@ -71,7 +71,7 @@ _COMMAND_SECONDS = 90.0  # importing torch takes ten seconds of processor time, 
 
 def check_disk(folder: Path, purpose: str) -> Finding:
     """Free space where a folder is, or will be created."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
     what = f"{free / _GIB:.1f} GiB free for {purpose} ({folder})"
     if free < _NO_DISK:

@@ -88,6 +88,10 @@ def test_a_key_that_the_services_user_cannot_read_is_found():
     assert finding is not None and finding.state == "failure" and "--user" in finding.cure
 
 
+def test_a_folder_that_may_not_be_looked_into_has_the_disk_of_the_one_above(tmp_path):
+    assert "free for checkpoints" in doctor.check_disk(tmp_path / ("x" * 300), "checkpoints").what
+
+
 def torch_of(folder: Path, name: str, answer: dict | None) -> Path:
     """Stands for a service's interpreter with torch: no GPU is here to ask."""
     return script(folder / name, f"echo '{json.dumps(answer)}'" if answer else "exit 1")
