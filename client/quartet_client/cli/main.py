@@ -19,7 +19,7 @@ from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
 from quartet_client.cli.run import dashboard, run, status, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
-from quartet_client.errors import QuartetError
+from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
 from quartet_common.config import ConfigError
 from quartet_common.text import visible
@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (QuartetError, ConfigError) as error:
         print_error(error)
         return getattr(error, "exit_code", 2)
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        print_error(InputError(f"an argument or the input is not UTF-8: {error}"))
+        return 2
     except BrokenPipeError:
         # The reader of our output is gone, e.g. of `quartet runs list | head -1`: discard the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
