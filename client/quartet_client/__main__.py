@@ -1,11 +1,14 @@
 """The `quartet` command, also as `python -m quartet_client`."""
 
+import io
 import sys
 import traceback
 
 
 def main() -> int:
     """Run the command line and return its exit status; 130 for Ctrl-C, at whatever moment it comes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what the locale lacks is escaped
     try:
         from quartet_client.cli.main import main as command
 

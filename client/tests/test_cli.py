@@ -199,6 +199,15 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 
+def test_what_the_locale_cannot_write_is_escaped(tmp_path):
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "quartet_client", "doctor", "broker"]
+    done = subprocess.run(
+        command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}, timeout=60, check=False
+    )
+    assert b"\\u2717 program" in done.stdout and done.stderr == b""
+
+
 def test_ctrl_c_ends_the_dashboard_although_its_browser_is_open(address):
     shown = {"DISPLAY": ":9", "CI": "", "BROWSER": "sh -c 'sleep 20' %s"}
     environment = {**os.environ, **shown, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
