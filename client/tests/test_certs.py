@@ -59,7 +59,7 @@ def test_a_service_gets_a_folder_of_its_own(tmp_path, capsys):
         key = (pki / "ca-key.pem").read_bytes()
         assert main(["certs", "renew", str(pki), "broker", "ca"]) == 0
         assert (pki / "ca-key.pem").read_bytes() == key
-    owners = {"king": str(owner), "ca": str(owner), "broker": "no-such-user"}
+    owners = {"king": str(owner), "ca": str(owner), "broker": "no-such-user", "reward": str(2**32)}
     for name, user in owners.items():
         assert main(["certs", "export", name, str(folder), "--from", str(pki), "--owner", user]) == 2
     assert main([*command[:3], str(pki), *command[4:]]) == 2  # into the authority's own folder

@@ -129,8 +129,11 @@ def export_command(name: str, folder: Path, pki: Path, owner: str | None) -> int
     return 0
 
 
+_USERS = 2**32 - 1  # user ids are below this
+
+
 def _user_id(owner: str | None) -> int | None:
-    if owner is None or owner.isdecimal():
+    if owner is None or (owner.isdecimal() and int(owner) < _USERS):
         return None if owner is None else int(owner)
     try:
         return pwd.getpwnam(owner).pw_uid
