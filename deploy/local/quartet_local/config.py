@@ -1,6 +1,7 @@
 """[launcher] of the run file; this launcher's checkout and the environments of the services."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,7 +97,16 @@ def run_environments(*arguments: str) -> int:
     script = ROOT / "deploy" / "local" / "environments.py"
     if not script.exists():
         raise LaunchError(f"{script} is not there: the launcher works from a checkout (install it with --editable)", 2)
-    done = subprocess.run([sys.executable, str(script), *arguments], stdin=subprocess.DEVNULL, check=False)
-    if done.returncode == 130:
+    # In a session of its own: Ctrl-C reaches it once, from here, and then it kills its installer.
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    if status == 130:
         raise KeyboardInterrupt
-    return done.returncode
+    return status

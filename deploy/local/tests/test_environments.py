@@ -14,6 +14,8 @@ import fake_nvidia_smi
 import pytest
 from launched import ROOT
 
+from quartet_local import config
+
 SCRIPT = ROOT / "deploy" / "local" / "environments.py"
 
 
@@ -218,3 +220,17 @@ def test_closures_for_gpus_have_one_torch_nccl_and_cuda_and_else_the_versions_th
         on_cpu = closure(service, "")
         others = {name for name in made.keys() & on_cpu.keys() if made[name] != on_cpu[name]}
         assert others <= {"apache-tvm-ffi"}, "flashinfer pins that one"
+
+
+def test_ctrl_c_leaves_the_installer_time_to_end(tmp_path, monkeypatch):
+    script = tmp_path / "deploy" / "local" / "environments.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "try:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    time.sleep(1)\n    pathlib.Path(sys.argv[1]).touch()\n"
+    )
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        config.run_environments(str(tmp_path / "ended"))
+    assert (tmp_path / "ended").exists()
