@@ -109,6 +109,9 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     assert status == 0 and "| optimizer steps | 1 |" in card and "at version 2" not in card
     assert export(run, "--to", tmp_path / "out")[1].endswith("exists; allowed: a folder that is not there yet")
     assert "cannot write '/proc/x': " in export(run, "--to", "/proc/x")[1]
+    (run / "model" / "vocab.json").symlink_to("gone")  # cannot be copied
+    status, said = export(run, "--to", tmp_path / "part")
+    assert status == 2 and "cannot write" in said and not (tmp_path / "part").exists()
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
 
 

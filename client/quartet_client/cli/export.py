@@ -139,9 +139,15 @@ def export(folder: Path, to: Path | None, push: str | None, revision: str, priva
     card = None if (model / _CARD).is_file() else model_card((push or folder.resolve().name), folder, version)
     if to is not None:
         with _writing(to):
-            shutil.copytree(model, to)
-            if card is not None:
-                (to / _CARD).write_text(card, encoding="utf-8")
+            try:
+                shutil.copytree(model, to)
+                if card is not None:
+                    (to / _CARD).write_text(card, encoding="utf-8")
+            except FileExistsError:  # another has made it since
+                raise
+            except BaseException:  # a full disk, Ctrl-C: a part of a model would pass for a whole one
+                shutil.rmtree(to, ignore_errors=True)
+                raise
         echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")
     if push is not None:
         try:
