@@ -79,3 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output is gone, e.g. of `quartet runs list | head -1`: discard the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print_error(InputError(f"'{error.filename}' cannot be used: {error.strerror}"))
+        return 2
