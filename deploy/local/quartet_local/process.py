@@ -1,6 +1,7 @@
 """One supervised process: started under the guard, with its output in a log file. The embedded Redis is one."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -224,13 +225,16 @@ def socket_folder(run_folder: Path) -> Iterator[Path]:
     """Yield a new temporary folder that only this user can enter. The caller holds the run folder's lock.
 
     It is not in the run folder, because a socket's path is limited to about 100 bytes. A link in the run folder points
-    to it, so that after a launcher is killed the next one removes its folder.
+    to it, so that after a launcher is killed the next one removes its folder. Its name begins with a digest of the run
+    folder's path: the link in a copy of that points to the sockets of another run, which may be at work.
     """
     link = run_folder / "sockets"
+    prefix = f"quartet-{hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:8]}-"
     if link.is_symlink():
-        shutil.rmtree(link.resolve(), ignore_errors=True)
+        if link.resolve().name.startswith(prefix):
+            shutil.rmtree(link.resolve(), ignore_errors=True)
         link.unlink()
-    with tempfile.TemporaryDirectory(prefix="quartet-") as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         link.symlink_to(folder)
         try:
             yield Path(folder)

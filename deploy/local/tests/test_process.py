@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -85,3 +86,11 @@ def test_the_socket_folder_of_a_launcher_that_was_killed_is_removed_by_the_next(
         assert not killed.exists() and sockets.stat().st_mode & 0o777 == 0o700
         assert (tmp_path / "sockets").resolve() == sockets.resolve()
     assert not sockets.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_run_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    with socket_folder(tmp_path / "run") as sockets:
+        shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True)
+        with socket_folder(tmp_path / "copy") as others:
+            assert sockets.is_dir() and others != sockets
