@@ -40,13 +40,14 @@ class RunView:
 
     Args:
         plain: print a line per step, evaluation and notice (repeated ones are counted) instead of a live picture;
-            default: if there is no terminal.
+            default: if there is no terminal, or one that cannot redraw (TERM=dumb).
     """
 
     def __init__(self, progress: RunProgress, console: Console | None = None, plain: bool | None = None):
         self.progress = progress
         self.console = console or Terminal()
-        self.plain = not self.console.is_terminal if plain is None else plain
+        live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.plain = not live if plain is None else plain
         self._repeats = Repeats()
         self._starting: dict[str, str] = {}
         # `refresh` alone draws: a thread of rich would read the progress while it changes.

@@ -90,3 +90,8 @@ def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_cou
         first,
         f"{first} (and 399 more like it)",
     ]
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines():
+    for variables, plain in (({"TERM": "xterm"}, False), ({"TERM": "dumb"}, True)):
+        assert RunView(RunProgress("demo"), Console(force_terminal=True, _environ=variables)).plain is plain
