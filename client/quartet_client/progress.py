@@ -342,7 +342,7 @@ def read_run(folder: Path) -> RunProgress:
 
     Of a step that a resumed run wrote twice, the last row counts.
     """
-    progress, file = RunProgress(folder.name), MetricsFile(folder / "metrics.jsonl")
+    progress, file = RunProgress(folder.resolve().name), MetricsFile(folder / "metrics.jsonl")
     while (read := file.read())[1]:
         progress.fold_rows(*read)
     return progress

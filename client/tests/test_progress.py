@@ -1,6 +1,7 @@
 """Events folded into a run's progress, and its picture."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from quartet_client.events import (
     WeightsPublished,
 )
 from quartet_client.models import Completion, Group, Member, Score, VersionSpan
-from quartet_client.progress import RunProgress
+from quartet_client.progress import RunProgress, read_run
 from quartet_client.view import RunView
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -95,3 +96,8 @@ def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_cou
 def test_a_terminal_that_cannot_redraw_gets_lines():
     for variables, plain in (({"TERM": "xterm"}, False), ({"TERM": "dumb"}, True)):
         assert RunView(RunProgress("demo"), Console(force_terminal=True, _environ=variables)).plain is plain
+
+
+def test_a_run_is_named_after_its_folder_also_from_inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_run(Path()).run_id == tmp_path.name
