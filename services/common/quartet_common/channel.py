@@ -15,7 +15,7 @@ from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_
 
 from quartet_common import tracing
 from quartet_common.certificates import ChannelT, RotatingChannel, channel_credentials, name_to_check
-from quartet_common.config import SecuritySection
+from quartet_common.config import SecuritySection, is_loopback
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -108,6 +108,8 @@ def _connect(
 ) -> ChannelT | RotatingChannel[ChannelT]:
     """Return the channel that `make` makes from credentials and options; with TLS, made anew for new certificates."""
     options = channel_options()
+    if is_loopback(address.rpartition(":")[0].strip("[]")):
+        options.append(("grpc.enable_http_proxy", 0))  # the environment's proxy does not reach this host's own ports
     if not security.tls:
         return make(None, options)
     assert service is not None, "with TLS, the caller names the service that must answer"

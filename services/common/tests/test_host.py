@@ -168,6 +168,15 @@ async def test_systemd_hears_when_it_is_ready_that_it_lives_and_when_it_stops(se
         assert last["STOPPING"] == "1"
 
 
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_host(serve, monkeypatch):
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    host = await serve()
+    async with connect(host.address) as channel:
+        assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=5)).service
+
+
 async def test_plaintext_is_refused_off_loopback():
     with pytest.raises(ConfigError, match="0.0.0.0 is not loopback"):
         ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(bind_host="0.0.0.0"))
