@@ -103,7 +103,7 @@ def run_environments(*arguments: str) -> int:
     )
     try:
         status = process.wait()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         process.send_signal(signal.SIGINT)
         process.wait()
         raise

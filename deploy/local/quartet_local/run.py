@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -96,6 +97,9 @@ class Launch:
 def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any, Any, int]]) -> int:
     """Do work with the launch that `make` returns and return its exit status. Errors are printed to standard error."""
     launch: Launch | None = None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # while it is checked; `_until_signal` has its own handlers
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         launch = make()
         return asyncio.run(_until_signal(launch, work(launch)))

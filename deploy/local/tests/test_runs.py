@@ -105,6 +105,15 @@ def test_a_second_ctrl_c_kills_at_once(launch, run_file):
     launched.assert_gone(within=1.0)
 
 
+def test_sigterm_while_the_run_file_is_checked_leaves_no_check_behind(launch, run_file):
+    launched = launch(run_file)
+    launched.wait_for_line("checking the run file", READY)
+    launched.send_signal(signal.SIGTERM)
+    assert launched.wait(ENDED) == 128 + signal.SIGTERM
+    launched.assert_gone(within=0.5)
+    assert "Traceback" not in launched.said()
+
+
 def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
     launched = launch(run_file, "--set", "run.max_steps=1000000")
     launched.wait_for_line("step 1", READY)
