@@ -10,6 +10,7 @@
 # It creates /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (existing
 # ones are kept), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
 set -euo pipefail
+umask 022  # root may have 077, with which the service's user could not read its environment
 
 readonly UV_VERSION=0.13.8
 readonly LEAST_DRIVER=580.65.06

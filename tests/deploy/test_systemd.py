@@ -78,7 +78,7 @@ def test_what_every_unit_must_say(service):
 
 
 def install(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300, umask=0o077)
 
 
 def test_the_installer_has_the_launchers_version_of_uv_and_the_least_driver():
