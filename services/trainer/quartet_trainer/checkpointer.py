@@ -215,7 +215,7 @@ class Checkpointer:
         log.info("resuming from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
-        """Append the batch of `step`, which is marked trained at the broker, to the ledger. Raises TrainingError."""
+        """Append the batch of `step`, which is in the weights, to the ledger. Raises TrainingError."""
         with self._writing_ledger():
             self._ledger.append(step, instance_ids)
 

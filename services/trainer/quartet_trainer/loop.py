@@ -197,8 +197,9 @@ class TrainingLoop:
                 self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
             self.callbacks.batch(step, fetched.tensors, groups)
             learned = public_names(self.learner.train_step(fetched.tensors))
+            # First the ledger: if a stop ends the call below, the checkpoint that is saved then has this step.
+            self.checkpointer.trained(step, list(fetched.manifest.instance_ids))
             self.session.mark_trained(step, fetched.manifest.instance_ids)
-        self.checkpointer.trained(step, list(fetched.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()
         measured = batch_metrics(step, fetched.tensors, [group.header for group in groups]) | fetched.metrics

@@ -60,6 +60,20 @@ def test_a_later_life_goes_on_from_the_checkpoint_and_cuts_off_what_a_lost_one_w
     assert read_ledger(root / "ledger.jsonl", newest["ledger"]) == [(step, names_of(step)) for step in range(3)]
 
 
+def test_a_step_that_ends_after_the_broker_is_in_the_ledger_of_the_checkpoint_saved_then(
+    train: Train, broker: FakeBroker
+):
+    first = train()
+    go_on = first.start_held(0)
+    broker.change(away=True)
+    first.control.stop()
+    go_on.set()
+    assert first.join() == "the trainer was asked to stop" and broker.trained == []
+    broker.change(away=False, settle_from=0)
+    assert train().start().join() == "all steps are done"
+    assert broker.settled == [(0, names_of(0))] and broker.trained == [1, 2]
+
+
 def test_checkpoints_that_are_not_the_runs_own_are_refused(train: Train, broker: FakeBroker):
     first = train().start()
     first.join()
