@@ -21,6 +21,7 @@ from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner import colossalai_patches
 
 WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
+"""Errors whose text is enough to tell what has failed."""
 WRITING_TIME = timedelta(minutes=30)
 """How long a rank that has written its share waits for the slowest."""
 
@@ -187,11 +188,11 @@ class WritingRanks:
                 if failed := next(filter(None, failures), ""):
                     raise OSError(failed)
                 rest(writing)
-        except WRITE_ERRORS as error:
+        except Exception as error:  # the other ranks wait, whatever it is
             if not started:
                 self._exchange("")
-            self._exchange(str(error) or repr(error))
-            raise LearnerError(f"could not {what}: {error}") from error
+            self._exchange(_reason(error))
+            raise LearnerError(f"could not {what}: {_reason(error)}") from error
         self._exchange("")
 
     def _exchange(self, text: str) -> list[str]:
@@ -210,6 +211,10 @@ class WritingRanks:
 def _failure(share: Callable[[Path], None], writing: Path) -> str:
     try:
         share(writing)
-    except WRITE_ERRORS as error:
-        return str(error) or repr(error)
+    except Exception as error:  # the other ranks wait, whatever it is
+        return _reason(error)
     return ""
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) if isinstance(error, WRITE_ERRORS) else "") or repr(error)

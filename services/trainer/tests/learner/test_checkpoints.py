@@ -6,6 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -129,12 +130,10 @@ def rank_of_two(rank: int, port: int, model: Path, root: Path) -> None:
     learner.train_step(make_batch(seed=1))
     write_optimizer = storage.write_optimizer
 
-    def full(*arguments: Any) -> None:
-        raise OSError("disk full")
-
-    storage.write_optimizer = full if rank == 1 else write_optimizer
-    with pytest.raises(LearnerError, match="could not write the checkpoint .*full: disk full"):
-        learner.snapshot(root / "full", {})()
+    for failure, said in ((OSError("disk full"), "disk full"), (KeyError("exp_avg"), r"KeyError\('exp_avg'\)")):
+        storage.write_optimizer = Mock(side_effect=failure) if rank == 1 else write_optimizer
+        with pytest.raises(LearnerError, match=f"could not write the checkpoint .*full: {said}"):
+            learner.snapshot(root / "full", {})()
     storage.write_optimizer = write_optimizer
     write = learner.snapshot(root / "step-00000001", {"seen": 1})
     with ThreadPoolExecutor(1) as executor:
