@@ -16,7 +16,7 @@ import torch
 from quartet.v1 import broker_pb2, trainer_pb2
 
 from quartet_common.channel import connect_sync
-from quartet_common.config import LoadedConfig, split_address
+from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
@@ -25,7 +25,7 @@ from quartet_trainer.checkpoints import locked_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, InvalidGroups
-from quartet_trainer.errors import TrainingError
+from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner.distributed import Announcements, shutdown
@@ -83,6 +83,7 @@ def train(context: TrainerContext) -> str:
     learner = _load(config)
     if launch.world_size() > 1:
         learner.announcements = Announcements()
+    others_listen = True
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
         run = session.wait_for_run(while_waiting=learner.idle)
@@ -94,9 +95,14 @@ def train(context: TrainerContext) -> str:
         return _train(context, session, learner, run)
     except Stopped:
         return "stopped before the training began"
+    except Exception as error:
+        # After another error, e.g. out of memory, they may wait for this rank in a collective until they are killed.
+        others_listen = isinstance(error, TrainingError | LearnerError | ConfigError)
+        raise
     finally:
-        with contextlib.suppress(TrainingError):  # a rank has ended already
-            learner.stop()
+        if others_listen:
+            with contextlib.suppress(TrainingError):  # a rank has ended already
+                learner.stop()
         shutdown()
         channel.close()
 

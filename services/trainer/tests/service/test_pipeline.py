@@ -4,6 +4,7 @@ import fcntl
 import json
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_broker import FakeBroker
@@ -101,6 +102,16 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(train: Train, bro
         training.start().join()
     assert broker.committed == [] and not broker.finished
     assert isinstance(requested.exception(0), Stopped), "whoever asked for a checkpoint is answered"
+
+
+@pytest.mark.parametrize(("failure", "stops"), [(TrainingError, 1), (RuntimeError, 0)])
+def test_other_ranks_are_not_called_where_they_may_wait_in_a_collective(train: Train, failure: type, stops: int):
+    training = train()
+    training.learner.before_step = Mock(side_effect=failure("out of memory"))
+    training.learner.stop = Mock()
+    with pytest.raises(failure, match="out of memory"):
+        training.start().join()
+    assert training.learner.stop.call_count == stops
 
 
 def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
