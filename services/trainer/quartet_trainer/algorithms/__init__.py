@@ -16,11 +16,16 @@ from quartet_trainer.learner_settings import ALGORITHM_ENTRY_POINTS, LearnerSett
 def create_algorithm(settings: LearnerSettings) -> Algorithm:
     """Create the algorithm that the settings name.
 
-    Raises LearnerError if that of another package cannot be created.
+    Raises LearnerError if that of another package cannot be created, or several packages bring one of that name.
     """
     if settings.algorithm in ALGORITHMS:
         return ALGORITHMS[settings.algorithm](settings)
-    (point,) = entry_points(group=ALGORITHM_ENTRY_POINTS, name=settings.algorithm)
+    point, *others = entry_points(group=ALGORITHM_ENTRY_POINTS, name=settings.algorithm)
+    if others:
+        places = ", ".join(each.value for each in (point, *others))
+        raise LearnerError(
+            f"algorithm '{settings.algorithm}': several packages bring it ({places}); uninstall all but one"
+        )
     try:
         algorithm = point.load()(settings)
     except Exception as error:  # any function may be named here

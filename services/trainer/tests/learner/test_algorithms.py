@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from learner_helpers import VOCABULARY, all_parameters, assert_near, gradients, make_batch, make_group, make_learner
+from learner_helpers import (
+    VOCABULARY,
+    all_parameters,
+    assert_near,
+    gradients,
+    make_batch,
+    make_group,
+    make_learner,
+    settings,
+)
 from reference import SharedTrunk, batch_loss, load
 
 from quartet_common.tensors import encode, encode_ragged
+from quartet_trainer import algorithms
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.batch import decode_groups
+from quartet_trainer.learner import LearnerError
 from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.metrics import METRICS
 
@@ -144,6 +156,13 @@ def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: 
         assert metrics["computed_tokens"] == computed * metrics["trained_tokens"] and metrics["trained_tokens"] > 0
         assert any((tensor != before[name]).any() for name, tensor in learner.weights())
     assert_near(*(dict(learner.weights()) for learner in learners), rtol=1e-6, atol=1e-9)
+
+
+def test_a_name_that_two_packages_bring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints(EntryPoint("best", value, "quartet.algorithms") for value in ("one:best", "two:best"))
+    monkeypatch.setattr(algorithms, "entry_points", points.select)
+    with pytest.raises(LearnerError, match=r"'best': several packages bring it \(one:best, two:best\); uninstall"):
+        algorithms.create_algorithm(settings().model_copy(update={"algorithm": "best"}))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
