@@ -106,7 +106,8 @@ class Journal:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
+            with writing(folder / "tensorboard"):
+                self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics at `step`, the batch's number from 0."""
@@ -128,15 +129,17 @@ class Journal:
         with writing(self._path):
             self._file.write(json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
         if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, at)
+            with writing(self._path.with_name("tensorboard")):
+                for name, value in metrics.items():
+                    self._writer.add_scalar(name, value, at)
 
     def close(self) -> None:
         """Flush and close both."""
         with contextlib.suppress(OSError):  # a failed write has been reported; its data is still in the buffer
             self._file.close()
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:

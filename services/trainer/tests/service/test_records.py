@@ -1,7 +1,9 @@
 """What a run leaves behind: numbers checked by hand."""
 
+import errno
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
+from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import evaluation_metrics, write_evaluation
-from quartet_trainer.records.journal import append_rollouts, write_sample
+from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics
 
 
@@ -66,6 +69,15 @@ def test_staleness_counts_from_the_oldest_weights_and_by_token():
     assert metrics["staleness/mean"] == metrics["staleness/max"] == 2.0
     assert metrics["staleness/token_mean"] == pytest.approx(3 * 2 / 8)
     assert metrics["staleness/mixed_ratio"] == 0.5
+
+
+def test_a_disk_that_is_full_for_tensorboard_ends_the_training_with_a_sentence(tmp_path: Path):
+    journal = Journal(tmp_path, first_step=0, tensorboard=False)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    journal._writer = Mock(add_scalar=Mock(side_effect=full), close=Mock(side_effect=full))
+    with pytest.raises(TrainingError, match="cannot write '.*tensorboard': no space left on device; started again"):
+        journal.step(0, {"train/loss": 0.5})
+    journal.close()
 
 
 def test_every_metric_of_the_learner_has_a_place_in_the_docs():
