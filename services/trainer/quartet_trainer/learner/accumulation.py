@@ -94,7 +94,7 @@ class Accumulator:
                 peak = torch.maximum(peak, micro_peak)
             return (1 - self._ptx) * loss
 
-        seconds = self._plugin.accumulate(len(texts) + len(plan.micro_batches), load, criterion)
+        seconds = self._plugin.accumulate(len(texts) + len(plan.micro_batches), load, criterion, len(texts))
         return sums, {
             "log_prob_diff_max": peak.item(),
             "forward_seconds": seconds["forward"],

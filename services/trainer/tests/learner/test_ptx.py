@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,6 +38,14 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
     expected = {name: 0.75 * policy[name] + 0.25 * parameter.grad for name, parameter in model.named_parameters()}
     assert_near(gradients(with_texts, groups), expected, rtol=1e-6, atol=1e-7)
     assert with_texts.train_step(groups)["ptx_loss"] == pytest.approx(loss.item(), abs=1e-7)
+
+
+def test_the_reference_model_does_not_read_the_texts(model_path: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "texts.jsonl", [{"input_ids": text} for text in TEXTS])
+    learner = make_learner(model_path, ptx={"coefficient": 0.25, "data": data}, kl_coefficient=0.1)
+    learner._plugin.reference_log_probs = reference = Mock(wraps=learner._plugin.reference_log_probs)
+    micro_batches = learner.train_step(make_batch(seed=41))["micro_batches"]
+    assert reference.call_count == micro_batches > 0
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ class Plugin(ABC):
     """Set before `boost`, if micro-batches have `routed_experts`."""
     reference_in_loss = False
     """Whether `accumulate` passes the reference model's log-probs to its criterion; may be set."""
+    _reference_is_spread = False
+    """Whether all ranks take part in each pass of the reference model."""
     _autocast: torch.dtype | None = None
     """The dtype of matrix products; None: the weights' own."""
     _reference: nn.Module
@@ -197,10 +199,11 @@ class Plugin(ABC):
                 with exact_buffers(self._reference):
                     self._reference.to(self.ranks.device, dtype)
 
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
+    def accumulate(self, count: int, load: Load, criterion: Criterion, texts: int = 0) -> dict[str, float]:
         """Run forward and backward of this rank's micro-batches: add the gradient of the sum of all ranks' losses.
 
-        If a rank takes part in more passes than it has micro-batches, it repeats the last with a loss of 0.
+        If a rank takes part in more passes than it has micro-batches, it repeats the last with a loss of 0. The first
+        `texts` micro-batches need no reference model.
 
         Returns:
             Seconds of "forward" and "backward", this rank's.
@@ -209,7 +212,8 @@ class Plugin(ABC):
         for index in range(rounds):
             phases.begin("forward")
             micro_batch = load(min(index, count - 1))
-            reference = self.reference_log_probs(micro_batch) if self.reference_in_loss else None
+            wanted = self.reference_in_loss and (texts <= index < count or self._reference_is_spread)
+            reference = self.reference_log_probs(micro_batch) if wanted else None
             with self._exchange(index == rounds - 1):
                 log_probs, entropy, *values = self._outputs(self.model, micro_batch)
                 if index < count:

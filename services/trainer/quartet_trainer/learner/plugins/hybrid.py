@@ -171,10 +171,10 @@ class HybridParallel(Plugin):
             kept.copy_(own)
         self._reference_stage = self._make_stage(sharded)
 
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
+    def accumulate(self, count: int, load: Load, criterion: Criterion, texts: int = 0) -> dict[str, float]:
         if self._staged:
-            return self._accumulate_staged(count, load, criterion)
-        return super().accumulate(count, load, criterion)
+            return self._accumulate_staged(count, load, criterion, texts)
+        return super().accumulate(count, load, criterion, texts)
 
     def _rounds(self, count: int) -> int:
         return self._most(count, self._parallel.dp_group) if self._zero_stage == 2 else count
@@ -189,10 +189,10 @@ class HybridParallel(Plugin):
         self.model.require_grad_sync = exchange
         return nullcontext()
 
-    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion) -> dict[str, float]:
+    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion, texts: int) -> dict[str, float]:
         references: list[Tensor | None] = [None] * count
         if self.reference_in_loss:
-            references = [self.reference_log_probs(load(index)) for index in range(count)]
+            references[texts:] = [self.reference_log_probs(load(index)) for index in range(texts, count)]
         # The schedule needs at least as many micro-batches as stages: the last, the smallest, is repeated, with loss 0.
         padded = max(count, self.settings.pp_size)
         phases = Phases(self.ranks.device)

@@ -22,6 +22,7 @@ class Ranged(Plugin):
     collective, so all ranks take as many micro-batches as the one with most; the added ones have no weight.
     """
 
+    _reference_is_spread = True
     _held: dict[str, nn.Parameter]
     """By name, the optimizer's parameter for each tensor of which this rank holds a part."""
     _ranges: dict[str, list[tuple[int, int]]]
