@@ -87,11 +87,15 @@ class EarlyStopping:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for `restore`."""
-        return {"best": self.best, "bad": self.bad, "last_step": self.last_step}
+        return {**self._measure(), "best": self.best, "bad": self.bad, "last_step": self.last_step}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Restore the state that `to_json` returned."""
-        self.best, self.bad, self.last_step = saved["best"], saved["bad"], saved["last_step"]
+        """Restore the state that `to_json` returned, unless it is of another metric or mode."""
+        if all(saved.get(key, value) == value for key, value in self._measure().items()):  # earlier releases saved none
+            self.best, self.bad, self.last_step = saved["best"], saved["bad"], saved["last_step"]
+
+    def _measure(self) -> dict[str, str]:
+        return {"metric": self.settings.metric, "mode": self.settings.mode}
 
 
 @dataclass

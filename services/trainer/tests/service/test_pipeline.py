@@ -162,6 +162,9 @@ def test_patience_survives_a_restart_and_counts_a_step_once():
     later.restore(json.loads(json.dumps(patience.to_json())))
     assert not later.exhausted_by(2, 3.0), "the same evaluation, made again after a restart"
     assert later.exhausted_by(3, 4.0)
+    other = EarlyStopping(EarlyStopSection(metric="eval/heldout/reward", mode="min", patience=2))
+    other.restore(patience.to_json())
+    assert not other.exhausted_by(3, 4.0), "values of another metric do not count"
 
 
 def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
