@@ -117,13 +117,17 @@ def prune(root: Path, keep_last: int, keep: Container[int] = ()) -> list[Checkpo
         raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
     checkpoints = find_checkpoints(root)
     surplus = [checkpoint for checkpoint in checkpoints[:-keep_last] if checkpoint.step not in keep]
-    for checkpoint in surplus:
-        shutil.rmtree(checkpoint.path)
     kept = {checkpoint.path for checkpoint in checkpoints if checkpoint not in surplus}
     for path in root.iterdir() if root.is_dir() else ():
         left_over = path.name.startswith(WRITING_PREFIX) or path.name.endswith(REPLACED_SUFFIX)
         if left_over and path not in kept:
             shutil.rmtree(path)
+    for checkpoint in surplus:
+        if checkpoint.path.exists():
+            # Renamed first: what is left if this process is killed meanwhile is removed the next time.
+            removing = checkpoint.path.with_name(WRITING_PREFIX + checkpoint.path.name)
+            checkpoint.path.rename(removing)
+            shutil.rmtree(removing)
     return surplus
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,23 @@ def test_killed_while_replacing_one_the_older_is_still_found(tmp_path: Path) -> 
     assert read(tmp_path) == {1: "old"}
     write(tmp_path, 1, "new")
     assert read(tmp_path) == {1: "new"}
+
+
+def test_killed_while_removing_one_the_rest_is_removed_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+
+    def die(folder: Path) -> None:
+        (folder / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(shutil, "rmtree", die)
+        prune(tmp_path, keep_last=1)
+    prune(tmp_path, keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
 def assert_same_state(one: Any, other: Any) -> None:
