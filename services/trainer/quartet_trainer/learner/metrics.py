@@ -168,6 +168,6 @@ def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool
     return {
         **found,
         "effective_sample_size": importance**2 / (tokens * squared) if squared else 1.0,
-        "padding_ratio": 1 - total["real_tokens"] / max(total["forward_tokens"], 1.0),
+        "padding_ratio": 1 - total["real_tokens"] / total["forward_tokens"] if total["forward_tokens"] else 0.0,
         **dict(zip(PEAKS, peaks.tolist(), strict=True)),
     }

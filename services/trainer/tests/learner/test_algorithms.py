@@ -170,7 +170,7 @@ def test_a_batch_without_a_trained_token_changes_nothing(model_path: Path, algor
     learner = make_learner(model_path, algorithm=algorithm, kl_coefficient=0.1)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     metrics = learner.train_step([extremes()[1]])
-    assert metrics["loss"] == metrics["grad_norm"] == 0.0
+    assert metrics["loss"] == metrics["grad_norm"] == metrics["padding_ratio"] == 0.0
     assert all(math.isfinite(value) for value in metrics.values())
     for name, tensor in learner.weights():
         assert torch.equal(tensor, before[name]), name
