@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from quartet.v1 import rollout_pb2
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
@@ -123,8 +124,8 @@ class Files(Transport):
         if self._written is None or self._written[0] != update.version:
             try:
                 self._written = self._write(update)
-            except OSError as error:
-                reason = error.strerror or str(error)
+            except (OSError, SafetensorError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
                 raise TransferFailed(f"trainer.weights.folder '{self._folder}' cannot be written: {reason}") from error
         update.begin(str(self._written[1]))
 

@@ -10,10 +10,13 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from quartet.v1 import rollout_pb2
+from safetensors import SafetensorError
 
+from quartet_trainer.weight_sync import transports
 from quartet_trainer.weight_sync.group import Transfer, WeightGroup, form_group
 from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.transports import TransferFailed, Transport
+from quartet_trainer.weight_sync.transports import Files, TransferFailed, Transport
 from quartet_weights.process_group import ProcessGroup, first_line
 
 SECRET = bytes(range(16))
@@ -68,6 +71,14 @@ def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_ra
         channel.transfer.side_effect = error
         with pytest.raises(type(error), match=str(error)):
             update.run()
+
+
+def test_a_disk_that_is_full_is_a_failed_transfer_of_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(transports, "save_file", Mock(side_effect=SafetensorError("I/O error: disk full")))
+    update = Mock(version=1, manifest=rollout_pb2.WeightManifest(bucket_bytes=[4]))
+    update.buckets.return_value = [torch.zeros(4, dtype=torch.uint8)]
+    with pytest.raises(TransferFailed, match="trainer.weights.folder .* cannot be written: I/O error: disk full"):
+        Files(tmp_path).transfer(update)
 
 
 def test_a_package_whose_end_cannot_invite_or_meet_is_a_group_that_did_not_come_about(store):
