@@ -14,6 +14,7 @@ from engine_owner import Owner
 from harness import PATIENCE, PROMPT
 
 from quartet_rollout.engines import EngineCompletion, EngineError, SamplingSettings, create_engine
+from quartet_rollout.engines.transformers_engine.engine import TransformersEngine
 
 OPTIONS = {"device": "cpu", "max_num_seqs": 8}
 
@@ -55,7 +56,8 @@ async def test_closing_ends_running_completions_and_whoever_asks_meanwhile_is_to
     assert not engine.failure and engine._process.returncode == 0
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process(models: dict, forked: Any) -> None:
+async def test_a_start_that_is_cancelled_leaves_no_process(models: dict, forked: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(f"{TransformersEngine.__module__}.CLOSE_SECONDS", PATIENCE)
     engine: Any = create_engine("transformers", str(models[True, 0]), OPTIONS)
     with forked():
         starting = asyncio.create_task(engine.start())
