@@ -73,7 +73,7 @@ async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
 
 
 async def test_a_rollout_that_has_left_does_not_register_again_while_direct_generation_ends(world):
-    world.broker.create_run(member_ttl=Duration(nanos=300_000_000))
+    world.broker.run.spec.member_ttl.CopyFrom(Duration(nanos=300_000_000))
     world.engine.unpaused.clear()
     await world.ready(drain_seconds=3.0)
     generate = world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=30.0)
