@@ -140,8 +140,8 @@ def become(asked: dict, *descriptors: int) -> int:
         multiprocessing.set_executable(asked["python"])
         sys.modules["vllm.model_executor.models.registry"]._SUBPROCESS_COMMAND[0] = asked["python"]
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (stays open until the process ends)
-    sys.stdout.reconfigure(line_buffering=True)
+    # Opened anew: whether they can seek is read then. They stay open until the process ends.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     status = 0
     try:
         run(asked["arguments"])
