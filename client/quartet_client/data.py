@@ -272,8 +272,9 @@ class DataSection(Section):
     def _named(cls, value: dict[str, DataSource]) -> dict[str, DataSource]:
         for name in value:
             if not _SET_NAME.fullmatch(name):
-                allowed = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
-                raise ValueError(f"a set is named {name!r}; allowed: {allowed}")
+                raise ValueError(
+                    f"a set is named {name!r}; allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
+                )
         return value
 
     def sources(self) -> list[tuple[str, DataSource]]:
