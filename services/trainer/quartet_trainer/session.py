@@ -35,7 +35,8 @@ RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 _MOST_DEAD = 1000
 
-# ABORTED: retry. RESOURCE_EXHAUSTED: a limit is reached; the error has a retry delay.
+# ABORTED: retry. RESOURCE_EXHAUSTED: a limit is reached. Without a retry delay, waiting may not help (a message is too
+# large), and the time counts toward `patience`.
 _LATER = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Answer = TypeVar("Answer")
@@ -276,10 +277,12 @@ class BrokerSession:
                     raise SessionLost(f"the broker refuses {what}: {describe(error)}") from error
                 if error.code() not in AWAY | _LATER:
                     raise TrainingError(f"{self._peer}: {what}: {describe(error)}") from error
-                pause = outage.failed(retry_delay(error), answered=error.code() in _LATER)
+                delay = retry_delay(error)
+                may_help = delay is not None or error.code() == grpc.StatusCode.ABORTED
+                pause = outage.failed(delay, answered=error.code() in _LATER and may_help)
                 if outage.given_up:
                     raise TrainingError(
-                        f"{what}: {self._peer.explain(error)}; away for {outage.seconds:.0f} s "
+                        f"{what}: {self._peer.explain(error)}; retried for {outage.seconds:.0f} s "
                         f"(trainer.broker_timeout_seconds is {self._patience:g})"
                     ) from error
                 self._status.wait_for(str(self._peer))

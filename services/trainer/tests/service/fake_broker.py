@@ -94,6 +94,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.batches_allowed = 10**9
         self.end_of_data = False
         self.away = False
+        self.away_as = grpc.StatusCode.UNAVAILABLE
         self._server = grpc.server(ThreadPoolExecutor(32))
         broker_pb2_grpc.add_BrokerServiceServicer_to_server(self, self._server)
         common_pb2_grpc.add_HandshakeServiceServicer_to_server(self, self._server)
@@ -133,7 +134,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def _check(self, context, session_epoch: int | None = None) -> None:
         if self.away:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "Redis is away")
+            context.abort(self.away_as, "Redis is away")
         if session_epoch is not None and session_epoch != self.session_epoch:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session 1 was fenced by session 2 of another trainer")
 

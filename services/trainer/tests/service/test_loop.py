@@ -3,6 +3,7 @@
 import json
 import logging
 
+import grpc
 import pytest
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2
@@ -89,7 +90,8 @@ def test_checkpoints_that_are_not_the_runs_own_are_refused(train: Train, broker:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"away": True}, r"away for \d+ s \(trainer.broker_timeout_seconds is 1\)"),
+        ({"away": True}, r"retried for \d+ s \(trainer.broker_timeout_seconds is 1\)"),
+        ({"away": True, "away_as": grpc.StatusCode.RESOURCE_EXHAUSTED}, r"RESOURCE_EXHAUSTED: .*; retried for \d+ s"),
         ({"session_epoch": 2}, "the broker refuses LeaseExperience of step 1: .* fenced by session 2"),
     ],
 )
