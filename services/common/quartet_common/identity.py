@@ -61,7 +61,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "EndPrompts": _CLIENT,
         "StartEvaluation": _TRAINER_AND_CLIENT,
         "GetEvaluation": _TRAINER_AND_CLIENT,
-        "CollectResults": _CLIENT,
+        "CollectResults": _TRAINER_AND_CLIENT,
         "ListDead": _TRAINER_AND_CLIENT,
         "RequeueDead": _CLIENT,
         "GetGroup": _TRAINER_AND_CLIENT,

@@ -187,12 +187,6 @@ class Evaluator:
         if evaluation_id is None or not self._wait(evaluation_id, keep_current):
             return {}
         full = self.session.evaluation_results(evaluation_id)
-        if full is None:
-            self._warn(
-                f"evaluation {evaluation_id} has no result: its transcripts are too large for one message of the "
-                "broker; make the set smaller; training goes on without it"
-            )
-            return {}
         found = [data for data in full.transcripts if data]  # empty: it was deleted (RunSpec.result_ttl)
         transcripts, unreadable = [], len(full.transcripts) - len(found)
         for data in found:

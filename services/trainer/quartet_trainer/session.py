@@ -33,6 +33,7 @@ LEASE_WAIT_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
+_RESULTS_PER_CALL = 32
 _MOST_DEAD = 1000
 
 # ABORTED: retry. RESOURCE_EXHAUSTED: a limit is reached. Without a retry delay, waiting may not help (a message is too
@@ -236,19 +237,38 @@ class BrokerSession:
 
         return self._retry("GetEvaluation", call)
 
-    def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse | None:
-        """Return an evaluation with the transcripts that it has so far. None: they are too large for one message."""
+    def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse:
+        """Return an evaluation with the transcripts that it has so far; one that cannot be fetched is empty."""
         request = broker_pb2.GetEvaluationRequest(run_id=self._run_id, evaluation_id=evaluation_id)
 
-        def call() -> broker_pb2.GetEvaluationResponse | None:
+        def call() -> broker_pb2.GetEvaluationResponse:
             try:
                 return self.stub.GetEvaluation(request, timeout=CALL_SECONDS)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # no retry makes them smaller
-                    return None
+                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or request.summary_only:
+                    raise
+                request.summary_only = True  # the transcripts are too large for one message
+                return self.stub.GetEvaluation(request, timeout=CALL_SECONDS)
+
+        found = self._retry("GetEvaluation", call)
+        if request.summary_only:
+            names = [header.instance_id for header in found.headers]
+            for first in range(0, len(names), _RESULTS_PER_CALL):
+                found.transcripts.extend(self._transcripts(names[first : first + _RESULTS_PER_CALL]))
+        return found
+
+    def _transcripts(self, instance_ids: Sequence[str]) -> list[bytes]:
+        request = broker_pb2.CollectResultsRequest(run_id=self._run_id, instance_ids=instance_ids)
+
+        def call() -> list[bytes]:
+            try:
+                return [result.transcript for result in self.stub.CollectResults(request, timeout=CALL_SECONDS)]
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
+                    return [b""] * len(instance_ids)  # one was deleted, or the broker is of an earlier release
                 raise
 
-        return self._retry("GetEvaluation", call)
+        return self._retry("CollectResults", call)
 
     def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
         """`_retry` a unary call; `of` is added to its name in errors and logs."""

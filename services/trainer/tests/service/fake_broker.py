@@ -58,6 +58,12 @@ def make_transcript(instance_id: str, version: int, right: list[float]) -> exper
     )
 
 
+def evaluated(instance_id: str) -> bytes:
+    """The transcript of an instance "0@VERSION", which is wrong, or "1@VERSION", which is right."""
+    right, _, version = instance_id.partition("@")
+    return make_transcript(instance_id, int(version), [float(right)]).SerializeToString()
+
+
 class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
     """One run, 'test'. Tests set the attributes and read what the trainer did."""
 
@@ -90,7 +96,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.evaluations: list[tuple[str, int]] = []
         self.evaluation_complete = threading.Event()
         self.evaluation_complete.set()
-        self.evaluation_trouble = ""  # "large": its transcripts fit no message; "deleted": one is empty
+        self.evaluation_trouble = ""  # "large": its transcripts fit no message; "deleted": one is gone
         self.batches_allowed = 10**9
         self.end_of_data = False
         self.away = False
@@ -273,16 +279,23 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
     def GetEvaluation(self, request, context):
         self._check(context)
         complete = self.evaluation_complete.wait(min(0.2, request.wait.seconds))
-        version = int(request.evaluation_id.partition("@")[2])
+        version = request.evaluation_id.partition("@")[2]
         answer = broker_pb2.GetEvaluationResponse(complete=complete, prompts=2, finished=2 * complete)
+        names = [f"{right}@{version}" for right in range(2)]
+        answer.headers.extend(experience_pb2.GroupHeader(instance_id=name) for name in names)
         if complete and not request.summary_only:
-            if self.evaluation_trouble == "large":
+            if "large" in self.evaluation_trouble:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "its transcripts have 99999999 bytes")
-            transcripts = (make_transcript(f"e/{i}", version, [float(i)]) for i in range(2))
-            answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
-            if self.evaluation_trouble == "deleted":
+            answer.transcripts.extend(map(evaluated, names))
+            if "deleted" in self.evaluation_trouble:
                 answer.transcripts[0] = b""
         return answer
+
+    def CollectResults(self, request, context):
+        if "deleted" in self.evaluation_trouble:
+            context.abort(grpc.StatusCode.NOT_FOUND, "it was let go")
+        for name in request.instance_ids:
+            yield broker_pb2.CollectResultsResponse(instance_id=name, transcript=evaluated(name))
 
     def ReportProgress(self, request, context):
         self._check(context)
