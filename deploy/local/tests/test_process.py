@@ -12,6 +12,7 @@ import pytest
 
 from quartet_local.process import Process, RedisProcess, exit_reason, socket_folder
 
+pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
 NEVER = 10_000.0
 

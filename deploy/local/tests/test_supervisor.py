@@ -14,6 +14,8 @@ from quartet_local.process import Process
 from quartet_local.run import end_was_due, launched
 from quartet_local.supervisor import STOP_ORDER, Supervisor
 
+pytestmark = pytest.mark.timeout(60)
+
 
 class StartsOnly(Supervisor):
     """Starts processes without waiting for their health."""

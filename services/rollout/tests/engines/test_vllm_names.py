@@ -18,6 +18,7 @@ from quartet_common.sampling import SamplingParameters
 ENGINE = Path(quartet_rollout.__file__).parent / "engines" / "vllm_engine"
 NAMES: dict[str, str] = {
     "config.weight_transfer:WeightTransferConfig": "backend",
+    "distributed.utils:USE_SCHED_YIELD": "",
     "distributed.weight_transfer.base:WeightTransferEngine.finish_weight_update": "self",
     "distributed.weight_transfer.base:WeightTransferEngine.init_transfer_engine": "self, init_info",
     "distributed.weight_transfer.base:WeightTransferEngine.receive_weights": "self, update_info",
@@ -128,10 +129,15 @@ def _find(folder: Path, name: str) -> ast.AST | None:
     file = folder.joinpath(*module.split(".")).with_suffix(".py")
     node: ast.AST | None = _module(file) if file.is_file() else None
     for part in path.split("."):
-        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        body = getattr(node, "body", [])
-        node = next((each for each in body if isinstance(each, kinds) and each.name == part), None)
+        node = next((each for each in getattr(node, "body", []) if part in _defined(each)), None)
     return node
+
+
+def _defined(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _parameters(node: ast.AST) -> str:

@@ -15,6 +15,8 @@ from quartet_common.tensors import encode
 from quartet_trainer import members, training_run
 from quartet_trainer.learner import create_learner
 
+pytestmark = pytest.mark.timeout(120)
+
 
 def invalid(name: str, **parts: bytes) -> experience_pb2.ExperienceGroup:
     """A group whose tensors, transcript or, by default, one reward cannot be used."""

@@ -13,6 +13,8 @@ from quartet_common.config import ConfigError
 from quartet_trainer.callbacks import CallbackSection, check_callbacks
 from quartet_trainer.errors import TrainingError
 
+pytestmark = pytest.mark.timeout(180)
+
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "extensions" / "quartet_extensions" / "diary.py"
 """The callback that the docs show."""
 

@@ -11,6 +11,8 @@ from training import Train
 from quartet_common.tensors import encode
 from quartet_trainer.data import without_variance
 
+pytestmark = pytest.mark.timeout(120)
+
 ON = "trainer.dynamic_sampling.enabled=true"
 
 

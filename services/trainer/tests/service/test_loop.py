@@ -14,6 +14,8 @@ from quartet_common.ledger import ledger_digest, read_ledger
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.errors import TrainingError
 
+pytestmark = pytest.mark.timeout(180)
+
 
 def test_a_run_without_rollouts_is_trained_committed_exported_and_finished(train: Train, broker: FakeBroker):
     training = train("trainer.checkpoint.interval=2").start()

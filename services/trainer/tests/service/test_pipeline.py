@@ -20,6 +20,8 @@ from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.loop import LOOK_SECONDS
 
+pytestmark = pytest.mark.timeout(180)
+
 
 def test_the_next_batch_is_fetched_while_this_one_is_trained_and_is_the_next_lifes_first(
     train: Train, broker: FakeBroker

@@ -13,6 +13,8 @@ from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync import Published, Publisher
 from quartet_trainer.weight_sync.process_group import WeightStore
 
+pytestmark = pytest.mark.timeout(180)
+
 BUCKET_BYTES = 4096
 SHAPES = {"a.weight": (33, 31), "b.bias": (7,), "c.scale": (), "d.weight": (64, 64), "e.half": (5, 3)}
 each_transport = pytest.mark.parametrize("publisher", ["gloo", "file"], indirect=True)

@@ -9,12 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm.distributed.utils
+from vllm.platforms import current_platform
 
 from quartet_rollout.engines.base import SamplingMask
 from quartet_rollout.engines.masks import candidates, join
 from quartet_rollout.engines.vllm_engine.weight_transfer import BucketTransferEngine, register
 
 register()
+
+if current_platform.is_cpu():
+    # vllm/distributed/utils.py:45: processes wait for each other in loops of `sched_yield`. Under Linux 6.18 those loops
+    # take the CPUs of a small host for minutes, also from the process that they wait for. False is vLLM's alternative,
+    # a sleep of 50 us; a step of a model on a CPU takes longer.
+    vllm.distributed.utils.USE_SCHED_YIELD = False
 
 OWNER = "QUARTET_ENGINE_OWNER"
 """Environment variable: process id of the rollout that started vLLM's processes."""
