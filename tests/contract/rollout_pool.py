@@ -11,7 +11,7 @@ from quartet_common.durations import to_duration
 
 RUN = "pool"
 ROLLOUTS = 3
-MEMBER_TTL_SECONDS = 3.0
+MEMBER_TTL_SECONDS = 6.0
 DEADLINE_SECONDS = 45.0
 PATIENCE_SECONDS = 240.0
 SCRIPT = Path(__file__).with_name("pool_trainer.py")
