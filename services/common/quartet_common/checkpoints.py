@@ -14,19 +14,17 @@ REPLACED_SUFFIX = ".replaced"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a complete checkpoint, or None."""
+    """Return the manifest of a complete checkpoint, or None, also if the folder is removed meanwhile."""
     if folder.name.startswith(WRITING_PREFIX):
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+            return None
+        if any((folder / name).stat().st_size != size for name, size in manifest["files"].items()):
+            return None
     except (OSError, ValueError):
         return None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return None
-    for name, size in manifest["files"].items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != size:
-            return None
     return manifest
 
 

@@ -135,7 +135,11 @@ def _complete(path: Path) -> CheckpointFolder | None:
     manifest = read_manifest(path)
     if manifest is None or not isinstance(manifest.get("step"), int):
         return None
-    return CheckpointFolder(path, manifest["step"], (path / MANIFEST).stat().st_mtime, manifest)
+    try:
+        saved_at = (path / MANIFEST).stat().st_mtime
+    except FileNotFoundError:
+        return None  # removed meanwhile
+    return CheckpointFolder(path, manifest["step"], saved_at, manifest)
 
 
 LOCK_FILE = ".lock"

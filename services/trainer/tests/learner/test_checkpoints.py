@@ -38,6 +38,9 @@ def test_found_in_order_of_steps_and_only_where_complete(tmp_path: Path) -> None
     (short / "model" / "weights").write_text("wei", encoding="utf-8")
     (lacking / "model" / "weights").unlink()
     (unmarked / "manifest.json").unlink()
+    unreadable = tmp_path / "step-00000007"
+    unreadable.mkdir()
+    (unreadable / "manifest.json").write_text('{"step": 7, "files": {"' + 256 * "x" + '": 1}}')  # stat fails
     (tmp_path / "step-00000006").mkdir()
     (tmp_path / "notes.txt").write_text("not a checkpoint", encoding="utf-8")
     assert list(read(tmp_path)) == [5, 20, 100_000_000]
