@@ -161,7 +161,7 @@ def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (root / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as error:
-        raise TrainingError(f"cannot write in the folder of checkpoints '{root}': {error}") from error
+        raise _cannot_write(root, error) from error
     with file:
         deadline = time.monotonic() + LOCK_SECONDS
         while not _try_lock(file):
@@ -172,10 +172,17 @@ def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
                     "choose another trainer.checkpoint.folder"
                 )
             pause(RETRY_SECONDS)
-        file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
-        file.flush()
+        holder = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n"
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), holder.encode())  # unbuffered: closing the file would write it once more
+        except OSError as error:
+            raise _cannot_write(root, error) from error
         yield
+
+
+def _cannot_write(root: Path, error: OSError) -> TrainingError:
+    return TrainingError(f"cannot write in the folder of checkpoints '{root}': {error}")
 
 
 def _try_lock(file: TextIO) -> bool:

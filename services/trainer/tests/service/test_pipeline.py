@@ -127,6 +127,14 @@ def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: p
     assert train().start().join() == "all steps are done", "the lock ends with its holder"
 
 
+def test_a_full_disk_is_reported_when_the_folder_is_locked(train: Train, tmp_path: Path):
+    root = tmp_path / "run" / "checkpoints"
+    root.mkdir(parents=True)
+    (root / ".lock").symlink_to("/dev/full")
+    with pytest.raises(TrainingError, match="cannot write in the folder of checkpoints"):
+        train().start().join()
+
+
 def test_the_best_checkpoint_is_kept(train: Train, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
     broker.run.spec.max_steps = 6
     accuracies = [0.1, 0.4, 0.9, 0.5, 0.6, 0.7, 0.8]  # by version
