@@ -289,7 +289,11 @@ class Checkpointer:
         self._prune()
 
     def _prune(self) -> list[CheckpointFolder]:
-        return prune(self._root, self._settings.keep_last, keep={self.best.step} if self.best else ())
+        try:
+            return prune(self._root, self._settings.keep_last, keep={self.best.step} if self.best else ())
+        except OSError as error:  # the new checkpoint is durable; the next call tries again
+            log.warning("old checkpoints cannot be removed: %s", error)
+            return []
 
     def _commit(self, step: int) -> None:
         try:

@@ -135,6 +135,16 @@ def test_a_full_disk_is_reported_when_the_folder_is_locked(train: Train, tmp_pat
         train().start().join()
 
 
+def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_training(train: Train, broker: FakeBroker, caplog):
+    training = train("trainer.checkpoint.interval=1", "trainer.checkpoint.keep_last=1")
+    root = training.folder / "checkpoints"
+    root.mkdir(parents=True)
+    (root / ".writing-it").touch()  # not a folder: rmtree fails
+    assert training.start().join() == "all steps are done"
+    assert broker.committed == [1, 2, 3] and len(find_checkpoints(root)) == 3
+    assert "old checkpoints cannot be removed: " in caplog.text
+
+
 def test_the_best_checkpoint_is_kept(train: Train, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
     broker.run.spec.max_steps = 6
     accuracies = [0.1, 0.4, 0.9, 0.5, 0.6, 0.7, 0.8]  # by version
