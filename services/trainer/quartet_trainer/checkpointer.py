@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from quartet.v1 import broker_pb2, trainer_pb2
 from quartet_common.durations import to_duration
 from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune, sync
 from quartet_trainer.config import CheckpointSection, EarlyStopSection
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
@@ -57,13 +56,12 @@ def read_best(root: Path) -> Best | None:
 
 
 def write_best(root: Path, best: Best) -> None:
-    """Write `root`/best.json atomically. Raises OSError."""
+    """Write `root`/best.json atomically and durably. Raises OSError."""
     aside = root / f".{BEST_FILE}.writing"
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(best)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, root / BEST_FILE)
+    aside.write_text(json.dumps(asdict(best)) + "\n", encoding="utf-8")
+    sync(aside)
+    aside.replace(root / BEST_FILE)
+    sync(root)
 
 
 @dataclass

@@ -59,18 +59,19 @@ def _put_in_place(writing: Path, folder: Path) -> None:
             shutil.rmtree(replaced)
         folder.rename(replaced)
     writing.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     if replaced.exists():
         shutil.rmtree(replaced)
 
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
+        sync(path)
+    sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write a file or the entries of a folder to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
