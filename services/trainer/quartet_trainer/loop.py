@@ -118,7 +118,11 @@ class TrainingLoop:
         if self.learner.step > 0:
             self.checkpointer.save(self.reporter)
         if ending.complete:
-            self._finish(ending)
+            try:
+                self._finish(ending)
+            except Stopped:
+                log.warning("the run is not finished yet: the broker is unavailable; start the trainer again")
+                return Ending.STOPPED
         return ending
 
     def _train(self) -> Ending:

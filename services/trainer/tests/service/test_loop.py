@@ -11,6 +11,7 @@ from receiver import Receivers
 from training import Train, live_until
 
 from quartet_common.ledger import ledger_digest, read_ledger
+from quartet_trainer import session
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.errors import TrainingError
 
@@ -73,6 +74,20 @@ def test_a_step_that_ends_after_the_broker_is_in_the_ledger_of_the_checkpoint_sa
     broker.change(away=False, settle_from=0)
     assert train().start().join() == "all steps are done"
     assert broker.settled == [(0, names_of(0))] and broker.trained == [1, 2]
+
+
+def test_a_run_that_a_stopped_trainer_could_not_finish_is_finished_by_the_next(
+    train: Train, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(session, "LONGEST_PAUSE_SECONDS", 0.1)
+    first = train()
+    go_on = first.start_held(3, at="before_write")
+    broker.change(away=True)
+    first.control.stop()
+    go_on.set()
+    assert first.join() == "the trainer was asked to stop" and not broker.finished
+    broker.change(away=False)
+    assert train().start().join() == "all steps are done" and len(broker.finished) == 1
 
 
 def test_checkpoints_that_are_not_the_runs_own_are_refused(train: Train, broker: FakeBroker):
