@@ -199,13 +199,14 @@ class WritingRanks:
         """Gather every rank's text, in the order of ranks."""
         if self._group is None:
             return [text]
-        mine = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        # Surrogates: a file name that is not UTF-8 has them. Raising here would leave the other ranks waiting.
+        mine = torch.frombuffer(bytearray(text.encode(errors="surrogatepass") or b" "), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ranks.world_size)]
         dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self._group)
         longest = int(max(lengths))
         padded = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
         dist.all_gather(padded, nn.functional.pad(mine, (0, longest - mine.numel()), value=32), group=self._group)
-        return [bytes(one.numpy()).decode().rstrip(" ") for one in padded]
+        return [bytes(one.numpy()).decode(errors="surrogatepass").rstrip(" ") for one in padded]
 
 
 def _failure(share: Callable[[Path], None], writing: Path) -> str:

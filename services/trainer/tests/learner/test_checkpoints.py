@@ -151,7 +151,8 @@ def rank_of_two(rank: int, port: int, model: Path, root: Path) -> None:
     learner.train_step(make_batch(seed=1))
     write_optimizer = storage.write_optimizer
 
-    for failure, said in ((OSError("disk full"), "disk full"), (KeyError("exp_avg"), r"KeyError\('exp_avg'\)")):
+    no_utf8 = "disk full: caf\udce9"  # as os.fsdecode gives it
+    for failure, said in ((OSError(no_utf8), no_utf8), (KeyError("exp_avg"), r"KeyError\('exp_avg'\)")):
         storage.write_optimizer = Mock(side_effect=failure) if rank == 1 else write_optimizer
         with pytest.raises(LearnerError, match=f"could not write the checkpoint .*full: {said}"):
             learner.snapshot(root / "full", {})()
