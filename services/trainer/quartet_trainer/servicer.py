@@ -11,6 +11,7 @@ from quartet_common.durations import to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument
 from quartet_common.identity import check_owner
 from quartet_common.log import get_logger
+from quartet_common.text import encodable
 from quartet_trainer.checkpointer import as_message
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection
@@ -20,6 +21,7 @@ from quartet_trainer.status import Status
 log = get_logger(__name__)
 
 LONGEST_PAUSE_SECONDS = 30 * 86400.0
+_LONGEST_REASON = 1000
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -85,7 +87,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._check_owner()
         training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
         step = self._status.step + (1 if training else 0)
-        self._stop(f"asked to by Stop: {request.reason or 'no reason given'}")
+        self._stop(f"asked to by Stop: {_shown(request.reason)}")
         return trainer_pb2.StopResponse(step=step)
 
     async def Pause(self, request, context):  # noqa: N802
@@ -94,7 +96,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         limit = to_seconds(request.limit)
         if not 0 <= limit <= LONGEST_PAUSE_SECONDS:
             raise invalid_argument("limit", f"{limit:g} s", f"at most {LONGEST_PAUSE_SECONDS:g} s, or unset")
-        log.info("paused: %s", request.reason or "no reason given")
+        log.info("paused: %s", _shown(request.reason))
         return trainer_pb2.PauseResponse(step=max(self._control.pause(limit or math.inf), self._status.step))
 
     async def Resume(self, request, context):  # noqa: N802
@@ -109,3 +111,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     def _refuse_when_finished(self, what: str) -> None:
         if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:
             raise failed_precondition(what, "the training has ended")
+
+
+def _shown(reason: str) -> str:
+    return encodable(reason, _LONGEST_REASON) or "no reason given"

@@ -65,3 +65,10 @@ async def test_a_training_is_stopped_by_who_made_its_run(tmp_path):
         await host.drain()
     by_role = ASKS | LOOKS - {"GetStatus"}
     assert found == {"alice": set(), "bob": ASKS, "operator": set(), "trainer": by_role}
+
+
+async def test_of_a_long_reason_the_beginning_is_logged(tmp_path):
+    said: list[str] = []
+    servicer = TrainerServicer(TrainerSection(), 1, tmp_path, Status("demo"), Control(), said.append)
+    await servicer.Stop(trainer_pb2.StopRequest(reason=10_000 * "x"), None)
+    assert said[0].endswith("x…") and len(said[0]) < 1100
