@@ -1,13 +1,17 @@
 """Plug-ins: a service's own and those that other packages provide by entry points; and how a package is installed."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from quartet_common.config import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def install_command(*packages: str) -> str:
@@ -21,6 +25,16 @@ def install_command(*packages: str) -> str:
     if find_spec("pip"):
         return f"{sys.executable} -m pip install {names}"
     return f"uv pip install --python {sys.executable} {names}"
+
+
+def read_parameters(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
+    """Validate a plug-in's parameters. Raises ConfigError naming the first invalid one; `where`: their key."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([where, *(str(part) for part in first["loc"])])
+        raise ConfigError(f"{key}: got {first['input']!r}; {first['msg']}") from error
 
 
 def load_plugins(

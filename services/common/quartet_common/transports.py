@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from quartet_common.config import ConfigError
 from quartet_common.plugins import load_plugins
@@ -92,15 +92,3 @@ def load_transports() -> dict[str, TransportPlugin]:
         if name not in points.names:
             raise ConfigError(f"{at}: its transport's name is '{name}', its entry point's is not; give both one name")
     return plugins
-
-
-def read_parameters(plugin: TransportPlugin, values: dict[str, Any]) -> TransportParameters:
-    """Validate a transport's parameters. Raises ConfigError naming the first invalid one."""
-    try:
-        return plugin.parameters.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"trainer.weights.transport_parameters.{key}: got {first['input']!r}; {first['msg']}"
-        ) from error

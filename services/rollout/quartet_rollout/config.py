@@ -3,9 +3,10 @@
 import os
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from quartet_common.config import Section
+from quartet_common.plugins import read_parameters
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
 
@@ -84,20 +85,16 @@ class RolloutSection(Section):
             raise ValueError(f"engine: there is no '{self.engine}' here; allowed: {', '.join(engine_names())}")
         if self.engine in OWN_ENGINES and self.engine_parameters:
             raise ValueError(f"engine_parameters: {self.engine} takes none; its keys are in [rollout.{self.engine}]")
-        try:
-            _ = self.engine_options
-        except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"engine_parameters of '{self.engine}': {at}: {first['msg']}") from error
+        _ = self.engine_options
         return self
 
     @property
     def engine_options(self) -> VllmOptions | TransformersOptions | EngineParameters:
-        """The chosen engine's options. Raises ConfigError when an engine of another package cannot be loaded."""
+        """The chosen engine's options. Raises ConfigError when an engine of another package cannot be loaded, or does
+        not take its parameters."""
         if self.engine in OWN_ENGINES:
             return getattr(self, self.engine)
-        return load_plugin(self.engine).parameters.model_validate(self.engine_parameters)
+        return read_parameters(load_plugin(self.engine).parameters, self.engine_parameters, "rollout.engine_parameters")
 
 
 def limit_threads(threads: int) -> None:

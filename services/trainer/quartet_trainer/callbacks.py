@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from quartet.v1 import experience_pb2
 
 from quartet_common.config import ConfigError, Section
 from quartet_common.log import get_logger
-from quartet_common.plugins import install_command, load_plugins
+from quartet_common.plugins import install_command, load_plugins, read_parameters
 from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
@@ -219,12 +219,7 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
                 f"{where}: callback '{section.name}' needs {', '.join(missing)}, not installed here; install it: "
                 f"{install_command(*missing)}"
             )
-        try:
-            found.append((starter, starter.parameters(**section.parameters)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{where}.parameters of '{section.name}': {at}: {first['msg']}") from error
+        found.append((starter, read_parameters(starter.parameters, section.parameters, f"{where}.parameters")))
     return found
 
 

@@ -6,8 +6,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import ConfigError, Section
+from quartet_common.plugins import read_parameters
 from quartet_common.ports import check_interface
-from quartet_common.transports import OWN_TRANSPORTS, load_transports, read_parameters, transport_names
+from quartet_common.transports import OWN_TRANSPORTS, load_transports, transport_names
 from quartet_trainer.callbacks import CallbackSection
 from quartet_trainer.learner_settings import LearnerSettings
 
@@ -196,4 +197,5 @@ def check_transport(settings: WeightsSection) -> None:
             raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
     check_interface("trainer.weights.interface", settings.interface)
     if settings.transport not in OWN_TRANSPORTS:
-        read_parameters(load_transports()[settings.transport], settings.transport_parameters)
+        model = load_transports()[settings.transport].parameters
+        read_parameters(model, settings.transport_parameters, "trainer.weights.transport_parameters")

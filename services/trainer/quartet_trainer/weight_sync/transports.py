@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
-from quartet_common.transports import load_transports, read_parameters
+from quartet_common.plugins import read_parameters
+from quartet_common.transports import load_transports
 from quartet_common.weights import bucket_file
 from quartet_weights.buckets import view
 
@@ -180,7 +181,7 @@ def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
 def load_transport(name: str, parameters: dict[str, Any], host: str, folder: Path) -> Transport:
     """Create a package's end. Raises ConfigError if the package is not valid or its transport cannot work here."""
     plugin = load_transports()[name]
-    checked = read_parameters(plugin, parameters)
+    checked = read_parameters(plugin.parameters, parameters, "trainer.weights.transport_parameters")
     try:
         end: Transport = plugin.trainer_end(checked, host, folder)
     except Exception as error:  # a package's code may raise anything

@@ -63,7 +63,7 @@ def test_one_that_fails_ends_the_training_and_is_named(installed: Path, train: T
     ("section", "message"),
     [
         ({"name": "dairy"}, r"trainer.callbacks\[0\].name: there is no callback 'dairy'; there are: diary, wandb"),
-        ({"name": "diary"}, r"trainer.callbacks\[0\].parameters of 'diary': file: Field required"),
+        ({"name": "diary"}, r"trainer.callbacks\[0\].parameters.file: got {}; Field required"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_start(installed: Path, section: dict, message: str) -> None:
