@@ -155,9 +155,11 @@ class Groups:
                 self._lost(lease_id)
 
     def _lost(self, lease_id: str) -> None:
-        """Cancel a group whose lease the broker no longer accepts."""
-        if (group := self._groups.pop(lease_id, None)) is None:
+        """Cancel a group whose lease the broker no longer accepts, unless it is being uploaded."""
+        group = self._groups.get(lease_id)
+        if group is None or group.stage is Stage.UPLOADING:  # the broker may have accepted it: its answer decides
             return
+        del self._groups[lease_id]
         log.info("lease lost", extra={"group": group.lease.instance.instance_id, "lease": lease_id})
         GROUPS.labels("lease_lost").inc()
         self._tasks[lease_id].cancel()

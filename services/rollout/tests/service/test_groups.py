@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 from world import instance
 
@@ -200,6 +201,22 @@ async def test_a_group_without_room_is_put_again(world, monkeypatch):
     world.broker.outcomes = [broker_pb2.PUT_OUTCOME_NO_ROOM, broker_pb2.PUT_OUTCOME_NO_ROOM]
     await world.put(instance())
     assert world.broker.calls.count("put 1") == 3
+
+
+async def test_a_renewal_between_an_accepted_upload_and_its_answer_cancels_nothing(world, monkeypatch):
+    world.broker.run.spec.prompt_lease_ttl.CopyFrom(Duration(nanos=300_000_000))
+    calls, note = world.broker.calls, world.broker._note
+
+    async def note_after_renewals(call: str) -> None:
+        if call == "put 1":  # the second begins when the answer to the first has been processed
+            wanted = calls.count("renew") + 2
+            await world.until(lambda: calls.count("renew") >= wanted or not world.service.groups)
+        await note(call)
+
+    monkeypatch.setattr(world.broker, "_note", note_after_renewals)
+    await world.put(instance())
+    await world.until(lambda: not world.service.groups)
+    assert world.service.state.groups_total == 1
 
 
 @pytest.mark.parametrize(
