@@ -249,8 +249,9 @@ class WeightUpdates:
             of = {"version": update.version, "epoch": update.request.group_epoch}
             log.warning("weight update failed: %s", result.message, extra=of)
             await self._leave(result.message)
-            with contextlib.suppress(EngineError):  # the sleep's timer tries again
-                await self._sleep.end()
+            with contextlib.suppress(EngineError, TimeoutError):  # the sleep's timer tries again
+                async with asyncio.timeout(update.seconds):
+                    await self._sleep.end()
         if self._state.paused:
             await self._engine.resume()
             paused = time.monotonic() - update.paused_at

@@ -75,6 +75,18 @@ async def test_weights_that_come_asleep_wake_it_and_nothing_is_generated_with_th
     await able.broker.until(lambda: able.broker.puts)
 
 
+async def test_an_engine_that_does_not_wake_delays_the_end_of_an_update_by_its_deadline(able, monkeypatch):
+    await able.join()
+    await set_sleep(able, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(able.engine, "wake", asyncio.Event().wait)
+        await able.begin(4, seconds=0.2)
+        await refused(able.finish(4), grpc.StatusCode.ABORTED)
+    assert await level_of(able) == 1
+    await set_sleep(able, 0)
+    await able.put(instance("goes on"))
+
+
 async def test_a_trainer_that_is_gone_is_not_waited_for(able):
     await set_sleep(able, 1, 0.05)
     await able.until(lambda: able.engine.calls[-2:] == ["sleep 1", "wake"])
