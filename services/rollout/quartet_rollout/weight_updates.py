@@ -357,13 +357,14 @@ class WeightUpdates:
             await self._leave("the rollout stops")
 
     async def _leave(self, reason: str) -> None:
+        if self._info is None and self._joining is None:
+            return
+        self._set_apart(reason)  # first, because the caller may be cancelled while it waits
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
             await asyncio.wait({self._joining})
         self._joining = None
-        if self._info is not None:
-            self._set_apart(reason)
-            await self._engine.leave_weight_group()
+        await self._engine.leave_weight_group()
 
     def _set_apart(self, reason: str) -> None:
         self._apart_because, self._info = reason, None

@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 from quartet.v1 import rollout_pb2
-from world import instance, refused
+from world import instance, join_request, refused
 
 from quartet_common.durations import to_duration
 from quartet_rollout import weight_updates
@@ -185,6 +185,26 @@ async def test_an_invitation_to_a_group_that_never_forms_rules_out_no_later_one(
     await ready.join(1, store_port=29501)  # the same epoch on another store is a new group
     await ready.begin(1)
     assert engine.group.store_port == 29501
+
+
+async def test_a_join_that_its_trainer_cancels_leaves_the_old_epoch_all_the_same(ready, monkeypatch):
+    leaving, left = asyncio.Event(), asyncio.Event()
+
+    async def join_and_leave_slowly(info) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            leaving.set()
+            await left.wait()
+
+    monkeypatch.setattr(ready.engine, "join_weight_group", join_and_leave_slowly)
+    await ready.join(1)
+    call = ready.stub.JoinWeightGroup(join_request(2), timeout=5)
+    await leaving.wait()
+    call.cancel()
+    begin = await refused(ready.begin(1, epoch=1, seconds=0.3), grpc.StatusCode.FAILED_PRECONDITION)
+    left.set()
+    assert "this rollout is in no weight group: group epoch 2 began" in begin
 
 
 async def test_a_drain_in_the_middle_of_an_update_ends(joined):
