@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quartet_common.log import get_logger
+from quartet_common.text import error_text
 from quartet_reward import metrics
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
@@ -112,6 +113,9 @@ class RewardModel:
                     entry.sent = time.monotonic()
                 if batch:
                     await self._read_batch(batch)
+            except Exception as error:  # e.g. an answer without logits
+                log.exception("a batch of the reward model failed")
+                _fail(batch, VerifierCrashed(f"the reward model failed: {error_text(error)}"))
             finally:
                 _fail(batch, ShuttingDown())  # those without a result when this task is cancelled
 

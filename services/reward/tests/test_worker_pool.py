@@ -8,7 +8,7 @@ import pytest
 from reward_samples import ENDLESS, until
 
 from quartet_reward.config import RewardModelSection
-from quartet_reward.errors import ShuttingDown
+from quartet_reward.errors import ShuttingDown, VerifierCrashed
 from quartet_reward.math.equality import worker_command
 from quartet_reward.math.worker import _limit_cpu
 from quartet_reward.reward_model import RewardModel
@@ -79,6 +79,25 @@ async def test_texts_of_a_batch_wait_together_for_a_reward_model_that_does_not_s
     finally:
         await model.close()
     assert [str(error) for error in read] == ["the reward model's process: no worker became free within 1 s"] * 4
+
+
+async def test_an_answer_that_cannot_be_used_fails_its_texts_and_no_later_ones(tmp_path, monkeypatch):
+    replies = [{"event": "done"}, {"event": "done", "logits": [[0.5]], "tokens": [1], "cut": [0]}]
+
+    async def reply(request):
+        return replies.pop(0)
+
+    model = RewardModel(RewardModelSection(path=tmp_path), queue_seconds=60.0)
+    monkeypatch.setattr(model._pool, "start", lambda: None)
+    monkeypatch.setattr(model._pool, "run", reply)
+    model.start()
+    try:
+        async with asyncio.timeout(3.0):
+            with pytest.raises(VerifierCrashed, match="the reward model failed: KeyError: 'logits'"):
+                await model.read("a")
+            assert (await model.read("b")).logits == (0.5,)
+    finally:
+        await model.close()
 
 
 def test_a_limit_of_cpu_time_that_the_service_runs_under_is_kept_by_its_workers():
