@@ -43,7 +43,9 @@ class Sleep:
                 "level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'"
             )
         # Shielded: a cancelled call would leave it unknown whether the engine sleeps, and a sleep without its timer.
-        return await asyncio.shield(asyncio.create_task(self._set(engine, level, seconds)))
+        task = asyncio.create_task(self._set(engine, level, seconds))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved by a cancelled call too
+        return await asyncio.shield(task)
 
     async def _set(self, engine: Engine, level: int, seconds: float) -> int:
         state = self._state

@@ -165,6 +165,7 @@ class Sandbox:
         start = asyncio.create_task(self._start_server())
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
+        start.add_done_callback(lambda start: start.cancelled() or start.exception())  # retrieved by a cancelled caller
         return await asyncio.shield(start)
 
     async def _start_server(self) -> ServerHandle:

@@ -1,6 +1,7 @@
 """SetSleep over a real socket: what a rollout does and refuses while somebody else has its memory."""
 
 import asyncio
+import gc
 from datetime import timedelta
 
 import grpc
@@ -99,7 +100,7 @@ async def test_a_trainer_that_is_gone_is_not_waited_for(able):
     await able.until(lambda: able.service.state.sleep_level == 0)
 
 
-async def test_a_call_that_its_trainer_cancels_still_sets_the_level_and_its_timer(able, monkeypatch):
+async def test_a_call_that_its_trainer_cancels_still_sets_the_level_and_its_timer(able, monkeypatch, caplog):
     begun, end, sleep = asyncio.Event(), asyncio.Event(), able.engine.sleep
 
     async def slow_sleep(level: int) -> None:
@@ -108,15 +109,26 @@ async def test_a_call_that_its_trainer_cancels_still_sets_the_level_and_its_time
         await sleep(level)
 
     monkeypatch.setattr(able.engine, "sleep", slow_sleep)
-    request = rollout_pb2.SetSleepRequest(level=1)
-    request.timeout.FromMilliseconds(50)
-    call = able.stub.SetSleep(request, timeout=5)
-    await begun.wait()
-    call.cancel()
-    await able.status()  # the server has seen the cancellation
-    end.set()
+
+    async def cancelled_call() -> None:
+        begun.clear()
+        end.clear()
+        request = rollout_pb2.SetSleepRequest(level=1)
+        request.timeout.FromMilliseconds(50)
+        call = able.stub.SetSleep(request, timeout=5)
+        await begun.wait()
+        call.cancel()
+        await able.status()  # the server has seen the cancellation
+        end.set()
+
+    await cancelled_call()
     await able.until(lambda: able.engine.calls[-2:] == ["sleep 1", "wake"])
     await able.put(instance("goes on"))
+    able.engine.errors["sleep"] = EngineError("no memory on the host")
+    await cancelled_call()
+    await able.until(lambda: able.service.state.sleep_level == 0)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_an_engine_that_fails_to_sleep_is_awake_and_one_that_cannot_says_so(ready):
