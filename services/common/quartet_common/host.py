@@ -180,7 +180,11 @@ class ServiceHost:
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
                 for drain in self._drains:
-                    await drain()
+                    try:
+                        await drain()
+                    except Exception:
+                        log.exception("a part of the service failed to stop")
+                        self.exit_code = self.exit_code or 1
         except TimeoutError:
             log.warning("drain took longer than %s s; what was left is given up", self._settings.drain_seconds)
         for task in tuple(self._tasks):

@@ -183,12 +183,13 @@ async def test_plaintext_is_refused_off_loopback():
     ServiceHost("reward", "127.0.0.1:0", SecuritySection(insecure=True), ServerSection(bind_host="0.0.0.0"))
 
 
-async def test_drains_run_in_order_and_within_their_time(serve):
+async def test_drains_run_in_order_and_within_their_time_and_one_that_fails_skips_none(serve):
     host = await serve(drain_seconds=0.3)
     seen = []
 
     async def first():
         seen.append("first")
+        raise RuntimeError("boom")
 
     async def hangs():
         seen.append("hangs")
@@ -199,7 +200,7 @@ async def test_drains_run_in_order_and_within_their_time(serve):
     host.spawn(asyncio.Event().wait(), "forever")
     async with asyncio.timeout(5):
         await host.drain()
-    assert seen == ["first", "hangs"]
+    assert seen == ["first", "hangs"] and host.exit_code == 1
 
 
 async def test_a_background_task_that_fails_stops_the_service(serve):
