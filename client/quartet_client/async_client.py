@@ -6,7 +6,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -313,12 +313,21 @@ class AsyncClient:
         """Pause training for at most `limit` seconds; yield its policy version. Resume unless it was paused before."""
         status = await self.connections.call("trainer", "GetStatus", trainer_pb2.TrainerServiceGetStatusRequest())
         request = trainer_pb2.PauseRequest(reason="an evaluation", limit=to_duration(limit + self.connections.timeout))
-        paused = await self.connections.call("trainer", "Pause", request)
+
+        async def resume() -> None:
+            if status.phase != trainer_pb2.TRAINER_PHASE_PAUSED:
+                await self.connections.call("trainer", "Resume", trainer_pb2.ResumeRequest())
+
+        try:
+            paused = await self.connections.call("trainer", "Pause", request)
+        except BaseException:  # cancelled, or a lost answer: the trainer may have paused
+            with suppress(QuartetError):
+                await resume()
+            raise
         try:
             yield paused.step
         finally:
-            if status.phase != trainer_pb2.TRAINER_PHASE_PAUSED:
-                await self.connections.call("trainer", "Resume", trainer_pb2.ResumeRequest())
+            await resume()
 
     async def _evaluate(
         self, run_id: str, evaluation_set: str, version: int, live: str, timeout: float, summary_only: bool

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import pytest
+from quartet.v1 import trainer_pb2
 from real_broker import Life, door
 
 from quartet_client import AsyncClient, Client, InputError, QuartetError
@@ -120,6 +121,25 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
         (failed,) = await client.score("a text alone", "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
         assert await client.verifiers() == {"exact": "The answer, character by character."}
+
+
+async def test_an_evaluation_that_is_cancelled_while_it_pauses_the_trainer_resumes_it(monkeypatch):
+    calls, pausing = [], asyncio.Event()
+
+    async def call(service, method, request):
+        calls.append(method)
+        if method == "Pause":
+            pausing.set()
+            await asyncio.Event().wait()
+        return trainer_pb2.TrainerServiceGetStatusResponse()
+
+    client = AsyncClient()
+    monkeypatch.setattr(client.connections, "call", call)
+    evaluation = asyncio.create_task(client.evaluate("demo", "heldout", hold=True))
+    await pausing.wait()
+    evaluation.cancel()
+    await asyncio.wait({evaluation})
+    assert evaluation.cancelled() and calls == ["GetStatus", "Pause", "Resume"]
 
 
 async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
