@@ -114,9 +114,14 @@ class Membership:
         if self._only is not None:
             names = [self._only]
         else:
-            runs = (await call("ListRuns", broker_pb2.ListRunsRequest())).runs
-            names = [run.spec.run_id for run in runs if run.state == _ACTIVE and not _unfit(engine, run)]
-            names = [name for name in names if any(fnmatchcase(name, pattern) for pattern in self._patterns)]
+            names, request = [], broker_pb2.ListRunsRequest()
+            while True:
+                page = await call("ListRuns", request)
+                able = [run.spec.run_id for run in page.runs if run.state == _ACTIVE and not _unfit(engine, run)]
+                names += [name for name in able if any(fnmatchcase(name, pattern) for pattern in self._patterns)]
+                if not page.next_page_token:
+                    break
+                request.page_token = page.next_page_token
         found = []
         for name in names:
             try:

@@ -32,7 +32,12 @@ class ManyRuns:
             await one.close()
 
     async def ListRuns(self, request, context):  # noqa: N802
-        return broker_pb2.ListRunsResponse(runs=[one.run for one in self.runs.values()])
+        """Return a page of one run; its number is the token."""
+        page = int(request.page_token or 0)
+        runs = [one.run for one in self.runs.values()]
+        return broker_pb2.ListRunsResponse(
+            runs=runs[page : page + 1], next_page_token=str(page + 1) if page + 1 < len(runs) else ""
+        )
 
     async def GetRun(self, request, context):  # noqa: N802
         if request.run_id not in self.runs:
