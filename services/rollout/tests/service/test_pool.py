@@ -6,10 +6,12 @@ import grpc
 import pytest
 from doubles import InTestBroker
 from google.protobuf.duration_pb2 import Duration
+from pydantic import ValidationError
 from quartet.v1 import broker_pb2, rollout_pb2
 from world import World, instance, neighbours, refused
 
 from quartet_common.errors import not_found
+from quartet_rollout.config import RolloutSection
 
 QUICK = Duration(seconds=3)
 """A membership's ttl: a heartbeat a second, and with it a look at the other runs."""
@@ -137,6 +139,13 @@ async def test_a_run_without_rollouts_gets_one_of_two_and_the_last_policy_is_gon
     await two.until(lambda: two.puts)
     assert [put.group.header.instance_id for put in two.puts] == ["d"]
     assert two.puts[0].group.header.max_policy_version == 1
+
+
+def test_more_patterns_than_a_member_has_room_for_are_refused():
+    """The broker takes members of at most 4 KiB."""
+    assert len(RolloutSection(engine="transformers", runs=["x" * 64] * 32).runs) == 32
+    with pytest.raises(ValidationError, match="at most 32 items"):
+        RolloutSection(engine="transformers", runs=["x"] * 33)
 
 
 async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool):
