@@ -113,7 +113,8 @@ def service_main(
 ) -> int:
     """Run a service from its command line and return its exit status.
 
-    0: ended as asked; 1: failed; 2: invalid configuration (a sentence for each problem on standard error); 130: Ctrl-C.
+    0: ended as asked; 1: failed, or its address is in use or not of this host; 2: invalid configuration (a sentence for
+    each problem on standard error), with --dry-run --check-port also such an address; 130: Ctrl-C.
 
     Args:
         kind: "broker", "reward", "rollout" or "trainer".
@@ -134,10 +135,11 @@ def service_main(
             preflight = _nothing_more
         if kind in ("rollout", "trainer"):
             config = located(config, weights=not arguments.dry_run)
-        plan = _check(kind, config, preflight, ports=arguments.check_port or not arguments.dry_run)
+        plan = _check(kind, config, preflight, ports=arguments.check_port and arguments.dry_run)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
+        check_ports_free(kind, getattr(config.addresses, kind), config.server)
         # The trainer's other ranks only follow rank 0: they have nothing to trace.
         if os.environ.get("RANK", "0") == "0":
             tracing.configure(kind, instance, config.tracing)
@@ -153,7 +155,7 @@ def service_main(
                 log.error("%s", problem)
             else:
                 print(one_line(f"quartet-{kind}: {problem}"), file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except Exception:

@@ -23,6 +23,7 @@ from quartet_common.handshake import HandshakeServicer, Identity, Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
+from quartet_common.ports import AddressUnavailable
 from quartet_common.process import Supervisor
 
 log = get_logger(__name__)
@@ -131,7 +132,7 @@ class ServiceHost:
         await self._health.set(name, state)
 
     async def start(self) -> None:
-        """Listen and serve. Raises ConfigError if the address or the metrics port cannot be had."""
+        """Listen and serve. Raises AddressUnavailable, or ConfigError for an invalid port or unusable TLS files."""
         if self._settings.reflection:
             names = (
                 self._service_name,
@@ -147,7 +148,7 @@ class ServiceHost:
             else:
                 port = self.server.add_insecure_port(target)
         except RuntimeError as error:
-            raise ConfigError(
+            raise AddressUnavailable(
                 f"addresses.{self.kind}: cannot listen on {target}: the address is taken or not of this host"
             ) from error
         if self._port == 0:
@@ -167,7 +168,7 @@ class ServiceHost:
         try:
             serve_metrics(self._bind_host, port, [split_address(self.address)[0], *self._settings.metrics_hosts])
         except OSError as error:
-            raise ConfigError(
+            raise AddressUnavailable(
                 f"server.metrics_port_offset: cannot serve metrics on {self._bind_host}:{port}: {error.strerror}"
             ) from error
         except OverflowError as error:

@@ -13,6 +13,12 @@ _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()  # that this process has returned
 
 
+class AddressUnavailable(ConfigError):
+    """This host cannot listen at an address now: the port is in use, or the address does not exist, perhaps not yet."""
+
+    exit_code = 1
+
+
 def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved: Collection[int] = ()) -> list[int]:
     """Return distinct ports that nothing listens on, and that this function did not return before.
 
@@ -73,7 +79,7 @@ def check_interface(key: str, name: str) -> None:
 
 
 def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
-    """Raise ConfigError if the address or its metrics port is in use."""
+    """Raise AddressUnavailable if the address or its metrics port cannot be bound, ConfigError for an invalid port."""
     host, port = split_address(address)
     host = server.bind_host or host
     if port == 0:
@@ -85,6 +91,6 @@ def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
         try:
             _bind(host, each)
         except OSError as error:
-            raise ConfigError(f"{key}: cannot listen on {host}:{each}: {str(error.strerror).lower()}") from error
+            raise AddressUnavailable(f"{key}: cannot listen on {host}:{each}: {str(error.strerror).lower()}") from error
         except OverflowError as error:
             raise ConfigError(f"{key}: {each} is no port; ports end at 65535") from error

@@ -17,11 +17,14 @@ from quartet_common.refusals import meant
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Exit status 2.
+    """The configuration cannot be used.
 
     Attributes:
         problems: one sentence each; the error's text has one per line.
+        exit_code: exit status of a service that ends with this error.
     """
+
+    exit_code = 2
 
     def __init__(self, *problems: str):
         super().__init__("\n".join(problems))

@@ -70,11 +70,11 @@ class Served:
         self.log = folder / f"{self.port}.log"
         own = held(folder / "pki" / "keys" / "reward").model_dump(include={"tls_ca", "tls_certificate", "tls_key"})
         words = [f"addresses.reward={self.address}", *(f"security.{key}={path}" for key, path in own.items())]
-        command = [sys.executable, "-c", SERVICE, "--log-format", "json"]
+        self.command = [sys.executable, "-c", SERVICE, "--log-format", "json"]
         for word in words:
-            command += ["--set", word]
+            self.command += ["--set", word]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(self.command, stderr=log)
 
     def records(self) -> list[dict]:
         whole, _, _ = self.log.read_text().rpartition("\n")
@@ -122,6 +122,13 @@ async def test_calls_without_the_right_to_make_them_are_in_the_log_once(keys, se
     assert line["peer"].startswith("ipv4:127.0.0.1:") and "allowed: client, operator, rollout" in line["reason"]
     assert len([each for each in served.records() if each["message"] == "call refused"]) == 1
     assert served.metric('quartet_grpc_calls_total{code="PERMISSION_DENIED"') == 3
+
+
+async def test_an_address_in_use_is_a_failure_of_a_start_and_a_mistake_of_a_dry_run(served):
+    await served.until("serving at")
+    for arguments, status in (([], 1), (["--dry-run", "--check-port"], 2)):
+        done = subprocess.run([*served.command, *arguments], capture_output=True, text=True, timeout=30)
+        assert done.returncode == status and f"cannot listen on {served.address}" in done.stderr, done
 
 
 async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(keys, served):
