@@ -78,6 +78,7 @@ def test_compose_has_every_service_as_its_image_wants_it():
         (keys,) = (volume for volume in composed["volumes"] if ":/etc/quartet/pki" in volume)
         assert re.fullmatch(rf"\$\{{QUARTET_KEYS:\?[^}}]+\}}/{service}:/etc/quartet/pki:ro", keys), "its own alone"
     assert services["trainer"]["restart"] == "on-failure", "a finished run is not started again"
+    assert services["rollout"]["tmpfs"] == ["/tmp:exec"], "vLLM loads libraries that it compiles there"
 
 
 def test_on_gpus_rollout_and_trainer_are_built_for_them_and_have_one_each():
