@@ -1,12 +1,15 @@
 """The `quartet` command, also as `python -m quartet_client`."""
 
 import io
+import signal
 import sys
 import traceback
 
 
 def main() -> int:
     """Run the command line and return its exit status; 130 for Ctrl-C, at whatever moment it comes."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # its default would leave a live picture's cursor hidden
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what the locale lacks is escaped
     try:

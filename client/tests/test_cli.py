@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from quartet.v1 import broker_pb2 as pb
@@ -219,6 +220,24 @@ def test_ctrl_c_ends_the_dashboard_although_its_browser_is_open(address):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=15) == 0
     process.stdout.close()
+
+
+def test_sigterm_leaves_the_terminal_its_cursor(address, life):
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "quartet_client", "watch", "demo", "--broker", address]
+    master, slave = os.openpty()
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    while b"demo" not in shown:
+        shown += os.read(master, 65536)
+    process.send_signal(signal.SIGTERM)
+    with suppress(OSError):  # the other side is closed
+        while part := os.read(master, 65536):
+            shown += part
+    os.close(master)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1 and b"Traceback" not in shown
 
 
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(address, run_file):
