@@ -115,6 +115,16 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
 
 
+def test_a_run_file_that_only_lies_above_a_model_is_not_its_run_s(export, run, tmp_path):
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    (run / "run.toml").write_text("[run")
+    status, said = export(run / "checkpoints" / "step-00000001", "--to", tmp_path / "broken")
+    assert status == 2 and said.startswith(f"quartet: run file '{run}/run.toml' is not valid TOML: ")
+    (run / "model").rename(tmp_path / "other")
+    status, said = export(tmp_path / "other", "--to", tmp_path / "out")
+    assert status == 0 and "Qwen" not in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_the_hub_gets_all_files_in_one_commit_on_a_branch_of_a_private_model(push, hub):
     (status, said), again = push(["own/mine", "--private", "--revision", "v1"], ["own/mine"])
     assert status == 0, said

@@ -189,8 +189,11 @@ def model_card(title: str, folder: Path, version: int) -> str:
         folder: a run's, or one of its checkpoints'.
         version: optimizer steps of the checkpoint; 0: all.
     """
-    home = next((one for one in (folder, *folder.resolve().parents[:2]) if (one / "run.toml").is_file()), None)
-    sections = tomllib.loads((home / "run.toml").read_text(encoding="utf-8")) if home else {}
+    home = next((one for one in (folder, *folder.resolve().parents[:2]) if _is_run(one)), None)
+    try:
+        sections = tomllib.loads((home / "run.toml").read_text(encoding="utf-8")) if home else {}
+    except ValueError as error:
+        raise InputError(f"run file '{home}/run.toml' is not valid TOML: {error}") from error
     run, model, data, trainer = (sections.get(name, {}) for name in ("run", "model", "data", "trainer"))
     facts: dict[str, Any] = {}
     evaluations: list[str] = []
@@ -222,6 +225,12 @@ def model_card(title: str, folder: Path, version: int) -> str:
     if facts:
         lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
     return "\n".join([*lines, *evaluations, ""])
+
+
+def _is_run(folder: Path) -> bool:
+    # A run file alone may be any run's: models are also saved below the folder that a user works in.
+    made = (folder / "metrics.jsonl").is_file() or (folder / "checkpoints").is_dir()
+    return made and (folder / "run.toml").is_file()
 
 
 def _evaluations(progress: RunProgress, version: int) -> list[str]:
