@@ -224,9 +224,10 @@ class RedisProcess(Process):
 def socket_folder(run_folder: Path) -> Iterator[Path]:
     """Yield a new temporary folder that only this user can enter. The caller holds the run folder's lock.
 
-    It is not in the run folder, because a socket's path is limited to about 100 bytes. A link in the run folder points
-    to it, so that after a launcher is killed the next one removes its folder. Its name begins with a digest of the run
-    folder's path: the link in a copy of that points to the sockets of another run, which may be at work.
+    It is not in the run folder, because a socket's path is limited to 107 bytes, and in /tmp if TMPDIR is too long for
+    that. A link in the run folder points to it, so that after a launcher is killed the next one removes its folder. Its
+    name begins with a digest of the run folder's path: the link in a copy of that points to the sockets of another run,
+    which may be at work.
     """
     link = run_folder / "sockets"
     prefix = f"quartet-{hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:8]}-"
@@ -234,7 +235,10 @@ def socket_folder(run_folder: Path) -> Iterator[Path]:
         if link.resolve().name.startswith(prefix):
             shutil.rmtree(link.resolve(), ignore_errors=True)
         link.unlink()
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > 70:  # 107 with "/quartet-01234567-abcdefgh/redis.sock"
+        parent = "/tmp"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         link.symlink_to(folder)
         try:
             yield Path(folder)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -86,6 +87,13 @@ def test_the_socket_folder_of_a_launcher_that_was_killed_is_removed_by_the_next(
         assert not killed.exists() and sockets.stat().st_mode & 0o777 == 0o700
         assert (tmp_path / "sockets").resolve() == sockets.resolve()
     assert not sockets.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_s_path_fits_into_its_address_however_long_that_of_temporary_files_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    Path(tempfile.tempdir).mkdir()
+    with socket_folder(tmp_path) as sockets, socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(sockets / "redis.sock"))
 
 
 def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_run_alone(tmp_path):
