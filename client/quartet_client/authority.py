@@ -140,7 +140,8 @@ def export(folder: Path, name: str, into: Path, owner: int | None = None) -> lis
     Returns: the files, those of EXPORTED.
 
     Raises:
-        InputError: no such certificate, the folder of the CA itself, or files that cannot be written or given away.
+        InputError: no such certificate, the folder of the CA itself or one of other files, or files that cannot be
+            written or given away.
     """
     if into.resolve() == folder.resolve() or (into / "ca-key.pem").exists():
         raise InputError(f"'{into}' holds the CA's private key; export into a folder of its own")
@@ -153,6 +154,9 @@ def export(folder: Path, name: str, into: Path, owner: int | None = None) -> lis
     files = [into / file for file in EXPORTED]
     try:
         into.mkdir(parents=True, exist_ok=True)
+        names = set(os.listdir(into))
+        if names.difference(EXPORTED) and "tls.key" not in names:  # it becomes the owner's alone
+            raise InputError(f"'{into}' holds other files; name a folder of its own")
         into.chmod(0o700)
         for file, content in zip(files, contents, strict=True):
             _replace(file, content, 0o400 if file.suffix == ".key" else 0o444, owner)

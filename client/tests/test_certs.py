@@ -63,6 +63,11 @@ def test_a_service_gets_a_folder_of_its_own(tmp_path, capsys):
     for name, user in owners.items():
         assert main(["certs", "export", name, str(folder), "--from", str(pki), "--owner", user]) == 2
     assert main([*command[:3], str(pki), *command[4:]]) == 2  # into the authority's own folder
+    tmp_path.chmod(0o755)
+    assert main([*command[:3], str(tmp_path), *command[4:]]) == 2 and len(list(tmp_path.iterdir())) == 2
+    assert (stat.S_IMODE(tmp_path.stat().st_mode), tmp_path.stat().st_uid) == (0o755, os.geteuid())
+    (folder / "token").touch()  # what its holder also has stays
+    assert main(command) == 0 and len(list(folder.iterdir())) == 4
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path, capsys):
