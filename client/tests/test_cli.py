@@ -201,6 +201,16 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 
+def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
+    full = open("/dev/full", "w")  # noqa: SIM115  (its end fails too)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err == "quartet: a file cannot be written (No space left on device); make room\n"
+    with suppress(OSError):
+        full.close()
+
+
 def test_what_the_locale_cannot_write_is_escaped(tmp_path):
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "quartet_client", "doctor", "broker"]

@@ -4,6 +4,7 @@ Exit status: 0 done; 1 it was tried and failed (the run failed, a prompt died); 
 configuration, a service that cannot be reached); 130 Ctrl-C.
 """
 
+import errno
 import io
 import os
 import sys
@@ -80,7 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            print_error(InputError(f"'{error.filename}' cannot be used: {error.strerror}"))
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):  # a write's error has no name
+            print_error(InputError(f"a file cannot be written ({error.strerror}); make room"))
+        else:
             raise
-        print_error(InputError(f"'{error.filename}' cannot be used: {error.strerror}"))
         return 2
