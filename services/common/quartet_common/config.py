@@ -22,6 +22,7 @@ from quartet_common.values import check_values
 
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # each read by one program
 _YEAR_SECONDS = 366 * 86400.0
+_EXACT = 2**53  # the broker accepts whole numbers up to here: its scripts calculate in doubles
 
 
 class Section(BaseModel):
@@ -92,11 +93,11 @@ class TemperatureScheduleSection(Section):
     kind: Literal["constant", "linear", "cosine", "piecewise", "colossalchat"] = Field(
         description="Curve between the points; colossalchat: from sampling.temperature towards 0.9 in `updates` steps."
     )
-    points: list[tuple[Annotated[int, Field(ge=0, lt=2**63)], Annotated[float, Field(gt=0)]]] = Field(
+    points: list[tuple[Annotated[int, Field(ge=0, le=_EXACT)], Annotated[float, Field(gt=0)]]] = Field(
         [], description="[policy version, temperature], in order of version."
     )
     updates: int = Field(
-        0, ge=0, lt=2**63, description="colossalchat: optimizer steps in the first pass over the data."
+        0, ge=0, le=_EXACT, description="colossalchat: optimizer steps in the first pass over the data."
     )
 
     @model_validator(mode="after")
@@ -130,9 +131,9 @@ class RunSection(Section):
     lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
     partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What happens to a last partial batch.")
     max_deliveries: int = Field(5, ge=1, lt=2**31, description="Deliveries of a prompt before it is set aside as dead.")
-    max_queued_prompts: int = Field(4096, ge=1, lt=2**63, description="Maximum prompts in the queue.")
+    max_queued_prompts: int = Field(4096, ge=1, le=_EXACT, description="Maximum prompts in the queue.")
     max_experience_bytes: int = Field(
-        1 << 30, ge=1 << 20, lt=2**63, description="Maximum bytes of experience in Redis."
+        1 << 30, ge=1 << 20, le=_EXACT, description="Maximum bytes of experience in Redis."
     )
     prompt_lease_ttl: float = Field(
         60.0, gt=0, le=_YEAR_SECONDS, description="Seconds until a prompt lease expires unless it is renewed."
@@ -142,7 +143,7 @@ class RunSection(Section):
     )
     result_ttl: float = Field(3600.0, gt=0, le=_YEAR_SECONDS, description="Seconds that results are kept.")
     max_steps: int = Field(
-        0, ge=0, lt=2**63, description="Optimizer steps after which the run ends; 0: when the prompts end."
+        0, ge=0, le=_EXACT, description="Optimizer steps after which the run ends; 0: when the prompts end."
     )
     sampling: SamplingSection = Field(SamplingSection(), description="Sampling of training prompts.")
     evaluation_sampling: SamplingSection | None = Field(

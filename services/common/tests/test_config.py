@@ -47,6 +47,7 @@ def test_overrides_win_over_the_file_and_other_services_sections_are_left_to_the
     [
         ("[rollout]\nengin = 'vllm'", ["unknown key rollout.engin", "run.toml", "did you mean 'engine'"]),
         ("[run]\ngroups_per_step = 65537", ["run.groups_per_step", "less than or equal to 65536"]),
+        (f"[run]\nmax_steps = {2**53 + 1}", ["run.max_steps", f"less than or equal to {2**53}"]),
         ("[run]\ngroup_size = 0", ["run.group_size", "got 0", "greater than or equal to 1"]),
         ("x = " + "[" * 5000, ["run.toml is not valid TOML", "nested too deeply"]),
         ("[run]\nmax_steps = " + "1" * 5000, ["run.toml is not valid TOML", "digits"]),
