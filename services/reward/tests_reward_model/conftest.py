@@ -13,6 +13,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # reward_samples
@@ -51,6 +53,8 @@ def save(folder: Path, kind: str, padded: bool = True) -> Saved:
     if kind == "qwen2":
         config = Qwen2Config(**sizes, num_key_value_heads=2, num_labels=1, pad_token_id=pad)
         model = Qwen2ForSequenceClassification(config)
+    elif kind == "roberta":
+        model = RobertaForSequenceClassification(RobertaConfig(**sizes, num_labels=1, pad_token_id=pad))
     else:
         model = BertForSequenceClassification(BertConfig(**sizes, num_labels=3, pad_token_id=pad))
     model.eval()

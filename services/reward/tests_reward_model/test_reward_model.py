@@ -87,6 +87,13 @@ async def test_logits_of_other_models_are_those_of_plain_transformers(tmp_path, 
         assert logits == pytest.approx(saved.logits(each), abs=1e-5)
 
 
+async def test_of_a_text_too_long_for_its_model_the_last_tokens_are_read(tmp_path):
+    saved = save(tmp_path, "roberta")  # of its 256 positions the first is that of padding
+    reply = Classifier(RewardModelSection(path=tmp_path)).answer({"texts": [LETTERS * 10]})
+    assert reply["tokens"] == [255] and reply["cut"] == [len(LETTERS) * 10 - 255], reply
+    assert reply["logits"][0] == pytest.approx(saved.logits((LETTERS * 10)[-255:]), abs=1e-5)
+
+
 async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(served, qwen2):
     stub, _ = served
     logit = qwen2.logits("2+2=?4.")[0]

@@ -34,12 +34,18 @@ class Classifier:
         self._batch_tokens = section.batch_tokens
         config = self._model.config
         positions = getattr(config, "max_position_embeddings", None) or section.max_tokens
-        self._max_tokens = min(section.max_tokens, positions)
+        self._max_tokens = min(section.max_tokens, positions - self._unused_positions())
         # Models that pool the last token find it by the pad token's id: without a valid one, rows cannot be padded.
         pad, vocabulary = self._tokenizer.pad_token_id, self._model.get_input_embeddings().num_embeddings
         if config.pad_token_id is None and pad is not None and pad < vocabulary:
             config.pad_token_id = pad
         self._pad = config.pad_token_id
+
+    def _unused_positions(self) -> int:
+        """Return how many positions are before a text's first token: RoBERTa's begin after that of padding."""
+        embeddings = (each for name, each in self._model.named_modules() if name.endswith("position_embeddings"))
+        padding = [each.padding_idx for each in embeddings if isinstance(each, torch.nn.Embedding)]
+        return max((index + 1 for index in padding if index is not None), default=0)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
