@@ -33,6 +33,15 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     assert not await world.faults()
 
 
+async def test_a_delivery_that_is_given_back_does_not_count_although_there_is_no_room_for_them(world):
+    await world.create(max_experience_bytes=len(KEPT) - 1)
+    await world.submit("a")
+    for _ in range(2):
+        (lease,) = await world.lease()
+        assert lease.attempt == 1 and not lease.unscored
+        await world.release(lease.lease_id, unscored=KEPT)
+
+
 async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead(world):
     await world.create()
     await world.submit("a", "b")

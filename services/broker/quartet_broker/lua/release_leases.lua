@@ -26,7 +26,8 @@ end
 
 for n = 1, #ARGV, FIELDS do
   local lease, failure, permanent, name = ARGV[n], ARGV[n + 1], ARGV[n + 2] == '1', ARGV[n + 3]
-  local id = leased(lease, at)
+  if failure == '' and permanent then failure = 'refused for good, without a reason' end
+  local id, failed = leased(lease, at), failure ~= ''
   if name ~= '' then
     if id then
       failure = keep(id, failure, name, tonumber(ARGV[n + 4]))
@@ -36,11 +37,11 @@ for n = 1, #ARGV, FIELDS do
   end
   if not id then
     table.insert(reply, lease)
-  elseif failure == '' and not permanent then
+  elseif not failed then
     -- The rollout drains: the delivery does not count.
     requeue(id, call('HGET', instance(id), 'attempt') - 1, 'given back')
     reply[2] = reply[2] + 1
-  elseif fail(id, failure ~= '' and failure or 'refused for good, without a reason', permanent, at) then
+  elseif fail(id, failure, permanent, at) then
     reply[3] = reply[3] + 1
   else
     reply[2] = reply[2] + 1
