@@ -146,6 +146,21 @@ class DirectGeneration:
 
     async def completions(self, request: Request) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
         """Yield the completions as they finish. Raises ContractError."""
+        finished: asyncio.Queue[rollout_pb2.GeneratedCompletion | None] = asyncio.Queue()
+        # In a task of its own: `interrupt` would end the caller's without a status while it writes to a slow reader.
+        generating = asyncio.create_task(self._generate(request, finished))
+        generating.add_done_callback(lambda _: finished.put_nowait(None))
+        try:
+            while (completion := await finished.get()) is not None:
+                yield completion
+                finished.task_done()
+            await generating
+        finally:
+            generating.cancel()
+            await asyncio.gather(generating, return_exceptions=True)
+
+    async def _generate(self, request: Request, finished: asyncio.Queue) -> None:
+        """Put each completion as it finishes, once the one before has been taken. Raises ContractError."""
         prompt = request.prompt
         state = self._state
         if (engine := state.engine) is None or (reader := state.reader) is None:
@@ -170,7 +185,8 @@ class DirectGeneration:
                             raise unavailable("policy", "the weights became unknown while this was generated")
                         TOKENS.labels("direct").inc(completion.token_ids.size)
                         COMPLETIONS.labels(completion.finish_reason).inc()
-                        yield _generated(completion, reader.text(completion.token_ids))
+                        finished.put_nowait(_generated(completion, reader.text(completion.token_ids)))
+                        await finished.join()
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         except EngineError as error:

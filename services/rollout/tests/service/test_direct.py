@@ -1,8 +1,10 @@
 """Direct use over real sockets: who is let in, when, beside the run's own prompts, and what becomes of who gives up."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
+import numpy as np
 from quartet.v1 import experience_pb2, rollout_pb2
 from world import instance, refusal, refused
 
@@ -82,6 +84,20 @@ async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
     beside = [own for direct, own in seen if direct == 4]
     assert sum(beside) / len(beside) > 6  # of twelve: the run goes on meanwhile
     await world.broker.until(lambda: len(world.broker.puts) == 60)
+
+
+async def test_a_slow_reader_is_told_why_its_stream_was_interrupted(world):
+    long = np.full(1_000_000, ord("a"), np.int32)  # more than is sent to a caller who does not read
+    world.engine.alter = lambda done: replace(done, token_ids=long, log_probs=np.zeros(long.size, np.float32))
+    await world.ready()
+    request = rollout_pb2.GenerateStreamRequest(prompt={"text": "x", "sampling": {"n": 1}})
+    stream = world.stub.GenerateStream(request, timeout=30.0)
+    await world.until(lambda: world.engine.tokens_total and not world.engine.running)
+    world.broker.create_run()
+    world.service.membership.doubt()
+    await world.until(lambda: world.service.admission.running == 0)
+    assert (await stream.read()).completion.info.tokens == long.size
+    assert "the run was made anew" in await refused(stream.read(), grpc.StatusCode.UNAVAILABLE)
 
 
 async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(world):
