@@ -19,7 +19,7 @@ from quartet_rollout.engines.vllm_engine.weight_transfer import BucketTransferEn
 register()
 
 if current_platform.is_cpu():
-    # vllm/distributed/utils.py:45: processes wait for each other in loops of `sched_yield`. Under Linux 6.18 those loops
+    # vllm/distributed/utils.py:45: processes wait for each other in loops of `sched_yield`. Under Linux 6.18 the loops
     # take the CPUs of a small host for minutes, also from the process that they wait for. False is vLLM's alternative,
     # a sleep of 50 us; a step of a model on a CPU takes longer.
     vllm.distributed.utils.USE_SCHED_YIELD = False
