@@ -50,7 +50,7 @@ PROGRAMMERS = (
 )
 RETURNING = ("diagnosis.py", "refusals.py")
 """Modules whose functions return messages."""
-ENDINGS = ("Error", "Failed", "Refused", "Failure", "BadReference", "InvalidItem", "Crashed")
+ENDINGS = ("Error", "Unavailable", "Failed", "Refused", "Failure", "BadReference", "InvalidItem", "Crashed")
 LEAST_LETTERS = 8
 """A template with fewer letters only passes on another message."""
 _VERBS = (

@@ -44,17 +44,21 @@ class Side:
     async def update(self, manifest: str, folder: str) -> dict:
         """Install a folder's weights during generation. Returns {"met": groups generated during the update,
         "after": groups begun after it}."""
-        engine, generated, installed = self._engine, self._engine.stats().tokens_total, asyncio.Event()
+        engine, installed = self._engine, asyncio.Event()
+        begun = 0  # tokens generated when the newest group began
 
         async def last(prompt: list[int], length: int) -> dict:
             """Return the group that was generated during the update."""
+            nonlocal begun
             while True:
+                begun = engine.stats().tokens_total
                 group = await self._group(prompt, length)
                 if installed.is_set():
                     return group
 
         met = asyncio.gather(*map(last, PROMPTS, RUNNING))
-        while engine.stats().tokens_total < generated + GROUP * len(PROMPTS) * 4:
+        await asyncio.sleep(0)  # both begin
+        while engine.stats().tokens_total < begun + GROUP * len(PROMPTS) * 4:
             await asyncio.sleep(0.001)
         await engine.pause("keep")
         await engine.join_weight_group(NO_MEETING)

@@ -64,7 +64,7 @@ async def test_a_pause_stops_it_between_two_tokens_and_an_abort_ends_it(parrot):
 
 def test_the_run_file_is_checked():
     assert configured("rollout.engine_parameters.threads=2").engine_options.threads == 2
-    with pytest.raises(ConfigError, match="engine_parameters of 'parrot': seconds_per_token"):
+    with pytest.raises(ConfigError, match="rollout.engine_parameters.seconds_per_token: got -1"):
         configured("rollout.engine_parameters.seconds_per_token=-1")
     with pytest.raises(ConfigError, match="there is no 'parot' here; allowed: parrot, transformers, vllm"):
         configured("rollout.engine=parot")

@@ -49,9 +49,9 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
         await promotion(guarded)
         await health_becomes(host, "SERVING")
         assert await again(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+        assert await world.batch(0) == ["a", "b"]
         # Changes are heard at the new master.
         waiting = asyncio.create_task(world.take(1, wait=20))
-        assert await world.batch(0) == ["a", "b"]
         await world.trained(0)
         async with asyncio.timeout(10):
             assert sorted(await world.roll_out(version=1)) == ["c", "d"]
