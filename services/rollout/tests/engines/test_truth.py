@@ -36,9 +36,8 @@ def folders(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> list[
     ]
 
 
-async def generate_on(harness: Harness, ended: asyncio.Event, dice: random.Random) -> list[tuple]:
-    """One prompt after the other until all updates are made: (prompt, temperature, completion)."""
-    made = []
+async def generate_on(harness: Harness, ended: asyncio.Event, dice: random.Random, made: list[tuple]) -> None:
+    """One prompt after the other until all updates are made; append (prompt, temperature, completion)."""
     while not ended.is_set():
         prompt = [dice.randrange(5, 90) for _ in range(dice.randrange(1, 20))]
         sampling = SamplingSettings(
@@ -46,7 +45,6 @@ async def generate_on(harness: Harness, ended: asyncio.Event, dice: random.Rando
         )
         completions = await harness.collect(prompt, dice.randrange(1, 4), sampling)
         made += [(prompt, sampling.temperature, completion) for completion in completions]
-    return made
 
 
 async def update(harness: Harness, folder: Path, version: int, dice: random.Random) -> None:
@@ -79,20 +77,25 @@ def mismatched(harness: Harness, folders: list[Path], made: list[tuple[list[int]
 def test_every_span_is_of_the_version_it_names(harness: Harness, folders: list[Path]) -> None:
     dice = random.Random(2)  # Of four updates two keep what runs, one aborts it, and one waits for it.
 
-    async def body() -> list[tuple]:
-        ended = asyncio.Event()
-        streams = [asyncio.create_task(generate_on(harness, ended, random.Random(stream))) for stream in range(STREAMS)]
+    made: list[tuple] = []
+
+    async def body() -> None:
+        ended, version = asyncio.Event(), 0
+        streams = [
+            asyncio.create_task(generate_on(harness, ended, random.Random(stream), made)) for stream in range(STREAMS)
+        ]
         try:
-            for version in range(1, UPDATES + 1):
+            # Until one was carried over an update: on a busy host, all may end just before each of the first few.
+            while version < UPDATES or all(len(each.version_spans) == 1 for *_, each in made):
+                version += 1
                 await harness.started(dice.randrange(1, 120))
                 await update(harness, folders[version % FOLDERS], version, dice)
         finally:
             ended.set()
-        return [each for made in await asyncio.gather(*streams) for each in made]
+        await asyncio.gather(*streams)
 
-    made = harness._run(asyncio.wait_for(body(), (1 + UPDATES / 10) * PATIENCE))
+    harness._run(asyncio.wait_for(body(), (1 + UPDATES / 10) * PATIENCE))
     spans, wrong = mismatched(harness, folders, made)
     print(f"{harness.engine.name}: {UPDATES} updates, {len(made)} completions, {len(spans)} spans, {len(wrong)} wrong")
     assert not wrong
-    assert len(spans) > len(made), "no completion was carried over an update"
     assert set(spans) >= set(range(1, UPDATES)), "a version made no token"
