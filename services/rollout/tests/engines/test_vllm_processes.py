@@ -41,20 +41,20 @@ def check(folder: Path, made: dict, begin: int = 0) -> None:
 def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_owner(
     owner: Owner, models: dict, sender: Sender
 ) -> None:
-    made = owner.order(do="generate", prompt=PROMPT, length=8)
-    assert made["spans"] == [[-1, 0, 8]]
+    made = owner.order(do="generate", prompt=PROMPT, length=20)
+    assert made["spans"] == [[-1, 0, 20]]
     check(models[True, 0], made)
 
     # Each worker is a member of the group: the trainer is rank 0, they are 1 and 2.
     group = asdict(sender.open(world_size=3))
-    order = {"prompt": PROMPT, "length": 40, "folder": str(models[True, 1]), "version": 5}
+    order = {"prompt": PROMPT, "length": 60, "folder": str(models[True, 1]), "version": 5}
     owner.give(do="update", group=group | {"secret": group["secret"].hex()}, **order)
     assert sender.hear() == {"joined": True}
     sender.send(models[True, 1])
     assert sender.hear()["sent"] > 0
     made = owner.hear()
     (_, _, cut), new = made["spans"]
-    assert 0 < cut < 40 and new == [5, cut, 40]
+    assert 0 < cut < 60 and new == [5, cut, 60]
     check(models[True, 1], made, begin=cut)
 
     assert len(owner.processes) == 3  # The engine core and two workers.
