@@ -5,6 +5,7 @@ import math
 
 import grpc
 import pytest
+from annotated_types import Ge, Le
 from conftest import on_both
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
@@ -19,6 +20,20 @@ from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+BOUNDS = [
+    (field, getattr(rule, "ge", None) or getattr(rule, "le", 0))
+    for field, info in RunSection.model_fields.items()
+    for rule in info.metadata
+    if isinstance(rule, Ge | Le)
+]
+
+
+@pytest.mark.parametrize(("field", "limit"), BOUNDS)
+def test_the_broker_takes_what_a_run_file_may_say(field, limit):
+    said = run_spec(RunSection.model_validate({field: limit}))
+    assert runs.complete(said) == runs.with_defaults(said)
 
 
 async def test_a_run_of_an_earlier_release_is_confirmed_whatever_defaults_are_said_today(world):

@@ -130,7 +130,9 @@ class RunSection(Section):
     )
     lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
     partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What happens to a last partial batch.")
-    max_deliveries: int = Field(5, ge=1, lt=2**31, description="Deliveries of a prompt before it is set aside as dead.")
+    max_deliveries: int = Field(
+        5, ge=1, le=1 << 20, description="Deliveries of a prompt before it is set aside as dead."
+    )
     max_queued_prompts: int = Field(4096, ge=1, le=_EXACT, description="Maximum prompts in the queue.")
     max_experience_bytes: int = Field(
         1 << 30, ge=1 << 20, le=_EXACT, description="Maximum bytes of experience in Redis."

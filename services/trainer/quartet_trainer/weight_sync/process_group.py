@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from quartet_common.config import ConfigError
+from quartet_common.ports import AddressUnavailable
 from quartet_trainer.weight_sync.packing import BUFFERS
 from quartet_trainer.weight_sync.transports import TransferFailed, Transport, WeightUpdate
 from quartet_weights.process_group import ProcessGroup, device_of, epoch_store, first_line, nccl_version
@@ -43,7 +44,7 @@ class WeightStore:
     """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which only members know."""
 
     def __init__(self, host: str, port: int = 0):
-        """Listen at host:port; port 0 takes a free one. Raises ConfigError if it cannot."""
+        """Listen at host:port; port 0 takes a free one. Raises AddressUnavailable if it cannot."""
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -51,7 +52,7 @@ class WeightStore:
             listener.bind(address)
             listener.listen(128)
         except OSError as error:
-            raise ConfigError(
+            raise AddressUnavailable(
                 f"trainer.weights.store_host: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
             ) from error
         self.host = host

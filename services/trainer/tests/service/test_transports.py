@@ -13,6 +13,7 @@ import torch.distributed as dist
 from quartet.v1 import rollout_pb2
 from safetensors import SafetensorError
 
+from quartet_common.ports import AddressUnavailable
 from quartet_trainer.weight_sync import transports
 from quartet_trainer.weight_sync.group import Transfer, WeightGroup, form_group
 from quartet_trainer.weight_sync.process_group import WeightStore
@@ -33,6 +34,11 @@ def listening() -> set[tuple[str, int]]:
     """(address, port) of each socket that this process listens at."""
     connections = psutil.Process().net_connections("tcp")
     return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def test_a_store_whose_address_is_in_use_is_no_mistake_in_the_run_file(store):
+    with pytest.raises(AddressUnavailable, match=f"store_host: cannot listen on 127.0.0.1:{store.port}: address alr"):
+        WeightStore("127.0.0.1", store.port)
 
 
 @pytest.mark.parametrize(
