@@ -36,13 +36,14 @@ def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
 async def _all(root: Path, pythons: Pythons) -> dict:
     # The trainer dies after a commit, before the checkpoint with that step.
     trapped = (Fault(5, "trap", "committed-unsaved"),)
-    back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
+    # Steps are trained in between: without a lead, at most 25 groups before the snapshot.
+    back = (Fault(5, "snapshot", "redis"), Fault(45, "restore", "redis"))
     restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
     # One process of each service is enough for one trainer's fault.
-    small = functools.partial(Plan, groups=40, each=1)
+    small = functools.partial(Plan, each=1, lead=0)
     others = {
-        "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),
-        "settle without instances": (back, small(root / "settle", control="settle-without-instances")),
+        "commit without checkpoint": (trapped, small(root / "commit", 40, control="commit-without-checkpoint")),
+        "settle without instances": (back, small(root / "settle", 80, control="settle-without-instances")),
         "restores": (restores, Plan(root / "restores", RESTORE_GROUPS)),
     }
 

@@ -39,12 +39,14 @@ class Plan:
         folder: for data, logs, checkpoints; must be empty.
         control: the protection that the trainer omits (standin_trainer.Trainer).
         each: processes of each service, 1 or 2.
+        lead: number of faults by which training may be ahead.
     """
 
     folder: Path
     groups: int
     control: str = ""
     each: int = 2
+    lead: int = 3
 
     def checkpoints(self, trainer: str) -> Path:
         return self.folder / "checkpoints" / trainer

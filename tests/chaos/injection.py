@@ -13,7 +13,6 @@ from victim import Victim
 
 READY_SECONDS = 120.0  # for a process to be ready again before its next fault
 TRAP_SECONDS = 120.0  # for the trainer to reach the trap's point
-LEAD = 3  # number of faults by which training may be ahead
 
 
 class Injector:
@@ -51,7 +50,7 @@ class Injector:
 
     def _pace(self) -> int:
         """Return the number of groups that may be trained before the next faults."""
-        return self.schedule[min(self.done + LEAD, len(self.schedule) - 1)].at
+        return self.schedule[min(self.done + self.deployment.plan.lead, len(self.schedule) - 1)].at
 
     async def _do(self, fault: Fault) -> str:
         """Inject one fault; return its description."""
