@@ -187,7 +187,8 @@ def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -
     for key, field in model["properties"].items():
         nested = _nested(field, definitions)
         default = "" if nested and nested[0] == "table" else _default(field, key in required)
-        cells = (f"`{key}`", _type(field, definitions), default, _allowed(field), escaped(meaning(field, definitions)))
+        means = escaped(meaning(field, definitions))
+        cells = (f"`{key}`", _type(field, definitions), default, _allowed(key, field), means)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -246,11 +247,12 @@ def _size(value: Any) -> str:
     return ""
 
 
-def _number(value: float) -> str:
-    return _size(value) or (str(int(value)) if value == int(value) else str(value))
+def _number(key: str, value: float) -> str:
+    size = _size(value) if key.endswith("_bytes") else ""
+    return size or (str(int(value)) if value == int(value) else str(value))
 
 
-def _allowed(field: dict[str, Any]) -> str:
+def _allowed(key: str, field: dict[str, Any]) -> str:
     found = []
     for form in _forms(field):
         found += [f"`{json.dumps(value)}`" for value in form.get("enum", ())]
@@ -260,6 +262,7 @@ def _allowed(field: dict[str, Any]) -> str:
             found += [f'`"{word}"`' for word in words[1].split("|")]
         elif "pattern" in form:
             found.append(f"`{form['pattern']}`")
-        bounds = [f"{sign} {_number(form[name])}" for name, sign in _BOUNDS.items() if abs(form.get(name, _ANY)) < _ANY]
+        limits = [(sign, form[name]) for name, sign in _BOUNDS.items() if abs(form.get(name, _ANY)) < _ANY]
+        bounds = [f"{sign} {_number(key, limit)}" for sign, limit in limits]
         found += [" and ".join(bounds)] if bounds else []
     return ", ".join(found)

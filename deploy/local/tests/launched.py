@@ -22,8 +22,6 @@ from preloaded import Pythons, process_of  # noqa: E402
 from started import Started  # noqa: E402
 
 _MARK = "QUARTET_TEST_MARK"
-GONE_SECONDS = 10.0
-"""The guard kills what it can see at once; a preloaded engine, which it cannot see, exits when its model is loaded."""
 
 
 def hollow_model(folder: Path, parameters: int) -> Path:
@@ -119,11 +117,11 @@ class Launched(Started):
         assert len(pids) == 1, f"{name}: {processes}"
         return process_of(pids[0])
 
-    def assert_gone(self) -> None:
-        """Fail if a process still runs after `GONE_SECONDS`."""
-        deadline = time.monotonic() + GONE_SECONDS
+    def assert_gone(self, within: float) -> None:
+        """Fail if a process still runs after `within` seconds."""
+        deadline = time.monotonic() + within
         while left := self.processes():
-            assert time.monotonic() < deadline, f"left behind: {left}\n{self.said()}"
+            assert time.monotonic() < deadline, f"left behind after {within} s: {left}\n{self.said()}"
             time.sleep(0.1)
 
     def close(self) -> None:

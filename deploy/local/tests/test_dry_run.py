@@ -80,7 +80,7 @@ def dry_run(launch, run_file, tmp_path):
         words = [word for setting in settings for word in ("--set", setting)]
         launched = launch(run_file, *words, command=("run", "--dry-run"))
         assert launched.wait(90) == 2, launched.said()
-        launched.assert_gone()
+        launched.assert_gone(within=2.0)
         assert not (tmp_path / "run").exists(), "a dry run writes nothing"
         lines = launched.said().splitlines()
         assert all(line.startswith("quartet: ") for line in lines), launched.said()

@@ -56,7 +56,7 @@ def test_an_incomplete_evaluation_has_no_figure_and_leaves_its_logs(launch, run_
     told = ["mine at version 0: incomplete: 4 of 5", f"the services' logs are in {folder}/logs"]
     assert evaluated.said().splitlines()[-2:] == told and (folder / "logs" / "rollout.log").exists()
     assert "mine/4@0 has no answer: prompt cannot be used: prompt.input: got 4003 tokens" in evaluated.said()
-    evaluated.assert_gone()
+    evaluated.assert_gone(within=1.0)
 
 
 def test_an_evaluation_that_is_refused_leaves_no_folder(launch, run_file, held, model, tmp_path):
@@ -71,5 +71,5 @@ def test_ctrl_c_of_an_evaluation_leaves_nothing(launch, run_file, held, model, t
     evaluated.wait_for_line("reward ready", READY)
     evaluated.send_signal(signal.SIGINT)
     assert evaluated.wait(ENDED) == 130, evaluated.said()
-    evaluated.assert_gone()
+    evaluated.assert_gone(within=1.0)
     assert "Traceback" not in evaluated.said() and not left(tmp_path) and not (tmp_path / "run").exists()

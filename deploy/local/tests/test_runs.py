@@ -63,7 +63,7 @@ def interrupt(launched, moment: str) -> None:
     launched.wait_for_line(moment, READY)
     launched.send_signal(signal.SIGINT)
     assert launched.wait(ENDED) == 130, launched.said()
-    launched.assert_gone()
+    launched.assert_gone(within=1.0)
     assert "Traceback" not in launched.said()
 
 
@@ -76,7 +76,7 @@ def test_a_run_ends_by_itself_and_a_stopped_and_a_finished_one_go_on_where_they_
     assert first.wait(ENDED) == 128 + signal.SIGTERM, first.said()
     second = launch(run_file, *words)
     assert second.wait(240) == 0, second.said()
-    second.assert_gone()
+    second.assert_gone(within=1.0)
     assert "step 8/8" in second.said() and "run launched succeeded after 8 steps" in second.said()
     assert_left(tmp_path / "run", run_file, settings)
     assert exactly_once(second, steps=8)
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_kills_at_once(launch, run_file):
     launched.send_signal(signal.SIGINT)
     assert launched.wait(ENDED) == 130
     assert "killing what is left" in launched.said()
-    launched.assert_gone()
+    launched.assert_gone(within=1.0)
 
 
 def test_sigterm_while_the_run_file_is_checked_leaves_no_check_behind(launch, run_file):
@@ -110,7 +110,7 @@ def test_sigterm_while_the_run_file_is_checked_leaves_no_check_behind(launch, ru
     launched.wait_for_line("checking the run file", READY)
     launched.send_signal(signal.SIGTERM)
     assert launched.wait(ENDED) == 128 + signal.SIGTERM
-    launched.assert_gone()
+    launched.assert_gone(within=0.5)
     assert "Traceback" not in launched.said()
 
 
@@ -119,7 +119,7 @@ def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
     launched.wait_for_line("step 1", READY)
     launched.send_signal(signal.SIGKILL)
     launched.wait(ENDED)
-    launched.assert_gone()
+    launched.assert_gone(within=10.0)
 
 
 def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, run_file):
@@ -139,7 +139,7 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
     assert launched.wait(240) == 0, launched.said()
     assert "run launched succeeded after 20 steps" in launched.said()
     assert exactly_once(launched, steps=20)
-    launched.assert_gone()
+    launched.assert_gone(within=1.0)
 
 
 async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up(
@@ -200,7 +200,7 @@ def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_
     assert "trainer was killed by SIGKILL; starting it again (1 of 3)" in launched.said()
     assert exactly_once(launched, steps=12)
     assert log.read_text().count("the engine sleeps") >= 12 and not sleeps()
-    launched.assert_gone()
+    launched.assert_gone(within=1.0)
 
 
 def _rollouts(run: Run) -> dict[str, str]:
@@ -242,4 +242,5 @@ def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, r
         r"quartet: (rollout|trainer) ended with status 1 (while starting|twice): .*deserializing header: .*F99", last
     )
     assert "Traceback" not in launched.said()
-    launched.assert_gone()
+    # A preloaded engine is no descendant of the guard, which kills others at once: it exits when its model is loaded.
+    launched.assert_gone(within=10.0)

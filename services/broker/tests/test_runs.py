@@ -5,7 +5,7 @@ import math
 
 import grpc
 import pytest
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 from conftest import on_both
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
@@ -23,10 +23,10 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 BOUNDS = [
-    (field, getattr(rule, "ge", None) or getattr(rule, "le", 0))
+    (field, rule.lt - 1 if isinstance(rule, Lt) else rule.ge if isinstance(rule, Ge) else rule.le)
     for field, info in RunSection.model_fields.items()
     for rule in info.metadata
-    if isinstance(rule, Ge | Le)
+    if isinstance(rule, Ge | Le | Lt)
 ]
 
 
