@@ -72,16 +72,16 @@ class Sides:
             Side([sys.executable, program, variant, role], log, stack) for role in ("consumer", "producer")
         )
         for side in (self._consumer, self._producer):
-            side.tell(settings)
-            side.hear()
+            side.send(settings)
+            side.receive()
 
     def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
         """Send `count` groups. Return the seconds it took, CPU seconds by role, and the checksum if asked for."""
         for side in (self._consumer, self._producer):
-            side.tell({"groups": count, "check": check})
-        consumed = self._consumer.hear()
-        self._producer.tell({"end": True})
-        produced = self._producer.hear()
+            side.send({"groups": count, "check": check})
+        consumed = self._consumer.receive()
+        self._producer.send({"end": True})
+        produced = self._producer.receive()
         cpu = {"producer": produced["cpu"], "consumer": consumed["cpu"]}
         return consumed["at"] - produced["at"], cpu, consumed["checksum"]
 
@@ -106,8 +106,8 @@ class RaySide:
     def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
         """As `Sides.round`."""
         request = {"way": self.variant, "shape": self._shape, "per_call": RAY[self.variant]}
-        self._ray.tell(request | {"groups": count, "check": check})
-        answer = self._ray.hear()
+        self._ray.send(request | {"groups": count, "check": check})
+        answer = self._ray.receive()
         return answer["seconds"], {"ray": answer["cpu"]}, answer["checksum"]
 
 

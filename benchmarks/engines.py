@@ -289,11 +289,11 @@ def compare(ours: str, name: str, size: str, count: int, model: Path, folder: Pa
             command = [*PROGRAM, kind, name, str(count), str(model)]
             running[kind] = Side(command, folder / f"{name} {size} {kind}.log", stack)
             # One after the other: two engines that start concurrently would leave no CPU time for Redis.
-            running[kind].hear()
+            running[kind].receive()
         for turn in range(ROUNDS):
             for kind in rates if turn % 2 == 0 else reversed(rates):
-                running[kind].tell({"round": turn})
-                rates[kind].append(running[kind].hear()["rate"])
+                running[kind].send({"round": turn})
+                rates[kind].append(running[kind].receive()["rate"])
     for kind, each in rates.items():
         print(f"{name}, {size}, {kind}: {[round(rate) for rate in each]} tokens/s", file=sys.stderr, flush=True)
     title = f"engines: {name}, {size} parameters" + (", the engine alone" if ours == "alone" else "")

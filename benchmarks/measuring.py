@@ -84,14 +84,14 @@ class Side:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = stack.enter_context(process(command, log, **pipes))
 
-    def tell(self, line: dict) -> None:
+    def send(self, line: dict) -> None:
         """Write a line to its input."""
         try:
             print(json.dumps(line), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             raise RuntimeError(f"a side has ended: {self._log.read_text()[-2000:]}") from None
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the next line of its output. Raises RuntimeError with the end of its log if it has ended."""
         line = self._process.stdout.readline()
         if not line:

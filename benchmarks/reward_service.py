@@ -40,10 +40,10 @@ LIMIT_MS = 1.0
 def make_item(number: int) -> reward_pb2.ScoreItem:
     """An item that is right if its number is even."""
     thought = "so many boxes at so much each, and what is left is divided among them. " * 8
-    told = number if number % 2 == 0 else number + 1
+    answer = number if number % 2 == 0 else number + 1
     return reward_pb2.ScoreItem(
         item_id=str(number),
-        completion=f"<think>{thought}</think><answer>{told}</answer>",
+        completion=f"<think>{thought}</think><answer>{answer}</answer>",
         reference=reward_pb2.Reference(answer=str(number)),
         verifiers=[reward_pb2.VerifierSpec(name="think_answer_tags")],
         run_id="benchmark",

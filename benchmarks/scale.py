@@ -64,7 +64,7 @@ class Load:
         shares = filter(None, (names[n::PROCESSES] for n in range(PROCESSES)))
         self._rollouts = [ours("producer", common | {"names": share}, log, stack) for share in shares]
         for side in (self._trainer, *self._rollouts):
-            side.hear()
+            side.receive()
         self._submitted = 0
 
     def queue(self, groups: int) -> None:
@@ -75,18 +75,18 @@ class Load:
     def start(self) -> None:
         """Let the rollouts begin."""
         for side in self._rollouts:
-            side.tell({"go": True})
+            side.send({"go": True})
 
     def train(self, steps: int) -> float:
         """Train `steps` steps; return the time of the last commit."""
-        self._trainer.tell({"groups": steps * GROUPS_PER_STEP, "check": False})
-        return self._trainer.hear()["at"]
+        self._trainer.send({"groups": steps * GROUPS_PER_STEP, "check": False})
+        return self._trainer.receive()["at"]
 
     def end(self) -> tuple[float, np.ndarray]:
         """Stop the rollouts. Return when the first put began, and what each lease took, in milliseconds."""
         for side in self._rollouts:
-            side.tell({"end": True})
-        answers = [side.hear() for side in self._rollouts]
+            side.send({"end": True})
+        answers = [side.receive() for side in self._rollouts]
         began = min(each["at"] for each in answers if each["at"])
         return began, np.array([second for each in answers for second in each["leases"]]) * 1000
 
@@ -94,7 +94,7 @@ class Load:
 def ours(role: str, settings: dict, log: Path, stack: contextlib.ExitStack) -> Side:
     """Start a side of ours, see broker_sides."""
     side = Side([sys.executable, str(Path(__file__).with_name("broker_sides.py")), "ours", role], log, stack)
-    side.tell(settings)
+    side.send(settings)
     return side
 
 

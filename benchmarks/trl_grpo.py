@@ -125,14 +125,14 @@ def trl(size: Size, threads: int) -> Round:
         raise RuntimeError(f"TRL with {threads} threads is not done after {SIDE_SECONDS:.0f} s; {hint}") from None
     if done.returncode:
         raise RuntimeError(f"TRL failed: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    ends, cpu, first = told["ends"], told["cpu"], size.leave_out
+    record = json.loads(done.stdout.splitlines()[-1])
+    ends, cpu, first = record["ends"], record["cpu"], size.leave_out
     count, seconds = len(ends) - first, ends[-1] - ends[first - 1]
     return Round(
         rate=size.prompts * COMPLETIONS * count / seconds,
-        length=statistics.mean(told["length"][first:]),
-        zero_variance=statistics.mean(told["zero_variance"][first:]),
-        reward=statistics.mean(told["reward"][-LAST_STEPS:]),
+        length=statistics.mean(record["length"][first:]),
+        zero_variance=statistics.mean(record["zero_variance"][first:]),
+        reward=statistics.mean(record["reward"][-LAST_STEPS:]),
         account={
             "step": 1000 * seconds / count,
             "processor, all of it": 1000 * (cpu[-1] - cpu[first - 1]) / count,
@@ -260,10 +260,10 @@ def compare(size: Size, *, staler: bool = False) -> tuple[Round, ...]:
     """Return ours, TRL's, and if it is wanted ours with max_staleness 2; each the mean of its rounds, printed too."""
     rounds: dict[str, list[Round]] = {"ours": [], "TRL": [], "staler": []}
     for _ in range(ROUNDS):
-        rounds["ours"].append(told(size, "ours, transformers", ours(size, "transformers")))
-        rounds["TRL"].append(told(size, "TRL, 2 threads", trl(size, 2)))
+        rounds["ours"].append(shown(size, "ours, transformers", ours(size, "transformers")))
+        rounds["TRL"].append(shown(size, "TRL, 2 threads", trl(size, 2)))
         if staler:
-            rounds["staler"].append(told(size, "ours, max_staleness 2", ours(size, "transformers", staleness=2)))
+            rounds["staler"].append(shown(size, "ours, max_staleness 2", ours(size, "transformers", staleness=2)))
     return tuple(mean_of(done) for done in rounds.values() if done)
 
 
@@ -277,7 +277,7 @@ def mean_of(rounds: list[Round]) -> Round:
     return Round(**figures, account=account)
 
 
-def told(size: Size, side: str, done: Round) -> Round:
+def shown(size: Size, side: str, done: Round) -> Round:
     """Print a round and return it."""
     print(
         f"{size.name:6} {side:21} {done.rate:6.1f} completions/s, {done.length:.1f} tokens each, "
@@ -311,7 +311,7 @@ def main() -> None:
 
     tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 110, 8, skip_zero_advantage=True, trainer_threads=1, early=40)
     mine, theirs, staler = compare(tiny, staler=True)
-    single = told(tiny, "TRL, 1 thread", trl(tiny, 1))
+    single = shown(tiny, "TRL, 1 thread", trl(tiny, 1))
     best, name = max(((theirs, "TRL GRPOTrainer, 2 threads"), (single, "TRL GRPOTrainer, 1 thread")), key=rate)
     figures.append(compared(tiny, "transformers", mine, name, best))
     two = "trl_grpo: 0.3 M, transformers engine, max_staleness 2"
@@ -321,7 +321,7 @@ def main() -> None:
     # What completions per second are bounded by, where all cores are busy all the time.
     cost, used = "trl_grpo: 0.3 M, transformers engine, processor time of a step", "processor, all of it"
     figures.append(Figure(cost, "ms", mine.account[used], best.account[used], name, "lower"))
-    figures.append(compared(tiny, "vllm", told(tiny, "ours, vLLM", ours(tiny, "vllm")), name, best))
+    figures.append(compared(tiny, "vllm", shown(tiny, "ours, vLLM", ours(tiny, "vllm")), name, best))
     print_account(tiny, "ours", mine)
     print_account(tiny, "ours, max_staleness 2", staler)
     print_account(tiny, name, best)

@@ -147,7 +147,7 @@ async def measure(engine, trainer: Side, manifest, updates: int, slow: int, watc
     async def update(version: int, way: str | None) -> None:
         before = await tokens_per_second()
         began = time.monotonic(), engine.stats().tokens_total
-        trainer.tell({"send": version})
+        trainer.send({"send": version})
         await engine.receive_weights(manifest, TIMEOUT_SECONDS)
         paused, during = time.monotonic(), tokens_since(*began)
         await engine.pause("keep", keep_kv_cache=way != "computed again")
@@ -212,9 +212,9 @@ async def main(name: str, size: str, updates: int, slow: int) -> list[Figure]:
         command = [str(ENVIRONMENTS / "trainer" / "bin" / "python"), __file__, "--send", text]
         with contextlib.ExitStack() as stack:
             trainer = Side(command, folder / "trainer.log", stack)
-            told = await asyncio.to_thread(trainer.hear)
-            secret = bytes.fromhex(told["secret"])
-            info = WeightGroupInfo("gloo", "127.0.0.1", told["port"], 1, 2, TIMEOUT_SECONDS, secret, 1)
+            sent = await asyncio.to_thread(trainer.receive)
+            secret = bytes.fromhex(sent["secret"])
+            info = WeightGroupInfo("gloo", "127.0.0.1", sent["port"], 1, 2, TIMEOUT_SECONDS, secret, 1)
             await engine.join_weight_group(info)
             manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
             generating = asyncio.create_task(keep_generating(engine))

@@ -140,10 +140,10 @@ class Sides:
 
     def _tell(self, kind: str) -> None:
         self._began = time.process_time()
-        self._receiver.tell({"way": kind, "megabytes": self._megabytes})
+        self._receiver.send({"way": kind, "megabytes": self._megabytes})
 
     def _answer(self, way: str) -> None:
-        self.cpu_seconds.setdefault(way, []).append(self._receiver.hear() + time.process_time() - self._began)
+        self.cpu_seconds.setdefault(way, []).append(self._receiver.receive() + time.process_time() - self._began)
 
 
 def join_groups(stores: Sequence) -> list:
@@ -190,7 +190,7 @@ def main(sizes: Sequence[int], bucket_bytes: int) -> None:
         command += ["--receive-from", *(str(store.port) for store in stores), "--bucket-bytes", str(bucket_bytes)]
         receiver = Side(command, Path(folder) / "receiver.log", stack)
         groups = join_groups(stores)
-        receiver.hear()
+        receiver.receive()
         for megabytes in sizes:
             rounds = ROUNDS if megabytes <= 500 else 5
             figures += figures_of(Sides(receiver, groups, megabytes, bucket_bytes), megabytes, rounds)

@@ -68,7 +68,7 @@ def main() -> int:
     began = time.monotonic()
     with Progress() as progress, busy(arguments.busy), contextlib.closing(Shared()):
         runs = [run_suites(suites, arguments.at_a_time, options, progress) for _ in range(arguments.repeat)]
-    return summarise([added_up(results) for results in zip(*runs, strict=True)], time.monotonic() - began)
+    return summarize([added_up(results) for results in zip(*runs, strict=True)], time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def added_up(results: tuple[Result, ...]) -> Result:
     return total
 
 
-def summarise(results: list[Result], seconds: float) -> int:
+def summarize(results: list[Result], seconds: float) -> int:
     """Print the slowest tests, the table and the last line; write JSON and JUnit's XML; return the exit status."""
     durations = sorted(((spent, test) for result in results for test, spent in result.durations.items()), reverse=True)
     if durations:

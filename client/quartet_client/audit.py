@@ -149,8 +149,8 @@ def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
     )
     if unheard:
         faults.append(
-            f"{len(unknown)} instances are in the weights, but the broker does not know them (and forgot no "
-            f"more than {books.forgotten}), e.g. {unknown[0]}"
+            f"{len(unknown)} instances are in the weights, but not in the broker's books (of which it deleted "
+            f"only {books.forgotten}), e.g. {unknown[0]}"
         )
     faults += _few(f"{name} is lost: {_words(place)} at the broker, but in no weights" for name, place in lost.items())
     faults += _few(f"{name} was trained twice, by steps {', '.join(map(str, at))}" for name, at in twice.items())
@@ -172,7 +172,7 @@ def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
 
 
 def _agree(place: Place, step: int) -> bool:
-    """Return whether the broker has the instance as trained by `step`; -1: a checkpoint told it so."""
+    """Return whether the broker has the instance as trained by `step`; -1: as a checkpoint says."""
     return place == Place("trained", step) or (place.state == "committed" and place.step in (step, -1))
 
 
@@ -276,7 +276,7 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
 
 def _deleted(run_id: str, checkpoint: Checkpoint) -> Books:
     """Return books that agree with the ledger, so that the audit finds only the ledger's own faults."""
-    gone = f"the broker does not know run '{run_id}': it was deleted, or never made; only the ledger was looked at"
+    gone = f"the broker has no run '{run_id}': it was deleted, or never created; only the ledger was checked"
     trained = {name: Place("committed", step) for step, names in checkpoint.ledger for name in names}
     return Books(run_id, state="deleted", places=trained, faults=[gone])
 

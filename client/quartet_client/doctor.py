@@ -65,7 +65,7 @@ _GIB = 1 << 30
 _LITTLE_DISK, _NO_DISK = 5 * _GIB, _GIB // 4
 _LITTLE_SHARED = _GIB
 _FILES = 4096
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _COMMAND_SECONDS = 90.0  # importing torch takes ten seconds of processor time, on a host that may be busy
 
 
@@ -107,10 +107,10 @@ def check_clock() -> Finding:
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     except (OSError, AttributeError):
-        return warning("clock", "it cannot be told whether it is synchronised", "see that NTP runs")
+        return warning("clock", "its synchronization cannot be read", "check that NTP runs")
     if state in (-1, _TIME_ERROR):
-        return warning("clock", "the kernel does not know it as synchronised", "run NTP (chrony, systemd-timesyncd)")
-    return ok("clock", "synchronised")
+        return warning("clock", "not synchronized", "run NTP (chrony, systemd-timesyncd)")
+    return ok("clock", "synchronized")
 
 
 def check_gpus(python: Path | None, other: Path | None) -> Iterator[Finding]:
@@ -290,10 +290,10 @@ def check_preflight(
         what = "\n".join(said or lines[-1:] or [f"exit status {answer.returncode}"])
         return failure("preflight", what, "each sentence says what is wrong and what is allowed")
     plan = json.loads(answer.stdout)
-    told = [
+    facts = [
         f"{key} {value}" for key, value in plan.items() if key in ("address", "redis", "sandbox", "engine", "model")
     ]
-    return ok("preflight", ", ".join(told))
+    return ok("preflight", ", ".join(facts))
 
 
 _SOON_DAYS = 14

@@ -97,7 +97,7 @@ What = (
 class RunEvent:
     """An event with its position in the run's stream and its time by the broker's clock.
 
-    `what` is None for a kind of event that this client does not know: a newer broker sent it.
+    `what` is None for a kind of event that this client does not support: a newer broker sent it.
     """
 
     event_id: str

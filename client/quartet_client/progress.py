@@ -266,8 +266,8 @@ class RunProgress:
         self._newest_event, self.stepped, self.policy_version = step.step, True, step.policy_version
         self.steps[step.step] = Step.of(event.at.timestamp(), step.metrics)
         if failures := step.metrics.get(FAILED_UPDATES, 0):
-            told = f"{failures:g} failed attempt{'s' if failures != 1 else ''} at giving version "
-            self._note(event, "warning", f"{told}{step.policy_version} to the rollouts", "trainer")
+            text = f"{failures:g} failed attempt{'s' if failures != 1 else ''} at giving version "
+            self._note(event, "warning", f"{text}{step.policy_version} to the rollouts", "trainer")
 
     def _fold_member(self, event: RunEvent, changed: MemberChanged) -> None:
         member = changed.member
@@ -275,8 +275,8 @@ class RunProgress:
         self.members[member.instance_id] = member
         if changed.gone:
             del self.members[member.instance_id]
-            told = f"{member.kind} {member.instance_id} is gone: {changed.reason or 'it left'}"
-            self._note(event, "info", told, "broker")
+            text = f"{member.kind} {member.instance_id} is gone: {changed.reason or 'it left'}"
+            self._note(event, "info", text, "broker")
 
     def _note_version(self, at: float, member: Member) -> None:
         if member.kind != "rollout":
@@ -363,17 +363,17 @@ def starting(state: RunProgress) -> dict[str, str]:
     trainer = state.services.get("trainer")
     if state.ended or (state.stepped and _phase(trainer) != "starting"):
         return {}
-    told = {}
+    doing = {}
     for kind, service in state.services.items():
         if service.error:
             continue
         if service.waiting_for:
-            told[kind] = f"waits for {', '.join(service.waiting_for)}"
+            doing[kind] = f"waits for {', '.join(service.waiting_for)}"
         elif kind == "trainer" and (phase := _PHASES.get(_phase(service))):
             values = {"model": state.model, "version": service.details.get("step", 0)}
             ready, needed = first_batch(state)
-            told[kind] = phase.format(**values, ready=ready, needed=needed).strip()
-    return told
+            doing[kind] = phase.format(**values, ready=ready, needed=needed).strip()
+    return doing
 
 
 def first_batch(state: RunProgress) -> tuple[int, int]:

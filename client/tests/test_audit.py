@@ -81,8 +81,8 @@ ELSEWHERE = (*map(Place, STATES), Place("dropped", 1), Place("dead"), Place("com
     [
         (RIGHT | {"gone": Place("committed", 2)}, {}, "gone is lost: committed by step 2 at the broker, but in no"),
         (RIGHT, {"faults": ("queued: the broker counts 1, there are 0",)}, "queued: the broker counts 1, there are 0"),
-        (LATER, {"forgotten": 1}, "2 instances are in the weights, but the broker does not know them"),
-        (committed(2), BEHIND | {"state": "succeeded"}, "2 instances are in the weights, but the broker does not"),
+        (LATER, {"forgotten": 1}, "2 instances are in the weights, but not in the broker's books"),
+        (committed(2), BEHIND | {"state": "succeeded"}, "2 instances are in the weights, but not in"),
         *((RIGHT | {"pass-0/4": place}, {"state": "active"}, "pass-0/4 is in the weights by") for place in ELSEWHERE),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_right_run_is_one_line_and_status_0_and_a_deleted_one_is_said_to_be(tr
     assert keys <= report.keys() and report["faults"] == []
     assert quartet("runs", "delete", "demo")[0] == 0
     status, out = quartet(*audited)
-    assert status == 1 and "it was deleted, or never made; only the ledger was looked at" in out
+    assert status == 1 and "it was deleted, or never created; only the ledger was checked" in out
 
 
 def lost(run: Trained) -> None:

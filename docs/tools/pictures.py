@@ -7,7 +7,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 
-# Okabe and Ito's colours, which colour-blind people tell apart; text is dark on their light tints.
+# Okabe and Ito's colors, which color-blind readers can distinguish; text is dark on their light tints.
 TINTS = {"broker": "#fbe3c2", "reward": "#cdeee3", "rollout": "#d2e7f7", "trainer": "#f3d9e8", "plain": "#eeeeee"}
 EDGES = {"broker": "#b36b00", "reward": "#00785a", "rollout": "#0067a3", "trainer": "#a8507f", "plain": "#666666"}
 STYLE = """\

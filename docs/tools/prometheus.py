@@ -12,7 +12,7 @@ HEAD = """\
 # Prometheus
 
 Every service serves its metrics at `http://HOST:PORT/metrics`, where PORT is its gRPC port plus 100 (`server.metrics`,
-`server.metrics_port_offset`), where `server.bind_host` listens. Names and labels are only added. Series labelled with a
+`server.metrics_port_offset`), where `server.bind_host` listens. Names and labels are only added. Series labeled with a
 run go when the run is deleted, or 15 minutes after its end.
 
 A request's `Host` must name the service: by an address, by a name without a dot, by the host's own name, by that of

@@ -69,7 +69,7 @@ def main() -> int:
         with ThreadPoolExecutor(2) as pool:
             before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
     plot_runs([folder], folder / "learning_curve.png")
-    report = summarise(read_run(folder), arguments.engine, began, before, after)
+    report = summarize(read_run(folder), arguments.engine, began, before, after)
     console.print(summary(report, folder))
     (folder / "demo.json").write_text(json.dumps(report, indent=2) + "\n")
     return 0 if report["points_gained"] >= POINTS_WANTED else 1
@@ -125,7 +125,7 @@ def measure(model: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(progress: "RunProgress", engine: str, began: float, before: dict, after: dict) -> dict:
+def summarize(progress: "RunProgress", engine: str, began: float, before: dict, after: dict) -> dict:
     """Return the contents of demo.json."""
     steps = [step for _, step in progress.rows()]
     first, last = steps[0], steps[-1]
@@ -148,8 +148,8 @@ def summarise(progress: "RunProgress", engine: str, began: float, before: dict, 
 
 def summary(report: dict, folder: Path) -> str:
     """Return the text with the results, the files to look at and commands to try next."""
-    learnt = report["points_gained"] >= POINTS_WANTED
-    verdict = "[green]It learnt.[/]" if learnt else f"[red]It should have gained {POINTS_WANTED}.[/]"
+    learned = report["points_gained"] >= POINTS_WANTED
+    verdict = "[green]It learned.[/]" if learned else f"[red]It should have gained {POINTS_WANTED}.[/]"
     accuracies = (
         f"{report['sampled_accuracy_before']:.0%} → {report['sampled_accuracy_after']:.0%}",
         f"{report['greedy_accuracy_before']:.0%} → {report['greedy_accuracy_after']:.0%}",
@@ -160,7 +160,7 @@ def summary(report: dict, folder: Path) -> str:
   (greedy {accuracies[1]}; {report["held_out_problems"]} problems never trained on)
   The first optimizer step came {report["seconds_to_first_step"]:.0f} s after the start.
   Answers grew from {report["completion_tokens_before"]} to {report["completion_tokens_after"]} tokens: the model \
-could already add; it learnt
+could already add; it learned
   to work problems out instead of guessing, and to make fewer mistakes.
 
   [bold]Where to look[/]

@@ -42,7 +42,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int) -> Qwen2ForCausalLM:
-    """Return a freshly initialised float32 model."""
+    """Return a freshly initialized float32 model."""
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(

@@ -6,7 +6,7 @@ Two phases (`prepare.py` calls it, in the trainer's environment):
 2. *Habit*: 90 steps of demonstrations that mostly guess; the others contain mistakes.
 
 The model can then work problems out but seldom does: about one sampled answer in five is right. Reinforcement learning
-teaches it to work them out and to avoid mistakes; it learnt arithmetic in the skill phase.
+teaches it to work them out and to avoid mistakes; it learned arithmetic in the skill phase.
 """
 
 import json

@@ -87,7 +87,7 @@ def build_tokenizer(problems: list[Problem]) -> Qwen2Tokenizer:
 
 
 def build_model(width: int, layers: int, tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
-    """Return a freshly initialised float32 model of Qwen3's architecture."""
+    """Return a freshly initialized float32 model of Qwen3's architecture."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=-(-len(tokenizer) // 64) * 64,

@@ -26,7 +26,7 @@ def test_every_block_is_fenced_and_says_what_it_is(page):
 
 
 WRONG = {
-    "misspelt": {"run": {"group_sise": 8}},
+    "misspelled": {"run": {"group_sise": 8}},
     "out of range": {"trainer": {"learning_rate": -1}},
     "no section": {"trainers": {}},
 }
@@ -46,7 +46,7 @@ def test_toml_blocks_are_what_each_reader_of_a_run_file_takes(refused):
 
 
 def test_what_is_wrong_with_toml_is_seen(refused):
-    assert refused.keys() >= WRONG.keys() and "did you mean 'group_size'" in refused["misspelt"]
+    assert refused.keys() >= WRONG.keys() and "did you mean 'group_size'" in refused["misspelled"]
 
 
 def refusals(run_files: dict[str, dict]) -> dict[str, str]:

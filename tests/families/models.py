@@ -133,7 +133,7 @@ TO_THE_END: dict[str, tuple[int, dict[str, Any]]] = {
     "granite, scaled": (64, {**SHORT, "logits_scaling": 4.0, "residual_multiplier": 0.5,
                              "attention_multiplier": 0.1}),
 }  # fmt: skip
-"""Families whose computation may differ towards the end of the context, and the context for the transformers engine:
+"""Families whose computation may differ toward the end of the context, and the context for the transformers engine:
 with longrope up to where its frequencies change."""
 WHY = {
     "cohere2": "vLLM's sliding windows are one token longer than transformers': longer texts than the window differ",
@@ -144,7 +144,7 @@ WHY = {
     "jamba": "its build for CPUs has no selective scan",
     "olmo_hybrid": "its gated delta nets need Triton, which has no CPUs",
     "qwen3_next": "it computes gated delta nets in bf16 only on a CPU",
-    "dbrx": "it does not know the names that transformers 5 gives the experts",
+    "dbrx": "it lacks the names that transformers 5 gives the experts",
 }
 """Reasons for missing results of vLLM that are more specific than its errors."""
 

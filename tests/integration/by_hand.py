@@ -34,7 +34,7 @@ class ByHand:
         addresses: Mapping[str, str] | None = None,
     ):
         self.pythons = pythons
-        *ports, redis = free_ports(5, neighbour=100)  # for metrics
+        *ports, redis = free_ports(5, neighbor=100)  # for metrics
         self.folder = folder
         self.redis_port, self.redis_data = redis, folder / "redis"
         self.addresses = addresses or {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)}

@@ -80,7 +80,7 @@ EARLY_STOP = {
 }
 ALL_RIGHT = "0 lost, 0 twice, 0 stuck"
 SOME = rf"\d+ exactly once, {ALL_RIGHT}"
-NEVER_MADE = "the broker does not know run '.*': it was deleted, or never made"
+NEVER_MADE = "the broker has no run '.*': it was deleted, or never created"
 ENDINGS = [
     Ending(
         "two-passes-of-the-data-with-a-smaller-last-step",

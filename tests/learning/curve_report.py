@@ -14,8 +14,8 @@ PICTURES = ROOT / "docs" / "learning"
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 COMMAND = "make learn LEARN=--write"
 HEADING = "## Learning curves"
-# Okabe and Ito's colours, which colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colors, which color-blind readers can distinguish.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 Done = list[tuple[Case, Result]]
 
@@ -96,15 +96,13 @@ def draw(results: Done, title: str, name: str) -> None:
     names = list(dict.fromkeys(case.name for case, _ in results))
     for case, pairs in groupby(results, key=lambda pair: pair[0]):
         runs = [result.evaluations for _, result in pairs]
-        colour = COLOURS[names.index(case.name) % len(COLOURS)]
+        color = COLORS[names.index(case.name) % len(COLORS)]
         style = "--" if "uncorrected" in case.name or case.shuffled else "-"
         for run in runs if len(runs) > 1 else []:
-            axis.plot(
-                [step for step, _ in run], [100 * share for _, share in run], style, color=colour, alpha=0.3, lw=1
-            )
+            axis.plot([step for step, _ in run], [100 * share for _, share in run], style, color=color, alpha=0.3, lw=1)
         steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
         means = [100 * sum(dict(run)[step] for run in runs) / len(runs) for step in steps]
-        axis.plot(steps, means, style, color=colour, lw=2, marker="o", markersize=4, label=case.name)
+        axis.plot(steps, means, style, color=color, lw=2, marker="o", markersize=4, label=case.name)
     axis.set(title=title, xlabel="optimizer steps", ylabel="% of 256 held-out problems", ylim=(0, 80))
     axis.legend(fontsize=8, loc="upper left")
     axis.grid(alpha=0.25)

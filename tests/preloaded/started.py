@@ -110,7 +110,7 @@ def write_demo_run(folder: Path, run_id: str, **sections: Mapping[str, object]) 
 
     rows = ({"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8))
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbour=100), strict=True)
+    ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbor=100), strict=True)
     tree: dict[str, dict[str, object]] = {
         "run": {"id": run_id, "folder": str(folder / "run"), "group_size": 2, "groups_per_step": 2},
         "run.sampling": {"max_new_tokens": 8},

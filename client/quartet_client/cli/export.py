@@ -35,9 +35,9 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         (axes[1, 0], "completions/mean_length", "Tokens per completion"),
         (axes[1, 1], "staleness/mean", "Staleness: steps between a group's weights and its update"),
     ]
-    # Okabe and Ito's colors, which color-blind readers can tell apart.
-    colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-    for run, colour in zip(runs, colours * len(runs), strict=False):
+    # Okabe and Ito's colors, which color-blind readers can distinguish.
+    colors = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+    for run, color in zip(runs, colors * len(runs), strict=False):
         styles = ["-", "--", ":", "-."] * len(run.evaluations)
         for held, style in zip(sorted(run.evaluations), styles, strict=False):
             evaluated = run.points(held)
@@ -45,14 +45,14 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
             if not points:
                 continue
             label = f"{run.run_id}: {held}"
-            axes[0, 0].plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=label)
+            axes[0, 0].plot(*zip(*points, strict=True), style, color=color, marker="o", markersize=4, label=label)
             ends = [(point.policy_version, *(100 * end for end in point.interval or _UNKNOWN)) for point in evaluated]
-            axes[0, 0].fill_between(*zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
+            axes[0, 0].fill_between(*zip(*ends, strict=True), color=color, alpha=0.12, linewidth=0)
         for axis, metric, _ in panels:
             numbers = [number for number, _ in run.rows()]
             values = [step.metrics.get(metric, float("nan")) for _, step in run.rows()]
-            axis.plot(numbers, values, color=colour, alpha=0.25, linewidth=1)
-            axis.plot(numbers, _smoothed(values), color=colour, linewidth=1.8, label=run.run_id)
+            axis.plot(numbers, values, color=color, alpha=0.25, linewidth=1)
+            axis.plot(numbers, _smoothed(values), color=color, linewidth=1.8, label=run.run_id)
     axes[0, 0].set(title="Accuracy on held-out problems and its 95% interval, %", ylim=(0, 100))
     if axes[0, 0].lines:
         axes[0, 0].legend(loc="lower right", fontsize=8)
@@ -237,10 +237,10 @@ def _evaluations(progress: RunProgress, version: int) -> list[str]:
     """Return a table of the first and the last accuracy on each set, up to a version; 0: of all."""
     rows = []
     for name in sorted(progress.evaluations):
-        told = [
+        values = [
             f"{accuracy_text(each)} at version {each.policy_version}"
             for each in progress.points(name)
             if not version or each.policy_version <= version
         ]
-        rows += [f"| {name} | {told[0]} | {told[-1]} |"] if told else []
+        rows += [f"| {name} | {values[0]} | {values[-1]} |"] if values else []
     return ["", "| evaluation | before | after |", "|---|---|---|", *rows] if rows else []

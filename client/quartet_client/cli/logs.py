@@ -79,18 +79,18 @@ class LogFile:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
 
     def _line(self, raw: str) -> Line:
-        told = _json(raw)
-        if told is None or "message" not in told:
+        record = _json(raw)
+        if record is None or "message" not in record:
             return Line(self._at, self.path.stem, "", raw, raw)
-        self._at = _time(told.get("time"), self._at)
-        level = str(told.get("level", "")).lower()
+        self._at = _time(record.get("time"), self._at)
+        level = str(record.get("level", "")).lower()
         return Line(
             at=self._at,
-            service=str(told.get("service") or self.path.stem),
+            service=str(record.get("service") or self.path.stem),
             level=level if level in LEVELS else "",
-            message="\n".join([one_line(str(told["message"])), *map(str, filter(None, [told.get("exc_info")]))]),
+            message="\n".join([one_line(str(record["message"])), *map(str, filter(None, [record.get("exc_info")]))]),
             raw=raw,
-            fields={key: value for key, value in told.items() if key not in _HEAD},
+            fields={key: value for key, value in record.items() if key not in _HEAD},
         )
 
 
@@ -98,10 +98,10 @@ def _json(raw: str) -> dict[str, Any] | None:
     if not raw.startswith("{"):
         return None
     try:
-        told = json.loads(raw)
+        record = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _time(text: object, before: datetime) -> datetime:

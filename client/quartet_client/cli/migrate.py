@@ -127,7 +127,7 @@ def migrate(flags: str) -> str:
     steps = _steps(Path(given.dataset), given.num_episodes, groups_per_step)
     dapo = given.algo == "DAPO"
     _run(file, given, groups_per_step, dapo)
-    if steps is not None:  # its producers anneal towards 0.9 in the first episode
+    if steps is not None:  # its producers anneal toward 0.9 in the first episode
         file.put("run.temperature_schedule", kind="colossalchat", updates=max(1, steps // given.num_episodes))
     file.put("model", path=given.model)
     evaluation = _evaluation_sets(given.eval_dataset)

@@ -207,8 +207,8 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
         oldest, newest = result.oldest_version, result.policy_version
         versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
         if result.reward is None:
-            told = f"{incomplete_of(result.finished, result.prompts)}{more}"
+            summary = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
-            told = f"accuracy {accuracy_text(result)}, reward {result.reward:.3f} over {result.prompts} prompts"
-        Terminal().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
+            summary = f"accuracy {accuracy_text(result)}, reward {result.reward:.3f} over {result.prompts} prompts"
+        Terminal().print(f"{result.evaluation_set} at {versions}: {summary}", soft_wrap=True)
     return 0 if result.reward is not None else 1

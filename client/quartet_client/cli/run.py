@@ -189,7 +189,7 @@ _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed"
 async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool) -> int:
     """Print the history of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
 
-    From the broker, and from the run's folder if it is on this machine: of a long run the broker forgets the oldest
+    From the broker, and from the run's folder if it is on this machine: of a long run the broker deletes the oldest
     histories (`broker.remembered_lives`), events and transcripts.
     """
     config = target.config()
@@ -272,7 +272,7 @@ async def dashboard(
     """Show a run on a page in the browser, live, until Ctrl-C.
 
     Without --run it is the run file's; without a run file the newest active run of the broker. The page also reads the
-    run's metrics.jsonl if it is on this machine: it has steps that the broker has forgotten, and runs that are over.
+    run's metrics.jsonl if it is on this machine: it has steps that the broker has deleted, and runs that have ended.
     """
     from quartet_client.dashboard import Collector, PageServer  # reads the page's files
 

@@ -184,11 +184,11 @@ async def show_dead(client: AsyncClient, run_id: str, instance_ids: tuple[str, .
         place = await client.place(Handle(run_id, min(missing)))
         state = place.state.replace("_", " ")
         raise InputError(f"prompt '{min(missing)}' of run '{run_id}' is not dead: it is {state}")
-    out, told = Terminal(), []
+    out, listed = Terminal(), []
     for prompt in found:
         kept = await client.unscored(Handle(run_id, prompt.instance_id)) if prompt.unscored_bytes else None
         if as_json:
-            told.append({**dataclasses.asdict(prompt), "unscored": group_fields(kept) if kept else None})
+            listed.append({**dataclasses.asdict(prompt), "unscored": group_fields(kept) if kept else None})
             continue
         out.print(facts(_facts(prompt)))
         out.print(Text(_input(prompt.instance.prompt)), "")
@@ -196,7 +196,7 @@ async def show_dead(client: AsyncClient, run_id: str, instance_ids: tuple[str, .
             out.print("completions that are kept to be scored:")
             show_group(out, kept)
     if as_json:
-        print_json(told)
+        print_json(listed)
     return 0
 
 

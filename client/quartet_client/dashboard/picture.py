@@ -162,16 +162,16 @@ def _needs(picture: Picture) -> list[str]:
 
 
 def _troubles(picture: Picture) -> list[str]:
-    told = []
+    notes = []
     stats = picture.stats
     if stats is not None and stats.dead:
-        told.append(f"{stats.dead} prompt{'s were' if stats.dead != 1 else ' was'} set aside as dead (see Failures)")
+        notes.append(f"{stats.dead} prompt{'s were' if stats.dead != 1 else ' was'} set aside as dead (see Failures)")
     failures = sum(row.metrics.get(FAILED_UPDATES, 0) for _, row in picture.rows()[-_LAST_STEPS:])
     if failures:
-        told.append(f"{failures:g} weight update{'s' if failures != 1 else ''} failed in the last {_LAST_STEPS} steps")
+        notes.append(f"{failures:g} weight update{'s' if failures != 1 else ''} failed in the last {_LAST_STEPS} steps")
     if picture.file_problem:
-        told.append(picture.file_problem)
-    return told
+        notes.append(picture.file_problem)
+    return notes
 
 
 def _gain(picture: Picture) -> str:

@@ -79,16 +79,16 @@ def _lines(rows: list[tuple[int, Step]]) -> dict[str, list[list[float]]]:
 def _last(rows: list[tuple[int, Step]]) -> dict[str, dict[str, float]]:
     """Return the last value of each metric, and its mean over the last steps."""
     recent = rows[-_RECENT:]
-    told = {}
+    summary = {}
     for name, metric in _LINES.items():
         values = [row.metrics[metric] for _, row in recent if metric in row.metrics]
         if values:
-            told[name] = {"last": _round(values[-1]), "mean": _round(sum(values) / len(values)), "of": len(values)}
-    return told
+            summary[name] = {"last": _round(values[-1]), "mean": _round(sum(values) / len(values)), "of": len(values)}
+    return summary
 
 
 def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Return at most `most` points: means of neighbours, and the last point as it is."""
+    """Return at most `most` points: means of neighbors, and the last point as it is."""
     if len(points) <= most:
         return list(points)
     size = math.ceil((len(points) - 1) / (most - 1))
@@ -99,11 +99,11 @@ def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[flo
 
 
 def _evaluations(picture: Picture) -> list[dict[str, Any]]:
-    told = []
+    listed = []
     for name in sorted(picture.evaluations):
         *_, last = points = picture.points(name)
         known = [(float(point.policy_version), point.accuracy) for point in points if point.accuracy is not None]
-        told.append(
+        listed.append(
             {
                 "set": name,
                 "points": [[x, _round(y)] for x, y in _thinned(known, _POINTS)],
@@ -111,7 +111,7 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
                 "incomplete": f"{last.incomplete} at version {last.policy_version}" if last.incomplete else "",
             }
         )
-    return told
+    return listed
 
 
 def _phases(rows: list[tuple[int, Step]]) -> dict[str, float]:
@@ -124,17 +124,17 @@ def _phases(rows: list[tuple[int, Step]]) -> dict[str, float]:
 def _service(picture: Picture, kind: str) -> dict[str, Any]:
     service = picture.services.get(kind)
     members = [member for member in picture.members.values() if member.kind == kind]
-    told: dict[str, Any] = {"kind": kind, "state": "unknown", "doing": "", "members": []}
+    status: dict[str, Any] = {"kind": kind, "state": "unknown", "doing": "", "members": []}
     if service is not None:
         problem = problem_of(service)
         doing = _sentence(service.error or problem) or "; ".join(work_of(service))
         state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
         if state == "away" and picture.ended:
             state, doing = "stopped", "Not running: the run is over."
-        told |= {"state": state, "address": service.address, "build": service.build, "doing": doing}
-    told["members"] = [_member(member) for member in members]
-    told["idle"] = _idle(picture, kind)
-    return told
+        status |= {"state": state, "address": service.address, "build": service.build, "doing": doing}
+    status["members"] = [_member(member) for member in members]
+    status["idle"] = _idle(picture, kind)
+    return status
 
 
 def _member(member: Member) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None)
 
 def _own_settings(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:
     """Return settings that separate the services from those of the run file and give the rollout the model."""
-    ports = free_ports(len(SERVICES), neighbour=config.server.metrics_port_offset)
+    ports = free_ports(len(SERVICES), neighbor=config.server.metrics_port_offset)
     settings = {
         "run.id": f"{config.run.id[:59]}-eval",
         "run.folder": str(folder),

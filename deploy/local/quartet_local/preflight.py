@@ -44,7 +44,7 @@ async def free_addresses(config: LoadedConfig, kinds: Sequence[str]) -> tuple[li
         try:
             check_ports_free(kind, getattr(config.addresses, kind), config.server)
         except ConfigError as error:
-            ports = free_ports(len(kinds), neighbour=config.server.metrics_port_offset)
+            ports = free_ports(len(kinds), neighbor=config.server.metrics_port_offset)
             found = [f'addresses.{each}="127.0.0.1:{port}"' for each, port in zip(kinds, ports, strict=True)]
             return found, f"{error}{await holder(config, kind)}"
     return [], ""

@@ -209,7 +209,7 @@ def _rollouts(run: Run) -> dict[str, str]:
 
 def its_folder_is_its_own(launch, run_file):
     addresses = (
-        f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4, neighbour=100), strict=True)
+        f"addresses.{name}=127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(4, neighbor=100), strict=True)
     )
     second = launch(run_file, *(part for address in addresses for part in ("--set", address)))
     assert second.wait(READY) == 2

@@ -47,7 +47,7 @@ def small(pythons, tmp_path_factory) -> Path:
 
 
 def settings(small: Path, tmp_path: Path, more: str) -> list[str]:
-    ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbour=100), strict=True)
+    ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbor=100), strict=True)
     given = [
         f"run.folder={tmp_path / 'run'}",
         *(f"addresses.{name}=127.0.0.1:{port}" for name, port in ports),

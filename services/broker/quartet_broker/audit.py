@@ -206,10 +206,10 @@ def _settled_faults(
     """Yield faults of the settled counts: at least those `before` the walk and at most those `after` it are right."""
     for name, count in seen.items():
         if count > getattr(after, name):
-            yield f"{name}: the broker counts {getattr(after, name)}, {count} are remembered as such"
+            yield f"{name}: the broker counts {getattr(after, name)}, {count} are stored as such"
     least = before.committed + before.dropped
     if sum(seen.values()) + forgotten < least:
         yield (
-            f"the broker counts {least} groups committed or dropped; {sum(seen.values())} of them are remembered and "
-            f"{forgotten} forgotten"
+            f"the broker counts {least} groups committed or dropped; {sum(seen.values())} of them are stored and "
+            f"{forgotten} deleted"
         )

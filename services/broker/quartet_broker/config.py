@@ -171,7 +171,7 @@ class BrokerSection(Section):
         10_000, ge=0, description="Terminal instances whose history a run keeps (`quartet trace`)."
     )
     remembered_instances: int = Field(
-        1_000_000, ge=1, description="Terminal instances that a run remembers, to recognize repeated submissions."
+        1_000_000, ge=1, description="Terminal instances stored of a run, to recognize repeated submissions."
     )
 
     @field_validator("redis_url")

@@ -140,7 +140,7 @@ class History:
             holder = None  # the field may still have the last holder
         if state is None:
             if settled is None:
-                raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
+                raise not_found("prompt instance", request.instance_id, "never submitted, or no longer stored")
             state, _, attempt, step, _ = settled.split(b"|")
             record = past
         if taken:

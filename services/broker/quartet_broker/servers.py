@@ -66,7 +66,7 @@ def connect(section: BrokerSection) -> "Servers":
 
 
 def _client(section: BrokerSection, options: dict[str, Any], address: Address | None = None) -> Redis:
-    """Return a client of one server. It never retries: only the callers know which calls are idempotent."""
+    """Return a client of one server. It never retries: which calls are idempotent is decided by the callers."""
     kind = CONNECTIONS[options.get("connection_class", Connection)]
     limits: dict[str, Any] = {
         "max_connections": section.redis_connections,

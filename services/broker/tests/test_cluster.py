@@ -119,9 +119,9 @@ async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
 
 async def test_a_replica_goes_on_for_a_killed_master(cluster):
     """The last test of this Cluster: one of its masters is dead after it."""
-    name, neighbour = run_at(0, "failover"), run_at(1, "failover")
+    name, neighbor = run_at(0, "failover"), run_at(1, "failover")
     async with serving(cluster.url, redis_timeout=2.0) as (stub, servicer, host):
-        world, other = await world_of(stub, servicer, name), await world_of(stub, servicer, neighbour)
+        world, other = await world_of(stub, servicer, name), await world_of(stub, servicer, neighbor)
         for each in (world, other):
             await each.create()
             await each.submit(*"abcd")

@@ -218,7 +218,7 @@ RUN_SERIES = {family.name + ("_total" if family.type == "counter" else "") for f
 
 
 def series_of(world: World) -> set[str]:
-    """Return the names of the metrics that are labelled with a run."""
+    """Return the names of the metrics that are labeled with a run."""
     samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
     return {sample.name for sample in samples if sample.labels.get("run") == world.run_id} & RUN_SERIES
 

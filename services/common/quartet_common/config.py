@@ -91,7 +91,7 @@ class TemperatureScheduleSection(Section):
     """The temperature of training prompts by policy version."""
 
     kind: Literal["constant", "linear", "cosine", "piecewise", "colossalchat"] = Field(
-        description="Curve between the points; colossalchat: from sampling.temperature towards 0.9 in `updates` steps."
+        description="Curve between the points; colossalchat: from sampling.temperature toward 0.9 in `updates` steps."
     )
     points: list[tuple[Annotated[int, Field(ge=0, le=_EXACT)], Annotated[float, Field(gt=0)]]] = Field(
         [], description="[policy version, temperature], in order of version."

@@ -19,7 +19,7 @@ class AddressUnavailable(ConfigError):
     exit_code = 1
 
 
-def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved: Collection[int] = ()) -> list[int]:
+def free_ports(count: int, host: str = "127.0.0.1", neighbor: int = 0, reserved: Collection[int] = ()) -> list[int]:
     """Return distinct ports that nothing listens on, and that this function did not return before.
 
     They are below the kernel's range of ephemeral ports, unless that leaves few: an outgoing connection may take one of
@@ -28,21 +28,21 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved
     Args:
         count: how many.
         host: the address to listen on.
-        neighbour: offset of a second port that must be free, above each port; 0: none.
+        neighbor: offset of a second port that must be free, above each port; 0: none.
         reserved: ports to leave out.
 
     Raises:
         OSError: fewer than `count` are free.
     """
     first_ephemeral = int(_GIVEN_BY_KERNEL.read_text().split()[0]) if _GIVEN_BY_KERNEL.exists() else 32_768
-    if first_ephemeral - neighbour < _LOWEST + _FEW:
+    if first_ephemeral - neighbor < _LOWEST + _FEW:
         first_ephemeral = 65_536
-    candidates = range(_LOWEST, first_ephemeral - neighbour)
+    candidates = range(_LOWEST, first_ephemeral - neighbor)
     found: list[int] = []
     for port in random.SystemRandom().sample(candidates, len(candidates)):
         if len(found) == count:
             break
-        both = {port, port + neighbour}
+        both = {port, port + neighbor}
         if both.isdisjoint(_given) and both.isdisjoint(reserved) and all(_is_free(host, each) for each in both):
             _given.update(both)
             found.append(port)

@@ -64,7 +64,7 @@ class Supervisor:
                 sender.setblocking(False)
                 sender.sendto(message.encode(), self._address)
         except OSError as error:
-            log.warning("cannot tell the supervisor %s: %s", facts, error)
+            log.warning("cannot notify the supervisor %s: %s", facts, error)
 
     async def feed_watchdog(self) -> None:
         """Feed the watchdog until cancelled; return at once if there is none."""

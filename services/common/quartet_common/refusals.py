@@ -56,7 +56,7 @@ def meant(parts: Sequence[str]) -> str:
 
 
 def nearly_meant(name: str) -> str:
-    """Return what `meant` returns, for a misspelt name."""
+    """Return what `meant` returns, for a misspelled name."""
     long = {each.name: each for each in other_names() if len(each.name) > 6}  # short names resemble too many words
     return _ending([long[close] for close in difflib.get_close_matches(name, long, n=1, cutoff=0.85)])
 
@@ -70,7 +70,7 @@ Where = Callable[[Sequence[str | int]], str]
 
 _FEW = 8  # an error lists at most so many names; of more, the nearest
 _NEAREST = 5
-_SPELLING = 0.85  # least similarity of a misspelt name to the right one, by difflib's ratio
+_SPELLING = 0.85  # least similarity of a misspelled name to the right one, by difflib's ratio
 
 
 def sentences(

@@ -48,7 +48,7 @@ def block(text: str) -> str:
     return indent(visible(text), "    ").removeprefix("    ")
 
 
-# Beyond so many kinds, the least recently seen one is forgotten.
+# Beyond so many kinds, the least recently seen one is deleted.
 _MOST = 1000
 _REPEAT_SECONDS = 60.0
 _NUMBER = re.compile(r"\d+")

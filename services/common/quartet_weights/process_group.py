@@ -41,7 +41,7 @@ def nccl_version() -> str:
     return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
-def address_towards(host: str, port: int) -> str:
+def address_toward(host: str, port: int) -> str:
     """Return this machine's source address on the route to a host. Sends nothing. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

@@ -18,4 +18,4 @@ def test_ports_are_free_different_and_not_the_kernels():
 def test_there_are_ports_where_the_kernel_may_use_all(tmp_path, monkeypatch):
     monkeypatch.setattr(ports, "_GIVEN_BY_KERNEL", tmp_path / "ip_local_port_range")
     ports._GIVEN_BY_KERNEL.write_text("1024\t65535\n")
-    assert len(set(ports.free_ports(5, neighbour=100))) == 5
+    assert len(set(ports.free_ports(5, neighbor=100))) == 5

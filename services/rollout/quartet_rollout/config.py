@@ -34,7 +34,7 @@ class RolloutSection(Section):
     engine_parameters: dict[str, Any] = Field({}, description="Parameters of an engine of another package.")
     runs: list[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._*?!\[\]-]{1,64}$")]] = Field(
         [],
-        max_length=32,  # the broker takes members of at most 4 KiB, and each tells others its patterns
+        max_length=32,  # the broker takes members of at most 4 KiB, and each publishes its patterns
         description="Runs it may work for, one at a time: at most 32 names, or patterns such as 'team-*'. "
         "Default: only run.id.",
     )

@@ -38,7 +38,7 @@ _ACTIVE = broker_pb2.RUN_STATE_ACTIVE
 _REJECTED_SECONDS = 1.0
 
 NO_MASKS = (
-    "this engine cannot tell the candidates of its tokens; allowed: the transformers engine, the vllm engine "
+    "this engine does not return the candidates of its tokens; allowed: the transformers engine, the vllm engine "
     "with VLLM_USE_V2_MODEL_RUNNER=0"
 )
 

@@ -103,7 +103,7 @@ class TrainingLoop:
     callbacks: Callbacks = field(default_factory=Callbacks)
     _last_batch: bool = False
     _failure: str = ""
-    """Why the run has failed; "": it has not, as far as the loop knows."""
+    """Why the run has failed; "" unless it has."""
     _stopped_early: bool = False
     _updates: list[Published] = field(default_factory=list)
     """Weight updates that ended since the last step was reported."""

@@ -47,10 +47,10 @@ function drawHead(state) {
   byId("facts").textContent = facts.join(" · ");
   byId("fresh").textContent = `as of ${clock(state.now)}`;
   whenChanged("progress", [run.steps_done, run.max_steps], () => {
-    const told = run.max_steps ? `Step ${number(run.steps_done)} of ${number(run.max_steps)}` : `Step ${number(run.steps_done)}`;
+    const label = run.max_steps ? `Step ${number(run.steps_done)} of ${number(run.max_steps)}` : `Step ${number(run.steps_done)}`;
     const bar = run.max_steps
-      ? h("progress", { max: run.max_steps, value: Math.min(run.steps_done, run.max_steps), "aria-label": told }) : null;
-    byId("progress").replaceChildren(...[h("span", {}, told), bar].filter(Boolean));
+      ? h("progress", { max: run.max_steps, value: Math.min(run.steps_done, run.max_steps), "aria-label": label }) : null;
+    byId("progress").replaceChildren(...[h("span", {}, label), bar].filter(Boolean));
   });
 }
 
@@ -85,19 +85,19 @@ function drawCharts({ lines, evaluations, run }) {
   const empty = run.steps_done ? "The steps of this run do not report it." : NO_STEP;
   for (const chart of Object.values(charts)) chart.options.empty = empty;
   if (run.steps_done) charts.accuracy.options.empty = `–: ${UNJUDGED}.`;
-  const training = { name: "training, smoothed", points: smoothed(lines.accuracy), colour: 1, dash: 0 };
-  const raw = { name: "each step", points: lines.accuracy, colour: 1, dash: 0, thin: true };
+  const training = { name: "training, smoothed", points: smoothed(lines.accuracy), color: 1, dash: 0 };
+  const raw = { name: "each step", points: lines.accuracy, color: 1, dash: 0, thin: true };
   const held = evaluations.map(({ set, points }, index) => (
-    { name: `held out: ${set}`, points, colour: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
+    { name: `held out: ${set}`, points, color: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
   charts.accuracy.show([raw, training, ...held]);
-  charts.reward.show([{ name: "each step", points: lines.reward, colour: 1, dash: 0, thin: true },
-    { name: "smoothed", points: smoothed(lines.reward), colour: 1, dash: 0 }]);
+  charts.reward.show([{ name: "each step", points: lines.reward, color: 1, dash: 0, thin: true },
+    { name: "smoothed", points: smoothed(lines.reward), color: 1, dash: 0 }]);
   for (const [key, line] of [["tokens", "tokens_per_second"], ["completions", "completions_per_second"]]) {
-    charts[key].show([{ name: "each step", points: lines[line], colour: 3, dash: 0, thin: true },
-      { name: "smoothed", points: smoothed(lines[line]), colour: 3, dash: 0 }]);
+    charts[key].show([{ name: "each step", points: lines[line], color: 3, dash: 0, thin: true },
+      { name: "smoothed", points: smoothed(lines[line]), color: 3, dash: 0 }]);
   }
-  charts.staleness.show([{ name: "mean", points: lines.staleness_mean, colour: 1, dash: 0 },
-    { name: "most", points: lines.staleness_max, colour: 2, dash: 1 }]);
+  charts.staleness.show([{ name: "mean", points: lines.staleness_mean, color: 1, dash: 0 },
+    { name: "most", points: lines.staleness_max, color: 2, dash: 1 }]);
 }
 
 const PHASES = { waiting_for_batch: "waiting for a batch (idle)", training: "training", publishing: "sending weights",
@@ -130,13 +130,13 @@ function meter(idle, how) {
 function drawServices(services) {
   byId("services").replaceChildren(...services.map((service) => {
     const members = service.members.map((member) => {
-      const told = [member.state];
+      const facts = [member.state];
       // A member's values are up to a few seconds old: left out where the line above has the service's own.
       const more = service.kind === "rollout" && !(service.state === "serving" && service.members.length === 1);
-      if (more) told.unshift(member.version >= 0 ? `version ${member.version}` : "no weights");
-      if (member.waiting_for) told.push(`waits for ${member.waiting_for}`);
-      if (more && member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} generated tokens/s`);
-      return h("div", { class: "member" }, h("b", {}, member.id), h("div", {}, told.join(", ")));
+      if (more) facts.unshift(member.version >= 0 ? `version ${member.version}` : "no weights");
+      if (member.waiting_for) facts.push(`waits for ${member.waiting_for}`);
+      if (more && member.gauges.tokens_per_second !== undefined) facts.push(`${number(member.gauges.tokens_per_second)} generated tokens/s`);
+      return h("div", { class: "member" }, h("b", {}, member.id), h("div", {}, facts.join(", ")));
     });
     return h("li", { "data-state": service.state },
       h("h3", {}, service.kind, h("span", {}, STATES[service.state])),

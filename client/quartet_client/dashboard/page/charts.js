@@ -2,7 +2,7 @@
 // its label, its values by arrow keys, and as a table.
 import { h, number, s, span } from "./parts.js";
 
-// A line is told from another by colour, dash and marker.
+// A line differs from another by color, dash and marker.
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 const HEIGHT = 190;
 const MARGIN = { left: 46, right: 12, top: 10, bottom: 34 };
@@ -19,7 +19,7 @@ function niceTicks(low, high, count) {
   return ticks;
 }
 
-function marker(kind, x, y, colour, size = 3.5) {
+function marker(kind, x, y, color, size = 3.5) {
   const shapes = [
     () => s("circle", { cx: x, cy: y, r: size }),
     () => s("rect", { x: x - size, y: y - size, width: 2 * size, height: 2 * size }),
@@ -27,16 +27,16 @@ function marker(kind, x, y, colour, size = 3.5) {
     () => s("path", { d: `M${x} ${y - size - 1}l${size + 1} ${size + 1}l${-size - 1} ${size + 1}l${-size - 1} ${-size - 1}z` }),
   ];
   const shape = shapes[kind % shapes.length]();
-  shape.setAttribute("fill", `var(--c${colour})`);
+  shape.setAttribute("fill", `var(--c${color})`);
   return shape;
 }
 
 function lineSample(line, index) {
   const box = s("svg", { viewBox: "0 0 30 10", "aria-hidden": "true" });
   const dash = DASHES[(line.dash ?? index) % DASHES.length];
-  box.append(s("path", { d: "M0 5h30", stroke: `var(--c${line.colour})`, "stroke-width": line.thin ? 1.2 : 2.4,
+  box.append(s("path", { d: "M0 5h30", stroke: `var(--c${line.color})`, "stroke-width": line.thin ? 1.2 : 2.4,
     "stroke-opacity": line.thin ? 0.55 : 1, "stroke-dasharray": dash, fill: "none" }));
-  if (line.marks) box.append(marker(line.mark ?? index, 15, 5, line.colour));
+  if (line.marks) box.append(marker(line.mark ?? index, 15, 5, line.color));
   return box;
 }
 
@@ -73,7 +73,7 @@ export class LineChart {
     new ResizeObserver(() => this.draw()).observe(this.place);
   }
 
-  // lines: [{name, points: [[x, y]], colour, thin?, marks?}]
+  // lines: [{name, points: [[x, y]], color, thin?, marks?}]
   show(lines) {
     this.lines = lines.filter((line) => line.points.length);
     this.draw();
@@ -81,12 +81,12 @@ export class LineChart {
 
   summary() {
     const { title, unit, format, xLabel } = this.options;
-    const told = this.lines.filter((line) => !line.thin).map((line) => {
+    const texts = this.lines.filter((line) => !line.thin).map((line) => {
       const ys = line.points.map((point) => point[1]);
       return `${line.name}: from ${format(ys[0])} to ${format(ys[ys.length - 1])}, ` +
         `least ${format(Math.min(...ys))}, most ${format(Math.max(...ys))}`;
     });
-    return `${title}${unit ? `, ${unit}` : ""}, over ${xLabel}. ${told.join(". ")}. Arrow keys read values.`;
+    return `${title}${unit ? `, ${unit}` : ""}, over ${xLabel}. ${texts.join(". ")}. Arrow keys read values.`;
   }
 
   draw() {
@@ -148,13 +148,13 @@ export class LineChart {
   drawLine(line, index, toX, toY) {
     const path = line.points.map(([x, y], at) => `${at ? "L" : "M"}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`).join("");
     const dash = DASHES[(line.dash ?? index) % DASHES.length];
-    const group = s("g", {}, s("path", { d: path, fill: "none", stroke: `var(--c${line.colour})`,
+    const group = s("g", {}, s("path", { d: path, fill: "none", stroke: `var(--c${line.color})`,
       "stroke-width": line.thin ? 1.2 : 2.4, "stroke-opacity": line.thin ? 0.45 : 1, "stroke-dasharray": dash,
       "stroke-linejoin": "round" }));
     if (line.marks || line.points.length === 1) {
       const every = Math.ceil(line.points.length / 40);
       line.points.forEach(([x, y], at) => {
-        if ((line.points.length - 1 - at) % every === 0) group.append(marker(line.mark ?? index, toX(x), toY(y), line.colour));
+        if ((line.points.length - 1 - at) % every === 0) group.append(marker(line.mark ?? index, toX(x), toY(y), line.color));
       });
     }
     return group;
@@ -189,8 +189,8 @@ export class LineChart {
     else return;
     event.preventDefault();
     this.moveTo(xs[Math.min(xs.length - 1, Math.max(0, index))]);
-    const told = this.lines.map((line) => `${line.name} ${this.options.format(nearest(line.points, this.cursor)[1])}`);
-    this.spoken.textContent = `${number(Math.round(this.cursor))}: ${told.join(", ")}`;
+    const texts = this.lines.map((line) => `${line.name} ${this.options.format(nearest(line.points, this.cursor)[1])}`);
+    this.spoken.textContent = `${number(Math.round(this.cursor))}: ${texts.join(", ")}`;
   }
 
   moveTo(x) {
@@ -201,7 +201,7 @@ export class LineChart {
       this.marks.append(s("path", { class: "cursor", d: `M${toX(x)} ${MARGIN.top}v${inner.height}` }));
       this.lines.forEach((line, index) => {
         const [px, py] = nearest(line.points, x);
-        if (!line.thin) this.marks.append(marker(line.mark ?? index, toX(px), toY(py), line.colour, 4.5));
+        if (!line.thin) this.marks.append(marker(line.mark ?? index, toX(px), toY(py), line.color, 4.5));
       });
     }
     this.drawLegend();
@@ -259,9 +259,9 @@ export class VersionTimeline {
     const last = Math.max(this.elapsed, ...lanes.flatMap((lane) => lane.points.map((point) => point[0])), first + 1);
     const toX = (x) => 2 + ((width - 4) * (x - first)) / (last - first);
     const height = lanes.length * (LANE + 18) + 30;
-    const told = lanes.map((lane) => `${lane.name}: version ${lane.points[lane.points.length - 1][1]}, ${lane.note}`);
+    const texts = lanes.map((lane) => `${lane.name}: version ${lane.points[lane.points.length - 1][1]}, ${lane.note}`);
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
-      "aria-label": `Weight versions over ${span(last - first)}. ${told.join(". ")}.` });
+      "aria-label": `Weight versions over ${span(last - first)}. ${texts.join(". ")}.` });
     lanes.forEach((lane, index) => this.drawLane(svg, lane, index * (LANE + 18), toX, last));
     const y = height - 24;
     svg.append(s("path", { class: "axis", d: `M2 ${y}h${width - 4}` }));
@@ -274,7 +274,7 @@ export class VersionTimeline {
     const newest = lane.points[lane.points.length - 1];
     svg.append(s("text", { class: "lane", x: 2, y: top + 13 }, lane.name.length > 34 ? `…${lane.name.slice(-33)}` : lane.name));
     svg.append(s("text", { class: "lane", x: toX(last), y: top + 13, "text-anchor": "end" }, `version ${newest[1]}, ${lane.note}`));
-    let labelled = -100;
+    let labeled = -100;
     lane.points.forEach(([x, version], index) => {
       const next = index + 1 < lane.points.length ? lane.points[index + 1][0] : lane.ends ? x : last;
       const [from, to] = [toX(x), toX(next)];
@@ -282,9 +282,9 @@ export class VersionTimeline {
         width: Math.max(1, to - from), height: LANE - 8 }));
       const label = String(version);
       const needed = 7 * label.length + 4;
-      if (from - labelled >= 30 && (to - from >= needed || to - from < 14) && from + needed < toX(last)) {
+      if (from - labeled >= 30 && (to - from >= needed || to - from < 14) && from + needed < toX(last)) {
         svg.append(s("text", { class: "lane-in", x: from + 2, y: top + 33 }, label));
-        labelled = from;
+        labeled = from;
       }
     });
   }

@@ -259,7 +259,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EndPrompts(self, request, context):
-        """EndPrompts tells the broker that no more training prompts will come, so that the trainer does not wait forever.
+        """EndPrompts states that no more training prompts will come, so that the trainer does not wait forever.
 
         Called by: clients. Idempotent; safe to retry.
         """
@@ -492,7 +492,7 @@ class BrokerServiceServicer:
         """GetGroup returns the state and history of one prompt instance.
 
         Called by: clients, the trainer. Idempotent; safe to retry. Errors: NOT_FOUND when the run never had the instance, or
-        no longer remembers it.
+        no longer stores it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

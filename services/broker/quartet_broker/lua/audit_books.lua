@@ -134,18 +134,18 @@ local function check_tickets(id, state, stream, ticket)
     if place_of.stream == stream and place_of.entry == ticket and (QUEUE[state] or state == 'READY') then
       found = true
     else
-      fault('a ticket in %s names %s, which is %s with another ticket or none', place_of.stream, id, state)
+      fault('a stream entry in %s names %s, which is %s with another entry or none', place_of.stream, id, state)
     end
   end
   if not (QUEUE[state] or state == 'READY') then return end
   if not found then
-    fault('%s is %s, but no ticket of it stands in %s', id, state, stream or 'any stream')
+    fault('%s is %s, but has no stream entry in %s', id, state, stream or 'any stream')
   elseif is_ready(stream) ~= (state == 'READY') then
-    fault('%s is %s, but its ticket stands in %s', id, state, stream)
+    fault('%s is %s, but its stream entry is in %s', id, state, stream)
   elseif state == 'QUEUED' and was_delivered(stream, ticket) then
-    fault('%s is QUEUED, but its ticket was delivered: nobody will be given it', id)
+    fault('%s is QUEUED, but its stream entry was delivered: no rollout will lease it', id)
   elseif state == 'LEASED' and not was_delivered(stream, ticket) then
-    fault('%s is LEASED, but its ticket waits to be delivered', id)
+    fault('%s is LEASED, but its stream entry was not delivered', id)
   end
 end
 
@@ -174,7 +174,7 @@ for _, id in ipairs(ids) do
   if not state then
     if call('EXISTS', key) == 1 then fault('%s has no state', id) end
     for _, place_of in ipairs(tickets[id] or {}) do
-      fault('a ticket in %s names %s, which is not there', place_of.stream, id)
+      fault('a stream entry in %s names %s, which does not exist', place_of.stream, id)
     end
     for _, at in ipairs(batched[id] or {}) do fault('the batch of step %s names %s, which is not there', at, id) end
     if dead[id] then fault('%s is among the dead, but is not there', id) end

@@ -296,7 +296,7 @@ class Encoder:
         return self._handles.encode(value)
 
     def nodes(self) -> list[list]:
-        """Return the table of the containers that the receiver does not know."""
+        """Return the table of the containers that the receiver lacks."""
         while self._done < len(self.containers):
             self._nodes.append(self.node(self.containers[self._done]))
             self._done += 1

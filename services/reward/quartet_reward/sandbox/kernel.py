@@ -44,13 +44,13 @@ MACHINE = platform.machine()
 
 
 class UnknownMachine(Exception):
-    """The sandbox does not know this machine's system calls."""
+    """The sandbox has no table of this machine's system calls."""
 
 
 def _numbers(table: str) -> dict[str, int]:
     if MACHINE not in _COLUMNS:
         raise UnknownMachine(
-            f"the sandbox knows the system calls of {', '.join(_COLUMNS)}; this machine is {MACHINE!r}"
+            f"the sandbox supports the system calls of {', '.join(_COLUMNS)}; this machine is {MACHINE!r}"
         )
     column = _COLUMNS[MACHINE][0]
     rows = [row.split() for row in table.replace("\n", " ").split(",")]

@@ -47,7 +47,7 @@ class SamplingSettings(SamplingParameters):
     """The validated parameters of quartet_common.sampling.
 
     Filters apply in the order temperature, min_p, top_k, top_p, and the log-probs an engine returns are those of the
-    distribution that remains, renormalised. At temperature 0 (greedy) they are those of the model itself, at
+    distribution that remains, renormalized. At temperature 0 (greedy) they are those of the model itself, at
     temperature 1, without filters. Stop strings are searched in the decoded text, special tokens included; the text or
     token that stops a completion stays in it. Completion i of a prompt uses `seed` + i.
     """

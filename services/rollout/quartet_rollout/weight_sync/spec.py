@@ -38,7 +38,7 @@ class WeightGroupInfo:
     epoch: int
     """The group epoch, >= 0."""
     invitation: Mapping[str, str] = field(default_factory=dict)
-    """What the trainer's end of another package's transport tells the end here."""
+    """What the trainer's end of another package's transport sends to the end here."""
     interface: str = ""
     """Network interface to listen on; "": that of the route to the store."""
 

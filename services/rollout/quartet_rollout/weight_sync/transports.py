@@ -22,7 +22,7 @@ from quartet_common.weights import bucket_file
 from quartet_rollout.errors import EngineError, WeightTransferError
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
 from quartet_weights.buckets import torch_dtype, view
-from quartet_weights.process_group import ProcessGroup, address_towards, epoch_store, first_line, nccl_missing
+from quartet_weights.process_group import ProcessGroup, address_toward, epoch_store, first_line, nccl_missing
 
 Buckets = Sequence[torch.Tensor]
 Arrived = Callable[[torch.Tensor], object]
@@ -106,7 +106,7 @@ class GroupTransport:
         try:
             store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
             own = epoch_store(store, info.epoch, info.secret)
-            here = address_towards(info.store_host, info.store_port)
+            here = address_toward(info.store_host, info.store_port)
             self.group = ProcessGroup(
                 info.transport, own, info.rank, info.world_size, info.timeout_seconds, here, info.interface
             )

@@ -45,7 +45,7 @@ def test_keys_that_say_where_an_engine_computes_are_passed_over(
     ]
 
 
-def test_spans_join_equal_neighbours_and_leave_out_empty_ones() -> None:
+def test_spans_join_equal_neighbors_and_leave_out_empty_ones() -> None:
     assert version_spans([(0, 0)], 5) == ((0, 0, 5),)
     assert version_spans([(0, 0), (1, 3), (2, 3)], 5) == ((0, 0, 3), (2, 3, 5))
     assert version_spans([(0, 0), (-1, 2), (0, 2)], 4) == ((0, 0, 4),)

@@ -1,4 +1,4 @@
-"""A tiny model that has learnt one conversation with a Python tool by heart."""
+"""A tiny model that has learned one conversation with a Python tool by heart."""
 
 import json
 from pathlib import Path

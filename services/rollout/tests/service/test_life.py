@@ -1,4 +1,4 @@
-"""The service among its neighbours: waiting, registering, draining, runs that end and come again."""
+"""The service among its neighbors: waiting, registering, draining, runs that end and come again."""
 
 import asyncio
 

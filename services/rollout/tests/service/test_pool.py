@@ -8,7 +8,7 @@ from doubles import InTestBroker
 from google.protobuf.duration_pb2 import Duration
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, rollout_pb2
-from world import World, instance, neighbours, refused
+from world import World, instance, neighbors, refused
 
 from quartet_common.errors import not_found
 from quartet_rollout.config import RolloutSection
@@ -58,7 +58,7 @@ class ManyRuns:
 async def pool(tmp_path):
     """A broker of no runs yet; returns it and a maker of rollouts."""
     broker = ManyRuns()
-    async with neighbours(tmp_path, broker) as make:
+    async with neighbors(tmp_path, broker) as make:
 
         async def rollout(*runs: str, **section) -> World:
             made = make()

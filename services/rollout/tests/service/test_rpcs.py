@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 from doubles import InTestBroker
 from quartet.v1 import experience_pb2, rollout_pb2
-from world import neighbours, refused
+from world import neighbors, refused
 
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode
@@ -20,7 +20,7 @@ CUSTOM = rollout_pb2.WEIGHT_TRANSPORT_CUSTOM
 async def up(tmp_path_factory):
     broker = InTestBroker()
     broker.create_run()
-    async with neighbours(tmp_path_factory.mktemp("model"), broker) as make:
+    async with neighbors(tmp_path_factory.mktemp("model"), broker) as make:
         world = make()
         world.engine.policy_version = 0
         await world.ready()
@@ -50,7 +50,7 @@ def generate(up, masks: bool = False, **prompt):
 
 async def test_generate_returns_sampling_masks_when_asked_of_an_engine_that_has_them(up, monkeypatch):
     sentence = await refused(generate(up, True, text="hi"), grpc.StatusCode.FAILED_PRECONDITION)
-    assert sentence.startswith("sampling_masks: this engine cannot tell the candidates of its tokens; allowed:")
+    assert sentence.startswith("sampling_masks: this engine does not return the candidates of its tokens; allowed:")
     monkeypatch.setattr(up.engine, "gives_masks", True)
     answer = await generate(up, True, text="hi", sampling={"n": 2})
     masks = [(one.sampling_mask_counts, one.sampling_mask_token_ids) for one in answer.completions]

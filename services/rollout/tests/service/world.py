@@ -154,7 +154,7 @@ class World:
 
 
 @asynccontextmanager
-async def neighbours(folder: Path, broker) -> AsyncIterator[Callable[[], World]]:
+async def neighbors(folder: Path, broker) -> AsyncIterator[Callable[[], World]]:
     """A broker and a reward service; yields what makes worlds around them, which are stopped at the end."""
     (folder / "config.json").write_text("{}")
     reward, worlds = InTestReward(), []

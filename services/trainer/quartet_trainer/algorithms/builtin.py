@@ -26,7 +26,7 @@ def _normalized(settings: LearnerSettings) -> AdvantageEstimator:
 
 
 def grpo(settings: LearnerSettings) -> Algorithm:
-    """GRPO: rewards normalised within the group, clipped ratio (Shao et al. 2024, arXiv:2402.03300).
+    """GRPO: rewards normalized within the group, clipped ratio (Shao et al. 2024, arXiv:2402.03300).
 
     The default aggregation is "token-mean", as in TRL and verl; the paper's is "sequence-mean-token-mean".
     """

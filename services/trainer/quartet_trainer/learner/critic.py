@@ -119,7 +119,7 @@ class Critic:
             return self._model.unwrap()(*micro_batch.states)
 
     def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
-        """Take one optimizer step towards the returns. Returns metrics, the same on every rank."""
+        """Take one optimizer step toward the returns. Returns metrics, the same on every rank."""
         phases = Phases(self._plugin.ranks.device)
         phases.begin("all")
         sums = self.accumulate(batch, targets)

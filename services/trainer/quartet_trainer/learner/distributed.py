@@ -21,7 +21,7 @@ from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner import colossalai_patches
 
 WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
-"""Errors whose text is enough to tell what has failed."""
+"""Errors whose text suffices to say what has failed."""
 WRITING_TIME = timedelta(minutes=30)
 """How long a rank that has written its share waits for the slowest."""
 

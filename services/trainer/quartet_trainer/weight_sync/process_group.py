@@ -41,7 +41,7 @@ def interface_address(name: str) -> str:
 
 
 class WeightStore:
-    """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which only members know."""
+    """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which only members have."""
 
     def __init__(self, host: str, port: int = 0):
         """Listen at host:port; port 0 takes a free one. Raises AddressUnavailable if it cannot."""

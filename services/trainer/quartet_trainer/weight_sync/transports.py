@@ -90,7 +90,7 @@ class Transport(Protocol):
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Channel:
         """Meet the members of an epoch as rank 0. Blocks until all have connected, on a thread that the caller may
-        abandon. The members know `secret`: verify it.
+        abandon. The members have `secret`: verify it.
 
         Args:
             timeout: deadline of each operation in the group, in seconds.

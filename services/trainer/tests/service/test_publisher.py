@@ -123,7 +123,7 @@ def test_a_member_in_whose_place_another_answers_is_left_out(
     assert_installed(well, 1)
 
 
-def test_a_rollout_that_got_other_bytes_is_synchronised_again(
+def test_a_rollout_that_got_other_bytes_is_synchronized_again(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
     members.add(receiver("well"))

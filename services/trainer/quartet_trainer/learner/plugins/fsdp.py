@@ -94,7 +94,7 @@ def decoder_layers(causal_lm: PreTrainedModel) -> set[type[nn.Module]]:
     classes = {type(module) for module in causal_lm.modules() if type(module).__name__ in named}
     if not classes:
         raise LearnerError(
-            f"plugin 'torch_fsdp' cannot tell the layers of a {causal_lm.config.model_type!r} model: "
+            f"plugin 'torch_fsdp' cannot find the layers of a {causal_lm.config.model_type!r} model: "
             f"it has none of {sorted(named)}; use plugin 'torch_ddp' or 'low_level_zero'"
         )
     return classes
