@@ -218,8 +218,8 @@ class Engine(Protocol):
         leaves no room for one token in `max_model_len`; EngineError when the engine has failed.
         """
 
-    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
-        """Stop between two token steps. Returns how many completions were running.
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> None:
+        """Stop between two token steps.
 
         "keep": they stop where they are and continue after `resume`. "wait": they finish first. "abort": they end with
         finish reason "abort". Cancelling the call resumes. `keep_kv_cache` is for an installation during this pause:

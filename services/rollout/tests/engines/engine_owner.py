@@ -52,7 +52,8 @@ async def update_in_flight(engine: Engine, order: dict) -> dict:
         generating = asyncio.create_task(generate(engine, order))
         while engine.stats().tokens_total < begun + 5:
             await asyncio.sleep(0.002)
-        if await engine.pause("keep"):
+        await engine.pause("keep")
+        if engine.stats().running:
             break
         await engine.resume()
         await generating

@@ -113,7 +113,8 @@ class Harness:
 
     async def update(self, folder: Path, version: int, keep_kv_cache: bool = False) -> None:
         """A whole update in flight."""
-        running = await self.engine.pause("keep", keep_kv_cache)
+        await self.engine.pause("keep", keep_kv_cache)
+        running = self.engine.stats().running
         await self.receive(folder)
         await self.engine.install_weights(version)
         # The heartbeat of a new version goes out just then, and a gauge of 0 would say that nothing is done.

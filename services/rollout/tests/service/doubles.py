@@ -143,7 +143,7 @@ class ScriptedEngine:
         finally:
             self.running -= len(tokens)
 
-    async def pause(self, mode: str, keep_kv_cache: bool = False) -> int:
+    async def pause(self, mode: str, keep_kv_cache: bool = False) -> None:
         self.calls.append(f"pause {mode} {keep_kv_cache}")
         self._fail("pause")
         if mode == "abort":
@@ -151,7 +151,6 @@ class ScriptedEngine:
             self._moved.notify()
         self.paused = True
         self.unpaused.clear()
-        return self.running
 
     async def resume(self) -> None:
         self.calls.append("resume")

@@ -134,9 +134,9 @@ class TransformersEngine(ProcessEngine):
 
     # ------------------------------------------------------- pause and sleep
 
-    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> None:
         try:
-            return await self._call("pause", mode, keep_kv_cache)
+            await self._call("pause", mode, keep_kv_cache)
         except asyncio.CancelledError:
             self._send("resume")
             raise

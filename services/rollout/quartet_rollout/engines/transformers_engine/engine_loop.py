@@ -111,15 +111,13 @@ class EngineLoop:
         """Abort a request."""
         self._abort(row for row in self._decoder.rows if row.number == request)
 
-    def pause(self, mode: PauseMode, keep_kv_cache: bool) -> int:
-        """Pause; with "wait", stop admitting new completions. Returns how many were running."""
+    def pause(self, mode: PauseMode, keep_kv_cache: bool) -> None:
+        """Pause; with "wait", stop admitting new completions."""
         self._keep_kv_cache = keep_kv_cache
-        running = self._decoder.running
         if mode == "abort":
             self._abort(row for row in self._decoder.rows if row.output)
-        if mode != "wait" or not running:
+        if mode != "wait" or not self._decoder.running:
             self._enter_pause()
-        return running
 
     def resume(self) -> None:
         """End any pause, pending ones included."""

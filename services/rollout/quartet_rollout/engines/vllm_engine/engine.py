@@ -238,16 +238,15 @@ class VllmEngine(ProcessEngine):
 
     # ------------------------------------------------------- pause and sleep
 
-    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> None:
         self._check_usable()
-        count, self._keep_kv_cache = len(self._inside), keep_kv_cache
+        self._keep_kv_cache = keep_kv_cache
         self._unpaused.clear()
         try:
             await self._call(self._llm.pause_generation(mode=mode, clear_cache=False))
         except asyncio.CancelledError:
             await self.resume()
             raise
-        return len(self._inside) if mode == "keep" else count
 
     async def resume(self) -> None:
         self._check_usable()
