@@ -1,9 +1,32 @@
 """The `quartet` command, also as `python -m quartet_client`."""
 
+import atexit
 import io
+import os
 import signal
 import sys
 import traceback
+from typing import NoReturn
+
+
+def start() -> NoReturn:
+    """Run the command line, and end the process with its exit status."""
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # registered first, so called last
+    ended.append(main())
+    sys.exit(ended[0])
+
+
+def _leave(ended: list[int]) -> None:
+    """Skip the interpreter's finalization if Arrow was loaded.
+
+    Arrow's threads may release a Python file after the call that read it has returned. One that waits for the
+    interpreter's lock when finalization begins ends the process by SIGABRT (apache/arrow#33975, #45214).
+    """
+    if ended and "pyarrow" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended[0])
 
 
 def main() -> int:
@@ -26,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

@@ -123,14 +123,15 @@ def load(hub, tmp_path):
 
     def run(*settings: tuple[str, ...], **variables: str) -> list[str]:
         program = (
-            "import json, sys\nfrom quartet_client.data import DataSection, RunData\n"
+            "import json, os, sys\nfrom quartet_client.data import DataSection, RunData\n"
             "from quartet_client.errors import InputError\nfrom quartet_common.config import load_config\n"
             "for settings in json.loads(sys.argv[1]):\n"
             "    try:\n        data = RunData.load(load_config('data', DataSection, None, settings))\n"
             "        said = ', '.join(f'{p.id} {p.messages[0].content} {p.gt_answer}' for p in data.train)\n"
             "        said += f'\\n{ {n: len(p) for n, p in data.evaluation.items()} } {data.order(0)}'\n"
             "    except InputError as error:\n        said = str(error)\n"
-            "    print(json.dumps(said))\n"
+            "    print(json.dumps(said), flush=True)\n"
+            "os._exit(0)"  # as the command ends: Arrow's threads may still hold the files
         )
         environment = {**os.environ, **hub.environment(tmp_path / "home"), **variables}
         command = [sys.executable, "-c", program, json.dumps(settings)]
@@ -173,3 +174,15 @@ def test_what_is_wrong_with_a_dataset_is_one_sentence(load, hub, tmp_path):
     assert "refuses HF_TOKEN for 'own/set' (HTTP 401)" in refused
     (offline,) = load([of("own/set", name="main")], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
     assert "data.train.dataset: 'own/set' is not in the cache" in offline and "HF_HUB_OFFLINE forbids" in offline
+
+
+@pytest.mark.parametrize("loaded", ["json", "pyarrow"])
+def test_a_command_that_loaded_arrow_ends_without_the_interpreters_finalization(loaded):
+    program = (
+        f"import atexit\nimport {loaded}\nfrom quartet_client import __main__ as command\n"
+        "class Kept:\n    def __del__(self):\n        print('finalization')\nkept = Kept()\n"
+        "command.main = lambda: atexit.register(print, 'exit function') and 3\ncommand.start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    expected = ["exit function"] + ["finalization"] * (loaded != "pyarrow")
+    assert (done.returncode, done.stdout.splitlines()) == (3, expected), done.stderr
