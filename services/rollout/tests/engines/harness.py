@@ -90,9 +90,9 @@ class Harness:
             await asyncio.sleep(0.002)
 
     async def started(self, tokens: int) -> None:
-        """Wait until this many more tokens have been generated."""
+        """Wait until this many more tokens have been generated and no completion waits for its first."""
         target = self.engine.stats().tokens_total + tokens
-        await self.until(lambda: self.engine.stats().tokens_total >= target)
+        await self.until(lambda: (now := self.engine.stats()).tokens_total >= target and not now.waiting)
 
     # --------------------------------------------------------------- weights
 
