@@ -48,6 +48,7 @@ def test_wait_finishes_what_runs_and_holds_what_comes(harness: Harness) -> None:
     async def body() -> None:
         reading = asyncio.create_task(harness.collect(PROMPT, 6, SEVERAL))
         await harness.started(6)
+        assert harness.engine.stats().running >= 1
         pausing = asyncio.create_task(harness.engine.pause("wait"))
         await asyncio.sleep(0)
         later = asyncio.create_task(harness.collect(PROMPT, 2, LONG))
