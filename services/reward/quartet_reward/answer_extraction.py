@@ -14,6 +14,7 @@ SPECIAL_TOKENS = (
     "<|end|>",
     "<end_of_turn>",
     "<｜end▁of▁sentence｜>",
+    "<|return|>",
     "</s>",
     "<eos>",
     "<pad>",
@@ -21,6 +22,27 @@ SPECIAL_TOKENS = (
 )
 
 THINK_ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+ThoughtMarkers = Sequence[tuple[str, str]]
+"""Pairs of texts that open and close a thought."""
+
+THOUGHT_MARKERS: ThoughtMarkers = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    # Harmony: whatever precedes the final channel is a thought or the call of a tool.
+    ("<|channel|>analysis", "<|channel|>final<|message|>"),
+    ("<|channel|>commentary", "<|channel|>final<|message|>"),
+)
+
+# Characters at the end of a prompt in which an opened thought is looked for.
+_LONGEST_OPENED = 20_000
 
 # Characters at the end of a completion in which boxes are looked for.
 LONGEST_READ = 100_000
@@ -79,12 +101,34 @@ def last_tagged_answer(text: str) -> str | None:
     return None if start < 0 else text[start + len("<answer>") : end].strip()
 
 
-def after_thinking(text: str) -> str:
-    """Return the text after the last closed thought, up to an unclosed one: boxes in thoughts are not answers."""
-    closed = text.rfind("</think>")
-    rest = text if closed < 0 else text[closed + len("</think>") :]
-    opened = rest.find("<think>")
-    return rest if opened < 0 else rest[:opened]
+def after_thinking(text: str, prompt: str = "", markers: ThoughtMarkers = THOUGHT_MARKERS) -> str:
+    """Return the text after the last closed thought, up to an unclosed one: what stands in thoughts is no answer.
+
+    Args:
+        text: the completion.
+        prompt: the prompt as the model read it. If it opens a thought, `text` begins within that thought, and has no
+            answer unless it closes it.
+        markers: the texts that open and close thoughts.
+    """
+    closed = max(text.rfind(close) + len(close) if close in text else 0 for _, close in markers)
+    if not closed and opens_thought(prompt, markers):
+        return ""
+    opened = [at for open_, _ in markers if (at := text.find(open_, closed)) >= 0]
+    return text[closed : min(opened)] if opened else text[closed:]
+
+
+def opens_thought(prompt: str, markers: ThoughtMarkers = THOUGHT_MARKERS) -> bool:
+    """Return whether a prompt ends within a thought: its template opened one, or it continues an assistant's message.
+
+    A marker that a prompt only mentions ("Begin with <think>.") opens none: text or the end of a turn follows it.
+    """
+    tail = prompt[-_LONGEST_OPENED:]
+    last, opening, close = max((tail.rfind(open_), open_, close) for open_, close in markers)
+    if last < 0 or close in tail[last:]:
+        return False
+    before, after = tail[:last], tail[last + len(opening) :].removeprefix("<|message|>")
+    begins_line = not before or before[-1] in "\n>"
+    return not after.strip() or (begins_line and after[0].isspace() and "<|" not in after and "</s>" not in after)
 
 
 @dataclass(frozen=True, slots=True)
