@@ -27,16 +27,19 @@ _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
 # An option of a multiple-choice question with its text: `(B) 12`, `\text{(B)}\ 12`, `B. 12`, `B) 12`.
 _OPTION = re.compile(
-    r"(?:\\text\s*\{\s*)?(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[.)](?=[\s}\\]))\s*\}?(?:\s|\\quad|\\ )*(?P<rest>(?!\\(?:cup|cap|cdot|times|to|in)(?![a-z])|-\s)[^\s=<>(,;+*/^_].*)"
-    r"|\\text\s*\{\s*(?P<boxed>[A-J])\s*\}\s*(?:\\q?quad|\\ )\s*(?P<other>.+)|\\text\s*\{\s*[Oo]ption\s+(?P<named>[A-J])\s*\}",
-    re.DOTALL,
+    r"""(?:\\text\s*\{\s*)?(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[.)](?=[\s}\\]))\s*\}?(?:\s|\\quad)*
+          (?P<rest>(?!\\(?:cup|cap|cdot|times|to|in)(?![a-z])|-\s)[^\s=<>(,;+*/^_].*)  # no operator
+        |\\text\s*\{\s*(?P<boxed>[A-J])\s*\}\s*\\q?quad\s*(?P<other>.+)
+        |\\text\s*\{\s*[Oo]ption\s+(?P<named>[A-J])\s*\}""",
+    re.DOTALL | re.VERBOSE,
 )
 # A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
+_FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
 _FAMILY = re.compile(
-    r"(?P<rest>.+?)[\s,;(]*(?:\\text\s*\{\s*,?\s*(?:for|where|with)(?: (?:any|all|every|some|each))?(?: (?:real|integers?))?(?: numbers?)?\s*\}"
-    r"\s*(?P<named>[a-zA-Z])|(?:\\text\s*\{\s*,?\s*(?:for|where|with)(?: (?:any|all|every|some|each))?\s*\}\s*)?"
-    r"(?P<member>[a-zA-Z])\s*\\in\s*(?P<set>\\mathbb\{[A-Z]\}|[ZNRQC])[+*^]*)\)?",
-    re.DOTALL,
+    rf"""(?P<rest>.+?)[\s,;(]*
+        (?:{_FOR_ALL}(?:\ (?:real|integers?))?(?:\ numbers?)?\s*\}}\s*(?P<named>[a-zA-Z])
+        |(?:{_FOR_ALL}\s*\}}\s*)?(?P<member>[a-zA-Z])\s*\\in\s*(?P<set>\\mathbb\{{[A-Z]\}}|[ZNRQC])[+*^]*)\)?""",
+    re.DOTALL | re.VERBOSE,
 )
 _CONGRUENCE = re.compile(r"(?P<name>[a-zA-Z])\s*\\equiv\s*(?P<rest>.+\\(?:pmod|mod|bmod).+)", re.DOTALL)
 _UNIT_VECTOR = re.compile(r"(?P<factor>[^\\]*?(?:\\(?!unit)[^\\]*?)*?)\s*\\unit\{(?P<axis>[ijk])\}")

@@ -1,6 +1,7 @@
 """Splits LaTeX into tokens, brackets and elements, and tells names from values. Text only."""
 
 import re
+from functools import lru_cache
 
 _TOKENS = re.compile(r"\\[a-zA-Z]+|\\.|[^\\]", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", r"\{": r"\}", r"\langle": r"\rangle"}
@@ -18,6 +19,7 @@ _NAME = re.compile(
 _NO_NAMES = frozenset([r"\pi", r"\infty", r"\emptyset"])
 
 
+@lru_cache(maxsize=4096)
 def tokens(text: str) -> tuple[str, ...]:
     """Return the tokens of `text`, without spaces and the braces around a single sub- or superscript."""
     text = re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)

@@ -111,9 +111,10 @@ _UNITS = {
 }
 # Units and counters that follow a number without a space.
 _CJK_UNITS = {
-    "平方厘米": "cm2", "平方米": "m2", "立方米": "m3", "厘米": "cm", "毫米": "mm", "千米": "km", "公里": "km", "米": "m",
-    "千克": "kg", "公斤": "kg", "克": "g", "小时": "h", "時間": "h", "分钟": "min", "秒": "s", "天": "day", "日": "day",
-    "年": "year", "岁": "year", "元": "¥", "円": "¥", "度": "degree", **dict.fromkeys("个個只人名次种条本张つ枚通", ""),
+    "平方厘米": "cm2", "平方米": "m2", "立方米": "m3", "厘米": "cm", "毫米": "mm", "千米": "km",
+    "公里": "km", "米": "m", "千克": "kg", "公斤": "kg", "克": "g", "小时": "h", "時間": "h", "分钟": "min",
+    "秒": "s", "天": "day", "日": "day", "年": "year", "岁": "year", "元": "¥", "円": "¥", "度": "degree",
+    **dict.fromkeys("个個只人名次种条本张つ枚通", ""),
 }  # fmt: skip
 _CJK = re.compile(r"\s*(" + "|".join(_CJK_UNITS) + ")")
 # Names of units after a number in prose, except "in", which is rarely an inch.

@@ -5,11 +5,11 @@ import re
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
 # A product of letters that is written out: a \cdot b, a*b.
-_PRODUCT = re.compile(r"[a-zA-Z](?:\s*(?:\\cdot|\*)?\s*[a-zA-Z])+")
+_PRODUCT = re.compile(r"[a-zA-Z](?:\s*+(?:(?:\\cdot|\*)\s*+)?[a-zA-Z])++")
 # Angles, triangles, segments and the like are named by points in order.
 _NAMED_BY_POINTS = re.compile(
     r"m?\s*\\(?:angle|measuredangle|triangle|overline|overrightarrow|overleftrightarrow|vec|widehat|overset\{\\frown\}|"
-    r"odot|square)\s*\{?\s*[A-Za-z]'?(?:\s*[A-Za-z]'?)*\s*\}?"
+    r"odot|square)\s*\{?\s*[A-Za-z]'?(?:\s*+[A-Za-z]'?)*+\s*\}?"
 )
 # Words with a mathematical meaning.
 MATHEMATICAL = frozenset(
@@ -24,31 +24,7 @@ MATHEMATICAL = frozenset(
     )
 )
 # Short words: their capitals do not count, while those of letters such as AB and ab do.
-_SHORT = frozenset(
-    [
-        "yes",
-        "no",
-        "odd",
-        "even",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "red",
-        "all",
-        "any",
-        "not",
-        "on",
-        "off",
-        "up",
-        "down",
-        "none",
-        "true",
-        "false",
-        "max",
-        "min",
-    ]
-)
+_SHORT = frozenset(["yes", "no", "odd", "one", "two", "six", "ten", "red", "all", "any", "not", "on", "off", "up"])
 _ARTICLES = re.compile(r"^(?:an?|the) (?=\w)")
 # Phrases that say the same; what begins with a backslash is read as mathematics.
 _MEANINGS = {
@@ -90,7 +66,7 @@ def words_of(text: str) -> str | None:
 
 
 def _letters_of(text: str) -> str:
-    """Return the letters of `ABC` and `x \\cdot y`; "" for several words, a power (`x \\cdot x`) or a constant (`e`)."""
+    """Return the letters of `ABC` and `x \\cdot y`; "" for several words, powers (`x \\cdot x`), constants."""
     if not _PRODUCT.fullmatch(text):
         return ""
     factors = re.sub(r"\\cdot|\*", " ", text).split()
