@@ -3,6 +3,8 @@
 gsm8k/test.jsonl           {"answer": "… #### 42"}
 math/math500.jsonl         {"answer": "\\\\frac{1}{2}"}
 mathverify/triples.jsonl   cases of Math-Verify's tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 1}}
+verdicts/pairs.jsonl       reported verdicts: {"verifier": …, "parameters": {}, "reference": …, "completion": …,
+                           "accept": true, "math_verify": false}; the last is what math-verify alone says
 """
 
 import math
@@ -18,6 +20,9 @@ from tests.agreement.rows import Asker, Row, correct, read, reward_service, said
 
 # Number of other problems' references that are tried as answers for each reference.
 SHIFTS = (1, 7, 61, 211)
+
+# Shares of the reported verdicts.
+MOST_ACCEPTED, MOST_REJECTED = 0.02, 0.08
 
 # Math-Verify's tests that are configured to extract formulas only.
 _FORMULAS_ONLY = {
@@ -48,7 +53,8 @@ def measure(data: Path) -> Iterator[Row]:
     gsm8k = [row["answer"].rpartition("####")[2].strip() for row in read(data / "gsm8k/test.jsonl")]
     math500 = [row["answer"] for row in read(data / "math/math500.jsonl")]
     triples = read(data / "mathverify/triples.jsonl")
-    if not (gsm8k or math500 or triples):
+    pairs = read(data / "verdicts/pairs.jsonl")
+    if not (gsm8k or math500 or triples or pairs):
         return
     with reward_service("reward.workers=2", "reward.deadline_seconds=20") as asker:
         for name, golds in (("GSM8K", gsm8k), ("MATH-500", math500)):
@@ -110,6 +116,31 @@ def _triples(rows: list[dict], asker: Asker) -> Iterator[Row]:
     agreed = sum(_pair(row) not in differing for row in cases)
     bar = "all as expected but what is untrue, listed below"
     yield Row("Math-Verify's cases", agreed, len(cases), bar, set(differing) == untrue, notes)
+
+
+def _pairs(rows: list[dict], asker: Asker) -> Iterator[Row]:
+    items = [_item(row["completion"], row["reference"], row["verifier"], **row["parameters"]) for row in rows]
+    results = list(zip(rows, asker.ask(items), strict=True))
+    accepted = [_shown(row, result) for row, result in results if correct(result) and not row["accept"]]
+    rejected = [_shown(row, result) for row, result in results if not correct(result) and row["accept"]]
+    # A computation is not an answer, whatever math-verify says: docs/math.md.
+    ours = [
+        _shown(row, result)
+        for row, result in results
+        if correct(result) != row["accept"] == row["math_verify"]
+        and result.score.outcome != reward_pb2.OUTCOME_UNEVALUATED
+    ]
+    for name, wrong, most in (
+        ("not accepted falsely", accepted, MOST_ACCEPTED * len(rows)),
+        ("not rejected falsely", rejected, MOST_REJECTED * len(rows)),
+        ("not worse than math-verify alone", ours, 0),
+    ):
+        agreed = len(rows) - len(wrong)
+        yield Row(f"Reported verdicts, {name}", agreed, len(rows), f"at most {most:g} wrong", len(wrong) <= most, wrong)
+
+
+def _shown(row: dict, result: reward_pb2.ScoreResult) -> str:
+    return f"reference {row['reference'][-80:]!r}, completion {row['completion'][-80:]!r}: {said(result)}"
 
 
 def _case(row: dict) -> tuple[str, bool]:

@@ -22,6 +22,9 @@ AND_OR = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-z])\s*,?")
 SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _MEMBER = re.compile(r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(.*)", re.DOTALL)
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|R)\s*)?[|:](.*)\\\}", re.DOTALL)
+INTEGERS_WITH = re.compile(
+    r"\\\{\s*(?P<letter>[a-zA-Z])\s*\\in\s*\\mathbb\{(?P<set>[ZN])\}\s*(?:[|:]|,)\s*(?P<relation>.*)\\\}", re.DOTALL
+)
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
@@ -229,7 +232,7 @@ def _family(text: str) -> Form | None:
 def _relation(text: str) -> Form | None:
     if member := _MEMBER.fullmatch(text) or _SET_BUILDER.fullmatch(text):
         return _read(member[1].strip())
-    found = len(split_outside_brackets(text, _RELATIONS)) > 1
+    found = len(split_outside_brackets(text, _RELATIONS)) > 1 or INTEGERS_WITH.fullmatch(text)
     return Form(Kind.RELATION, text) if found else None
 
 

@@ -13,7 +13,7 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import And, Boolean, BooleanAtom, Not, Or
 
 from quartet_reward.math.compare import Comparison, Decision, EqualityPolicy, Unevaluated, half_a_place
-from quartet_reward.math.forms import AND_OR, SIGNS, Kind, read
+from quartet_reward.math.forms import AND_OR, INTEGERS_WITH, SIGNS, Kind, read
 from quartet_reward.math.unevaluated import computation_left
 
 _NORMALIZATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
@@ -218,20 +218,7 @@ def _is_relation(value: sympy.Basic) -> bool:
 def value_of(text: str) -> sympy.Basic | None:
     """Return an expression, equation or relation as sympy's object, or None if it cannot be parsed."""
     try:
-        form = read(text)
-        if (
-            form.kind in (Kind.RELATION, Kind.LIST)
-            and any(part.kind is Kind.RELATION for part in (form, *form.parts))
-            and (AND_OR.search(text) or SIGNS.search(text) or "," in text)
-        ):
-            return _connected(text)
-        if form.kind is Kind.TUPLE:
-            text = text.replace(";", ",")
-        if _TRIGONOMETRY.search(text):
-            text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", text)
-        text = _TIMES.sub(r"\1 \\cdot ", text)
-        text = _NO_MIXED.sub(lambda match: match[0] if int(match[2]) < int(match[3]) else rf"{match[1]} \cdot ", text)
-        value = latex2sympy(text, is_real=True, normalization_config=_NORMALIZATION)
+        value = _parsed(text)
     except MemoryError:
         raise
     except Exception:  # the parser raises its own exceptions and many of Python's
@@ -240,6 +227,27 @@ def value_of(text: str) -> sympy.Basic | None:
         return None
     imaginary = {symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"}
     return value.subs(imaginary) if imaginary else value
+
+
+def _parsed(text: str) -> object:
+    form = read(text)
+    if integers := INTEGERS_WITH.fullmatch(text):
+        relation = value_of(integers["relation"])
+        numbers = sympy.S.Integers if integers["set"] == "Z" else sympy.S.Naturals
+        return relation.as_set().intersect(numbers) if isinstance(relation, Boolean) else None
+    related = form.kind in (Kind.RELATION, Kind.LIST) and Kind.RELATION in (
+        form.kind,
+        *(part.kind for part in form.parts),
+    )
+    if related and (AND_OR.search(text) or SIGNS.search(text) or "," in text):
+        return _connected(text)
+    if form.kind is Kind.TUPLE:
+        text = text.replace(";", ",")
+    if _TRIGONOMETRY.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", text)
+    text = _TIMES.sub(r"\1 \\cdot ", text)
+    text = _NO_MIXED.sub(lambda match: match[0] if int(match[2]) < int(match[3]) else rf"{match[1]} \cdot ", text)
+    return latex2sympy(text, is_real=True, normalization_config=_NORMALIZATION)
 
 
 def _connected(text: str) -> sympy.Basic | None:
