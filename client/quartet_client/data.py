@@ -7,7 +7,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from quartet.v1 import experience_pb2
 
+from quartet_client.columns import JOINED, Columns, given, mapped, proposal
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
@@ -44,20 +45,23 @@ class DataSource(Section):
     name: str = Field("", description="Configuration of the dataset. Default: its only one.")
     split: str = Field("", description='Split of the dataset, also a part of it, "train[:500]". Default: train.')
     revision: str = Field("", description="Branch, tag or commit of the dataset. Default: its main branch.")
-    fields: dict[str, str] = Field(
+    fields: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(
         {},
-        description='The column that each field of the prompts is read from: { prompt = "question" }; others are '
-        "for reward functions. Default: the columns have the fields' names.",
+        description='The column that each field of the prompts is read from: { prompt = "question" }; a dot goes into '
+        'a column, a list joins several: { gt_answer = "reward_model.ground_truth" }. Other columns are for reward '
+        "functions. Default: the columns have the fields' names.",
     )
 
     @field_validator("fields")
     @classmethod
-    def _of_prompts(cls, value: dict[str, str]) -> dict[str, str]:
-        for field in value:
+    def _of_prompts(cls, value: dict[str, Columns]) -> dict[str, Columns]:
+        for field, columns in value.items():
             if field not in Prompt.model_fields:
                 close = difflib.get_close_matches(field, Prompt.model_fields, n=1)
                 allowed = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(Prompt.model_fields)}"
                 raise ValueError(f"a prompt has no field '{field}'; {allowed}")
+            if not isinstance(columns, str) and field not in JOINED:
+                raise ValueError(f"'{field}' has one column; several can be joined of {', '.join(JOINED)}")
         return value
 
     @model_validator(mode="after")
@@ -80,19 +84,15 @@ class DataSource(Section):
         kind = str(self.path)
         return not (self.fields or self.path is None or ":" in kind or self.path.suffix == ".parquet")
 
-    def rows(self, key: str) -> Iterator[Row]:
-        """Yield its rows, their columns under the names of a prompt's fields.
+    def rows(self, key: str = "data.train") -> Iterator[Row]:
+        """Yield its rows as they are.
 
         Args:
             key: the run-file key of this source, for errors.
 
         Raises:
-            InputError: it cannot be read, or a column is missing.
+            InputError: it cannot be read.
         """
-        for place, row in self._read(key):
-            yield place, self._mapped(row, f"{self.title}, {place}", key) if self.fields else row
-
-    def _read(self, key: str) -> Iterator[Row]:
         if self.path is None:
             return _rows_of_dataset(self, key)
         if _FILE_FUNCTION.fullmatch(str(self.path)) or _MODULE_FUNCTION.fullmatch(str(self.path)):
@@ -100,19 +100,6 @@ class DataSource(Section):
         if self.path.suffix == ".parquet":
             return _rows_of_parquet(self.path)
         return _rows_of_lines(self.path)
-
-    def _mapped(self, row: Any, where: str, key: str) -> Any:
-        if not isinstance(row, dict):
-            return row
-        for field, column in self.fields.items():
-            if column not in row:
-                close = difflib.get_close_matches(column, row, n=1)
-                there = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(map(str, row))}"
-                raise InputError(f"{key}.fields.{field}: {where} has no column '{column}'; {there}")
-        others = {column: value for column, value in row.items() if column not in self.fields.values()}
-        named = {field: row[column] for field, column in self.fields.items()}
-        given = named.get("columns", {})
-        return {**named, "columns": others | given} if others and isinstance(given, dict) else named
 
 
 def _as_table(value: Any) -> Any:
@@ -215,15 +202,8 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
     """Convert a table's row to JSON values: dates become text, fields of a prompt that are null are left out."""
     texts = {key: str(value) if isinstance(value, _NO_JSON) else value for key, value in row.items()}
-    fields = {key: _given(value) for key, value in texts.items() if key in Prompt.model_fields and value is not None}
+    fields = {key: given(value) for key, value in texts.items() if key in Prompt.model_fields and value is not None}
     return {**{key: value for key, value in texts.items() if key not in Prompt.model_fields}, **fields}
-
-
-def _given(value: Any) -> Any:
-    """Remove the keys that are null: in a table every row has the keys of all rows."""
-    if isinstance(value, dict):
-        return {key: _given(one) for key, one in value.items() if one is not None}
-    return [_given(one) for one in value] if isinstance(value, list) else value
 
 
 def _rows_of_function(function: str) -> Iterator[Row]:
@@ -294,20 +274,39 @@ def load_prompts(path: Path | DataSource, require_reference: bool = False, key: 
         InputError: the source cannot be read or is empty, or a row is invalid: which, what came, what is allowed.
     """
     source = path if isinstance(path, DataSource) else DataSource(path=path)
-    return parse_rows(source.rows(key), source.title, require_reference)
+    return parse_rows(source.rows(key), source.title, require_reference, source.fields, key)
 
 
-def parse_rows(rows: Iterable[Row], title: str, require_reference: bool = False) -> list[Prompt]:
-    """Parse rows, each with its place, "line 7"; a prompt without an id gets "line-7". Raises InputError."""
+def parse_rows(
+    rows: Iterable[Row],
+    title: str,
+    require_reference: bool = False,
+    fields: Mapping[str, Columns] | None = None,
+    key: str = "",
+) -> list[Prompt]:
+    """Parse rows, each with its place, "line 7"; a prompt without an id gets "line-7".
+
+    Args:
+        fields: the map of their source, with the run-file key `key`; None: they are of no source, and have no map.
+
+    Raises:
+        InputError: as `load_prompts`.
+    """
     prompts = []
     for place, row in rows:
         where = f"{title}, {place}"
-        prompt = Prompt.parse(row, where)
-        if require_reference and not prompt.has_reference:
-            raise InputError(
-                f'{where}: nothing to check completions against; give "gt_answer", "test_cases" or "test_program" '
-                "(or set data.require_reference = false)"
-            )
+        own = mapped(row, fields, where, key) if fields and isinstance(row, dict) else row
+        try:
+            prompt = Prompt.parse(own, where)
+            if require_reference and not prompt.has_reference:
+                raise InputError(
+                    f'{where}: nothing to check completions against; give "gt_answer", "test_cases" or "test_program" '
+                    "(or set data.require_reference = false)"
+                )
+        except InputError as error:
+            if fields is None or not isinstance(row, dict) or not (cure := proposal(row, fields, require_reference)):
+                raise
+            raise InputError(f"{error}; {cure}") from error
         prompts.append(prompt if prompt.id else prompt.model_copy(update={"id": place.replace(" ", "-")}))
     if not prompts:
         raise InputError(f"{title}: it holds no prompts; give one JSON object a line, or a row each")

@@ -6,22 +6,18 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
 from quartet_common.config import EnvironmentSection, SamplingSection, Section, VerifierSection
+from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
 from quartet_common.values import check_values
 
 
-def _answer_text(value: Any) -> Any:
-    # An integer keeps its value as text; a float might not (1.50, 1e400), and is refused.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _json_text(value: Any) -> Any:
-    # Notes, and ColossalChat's function-style cases, may be any JSON value; the contract has a string.
+    # Notes may be any JSON value; the contract has a string.
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -37,8 +33,8 @@ class TestCases(Section):
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    inputs: list[Annotated[str, BeforeValidator(_json_text)]] = Field(min_length=1)
-    outputs: list[Annotated[str, BeforeValidator(_json_text)]] = Field(min_length=1)
+    inputs: list[str] = Field(min_length=1)
+    outputs: list[str] = Field(min_length=1)
     fn_name: str = Field("", description="Function under test; empty: a program that reads standard input.")
 
     @model_validator(mode="after")
@@ -62,10 +58,12 @@ class Prompt(Section):
     token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
         None, min_length=1, description="Token ids, used as they are."
     )
-    gt_answer: Annotated[str, BeforeValidator(_answer_text)] = Field("", description="The reference answer.")
+    gt_answer: Annotated[str, BeforeValidator(answer_text)] = Field("", description="The reference answer.")
+    entry_point: str = Field("", description="Function under test.")
     test_cases: TestCases | None = Field(None, description="Inputs and expected outputs of a programming problem.")
-    test_program: str = Field("", description="Assert-style test program, as in HumanEval and MBPP.")
-    entry_point: str = Field("", description="Function that the test program tests.")
+    test_program: Annotated[str, BeforeValidator(program_text)] = Field(
+        "", description="Assert-style test program, as in HumanEval and MBPP; a list of statements is one."
+    )
     id: str = Field("", description="Name of the problem, stable from pass to pass; at most 256 bytes.")
     verifiers: list[VerifierSection] = Field([], description="Verifiers of this prompt; empty: the run's.")
     sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
@@ -91,6 +89,21 @@ class Prompt(Section):
         known = {key: value for key, value in fields.items() if key not in columns}
         given = known.get("columns", {})
         return {**known, "columns": columns | given} if columns and isinstance(given, dict) else fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _statements(cls, fields: Any) -> Any:
+        """Take a list of statements under `test_cases` as what it is, a test program."""
+        if not isinstance(fields, dict) or not is_program(fields.get("test_cases")) or fields.get("test_program"):
+            return fields
+        return {**fields, "test_cases": None, "test_program": fields["test_cases"]}
+
+    @field_validator("test_cases", mode="before")
+    @classmethod
+    def _cases(cls, value: Any, info: ValidationInfo) -> Any:
+        if not value or isinstance(value, TestCases):
+            return value or None
+        return read_cases(value, info.data.get("entry_point", ""))
 
     @field_validator("columns")
     @classmethod

@@ -68,7 +68,7 @@ def verifier(more: str) -> str:
         ('{"prompt": "a"', "not valid JSON: expecting ',' delimiter at column 15 of '{\"prompt\": \"a\"'"),
         ('{"gt_answer": "1"}', f"got none of them; {ONE_OF}"),
         ('{"prompt": "a", "gt_anwser": "1"}', 'unknown field "gt_anwser"; did you mean "gt_answer"?'),
-        ('{"prompt": "a", "gt_answer": 1.5}', '"gt_answer": got 1.5; input should be a valid string'),
+        ('{"prompt": "a", "gt_answer": [1, 2]}', '"gt_answer": got [1, 2]; a list of 2 answers; one is allowed'),
         ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
         ('{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}', "\"messages.0.role\": got 'robot'; "),
         (fields('"test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}'), "2 inputs and 1 outputs; there must be as"),

@@ -168,13 +168,14 @@ async def _check(
                 await asyncio.wait([reading])
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
                     settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
-            complaints = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
+            complaints, warnings = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
-                complaints = [_with_titles(complaint, titles) for complaint in complaints]
-        problems.add(*complaints)
+        problems.add(*(_with_titles(complaint, titles) for complaint in complaints))
+    for warning in warnings:
+        say(f"warning: {_with_titles(warning, titles)}")
     return Plan(config, asked, found, held, services, own_redis, data)
 
 
@@ -190,7 +191,8 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
     Returns:
         Settings that name the files, and for each prefix of an error about a line its replacement: the source's row.
     """
-    files, titles = [], {}
+    files: list[str] = []
+    titles: dict[str, str] = {}
     for (_, source), prompts in zip(data.section.sources(), [data.train, *data.evaluation.values()], strict=True):
         files.append(str(source.path))
         if source.is_lines:
@@ -199,7 +201,7 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
         with open(files[-1], "w", encoding="utf-8") as lines:
             for prompt in prompts:
                 lines.write(prompt.model_dump_json(exclude_defaults=True, exclude={"columns"}) + "\n")
-        titles[f"{files[-1]}, line "] = f"{source.title}, row "
+        titles |= {f"{files[-1]}, line ": f"{source.title}, row ", files[-1]: source.title}
     train, *sets = (json.dumps(file, ensure_ascii=False) for file in files)
     names = (json.dumps(name, ensure_ascii=False) for name in data.evaluation)
     table = ", ".join(f"{name} = {file}" for name, file in zip(names, sets, strict=True))
@@ -207,7 +209,7 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_titles(complaint: str, titles: dict[str, str]) -> str:
-    """Return a complaint about a line of a file of `_as_lines` with the source's row in its place."""
+    """Return a complaint about a file of `_as_lines`, or a line of it, with the source or its row in its place."""
     for line, row in titles.items():
         complaint = complaint.replace(line, row)
     return complaint
@@ -272,38 +274,55 @@ def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrid
     return services
 
 
-async def _dry_runs(services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool) -> list[str]:
-    """Return the services' configuration errors. Raises LaunchError if a check crashed and there are no such errors."""
+async def _dry_runs(
+    services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool
+) -> tuple[list[str], list[str]]:
+    """Return the services' configuration errors, and their warnings.
+
+    Raises:
+        LaunchError: a check crashed, and there are no errors.
+    """
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
     commands = [
         [*service_command(service, path, overrides), "--dry-run", "--check-port", *own]
         for service, own in zip(services, options, strict=True)
     ]
     results = await asyncio.gather(*map(_dry_run, commands))
-    complaints, failures = [], []
-    for service, (status, lines) in zip(services, results, strict=True):
+    complaints, warnings, failures = [], [], []
+    for service, (status, printed, lines) in zip(services, results, strict=True):
         start = f"quartet-{service.kind}: "
         if status == 2:
             complaints += [line.removeprefix(start) for line in lines if line.startswith(start)] or lines[-1:]
-        elif status:
+        elif not status:
+            warnings += _warnings(printed)
+        else:
             last_line = lines[-1] if lines else "it printed nothing"
             failures.append(LaunchError(f"{service.name}: its check failed: {last_line}"))
     if failures and not complaints:
         raise failures[0]
-    return complaints
+    return complaints, warnings
 
 
-async def _dry_run(command: list[str]) -> tuple[int, list[str]]:
-    """Run a command; return its exit status and the lines of its standard error."""
-    with tempfile.TemporaryFile() as errors:  # not a pipe: a descendant could hold that open after the exit
+def _warnings(printed: bytes) -> list[str]:
+    """Return the warnings of a plan; a library may have printed something before it."""
+    _, begin, rest = printed.rpartition(b'{\n  "service"')
+    found: list[str] = json.loads(begin + rest).get("warnings", []) if begin else []
+    return found
+
+
+async def _dry_run(command: list[str]) -> tuple[int, bytes, list[str]]:
+    """Run a command; return its exit status, what it printed, and the lines of its standard error."""
+    # Not pipes: a descendant could hold them open after the exit.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            async with _running(command, stdout=asyncio.subprocess.DEVNULL, stderr=errors) as process:
+            async with _running(command, stdout=output, stderr=errors) as process:
                 async with asyncio.timeout(_TIMEOUT):
                     status = await process.wait()
         except TimeoutError:
-            return 1, [f"no answer within {_TIMEOUT:.0f} s"]
+            return 1, b"", [f"no answer within {_TIMEOUT:.0f} s"]
+        output.seek(0)
         errors.seek(0)
-        return status, errors.read().decode(errors="replace").strip().splitlines()
+        return status, output.read(), errors.read().decode(errors="replace").strip().splitlines()
 
 
 @asynccontextmanager

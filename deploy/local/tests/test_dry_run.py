@@ -101,6 +101,15 @@ def test_every_mistake_in_a_section_is_reported(dry_run, mistakes):
     assert all(line.count(",") < 12 for line in lines), "a list of all keys is no answer"
 
 
+def test_a_source_of_texts_is_refused_under_mathematics_by_its_rows(dry_run, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def train():\n    for _ in range(3):\n        yield {'prompt': '?', 'gt_answer': 'a sentence of some words'}\n"
+    )
+    own = f"{tmp_path / 'own.py'}:train"
+    (line,) = dry_run("run.verifiers=[{name='boxed'}]", f"data.train={own}")
+    assert f"{own}: 3 of 3 references are text, not mathematics" in line and f"{own}, row 3: " in line
+
+
 def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_file, tmp_path):
     chatty = tmp_path / "chatty"
     shutil.copytree(model, chatty)

@@ -24,6 +24,7 @@ from quartet_common.wire import Bytes
 # A batch is read from Redis and sent in messages of at most this size; a larger group is sent alone.
 _MESSAGE_BYTES = 2 << 20
 _MOST_GROUPS = 256
+_DROPPED_AT_ONCE = 250  # Redis answers others in between
 
 
 class Experience:
@@ -146,11 +147,16 @@ class Experience:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
-        reply = await self._store.run(
-            "drop_experience", run_id, request.session_epoch, request.step, request.reason, *request.instance_ids
-        )
-        refuse(run_id, request.step, reply)
-        return broker_pb2.DropExperienceResponse(dropped=reply[1])
+        validation.count("instance_ids", request.instance_ids, validation.MOST_IDS, least=0)
+        ids, dropped = request.instance_ids, 0
+        for start in range(0, max(1, len(ids)), _DROPPED_AT_ONCE):  # without ids too: the session is checked
+            portion = ids[start : start + _DROPPED_AT_ONCE]
+            reply = await self._store.run(
+                "drop_experience", run_id, request.session_epoch, request.step, request.reason, *portion
+            )
+            refuse(run_id, request.step, reply)
+            dropped += reply[1]
+        return broker_pb2.DropExperienceResponse(dropped=dropped)
 
 
 def _messages(stored: Sequence[tuple[bytes, int]], most: int) -> Iterator[list[bytes]]:

@@ -243,14 +243,14 @@ class Prompts:
     async def renew(self, request: broker_pb2.RenewLeasesRequest) -> broker_pb2.RenewLeasesResponse:
         """Extend leases until the run's ttl from now."""
         run_id = validation.name("run_id", request.run_id)
-        validation.count("lease_ids", request.lease_ids, 65536, least=0)
+        validation.count("lease_ids", request.lease_ids, validation.MOST_IDS, least=0)
         _, expiry, *lost = await self._store.run("renew_leases", run_id, *request.lease_ids)
         return broker_pb2.RenewLeasesResponse(lost=[lease.decode() for lease in lost], expires_at=timestamp(expiry))
 
     async def release(self, request: broker_pb2.ReleaseLeasesRequest) -> broker_pb2.ReleaseLeasesResponse:
         """Give prompts back before their lease ends."""
         run_id = validation.name("run_id", request.run_id)
-        validation.count("releases", request.releases, 65536, least=0)
+        validation.count("releases", request.releases, validation.MOST_IDS, least=0)
         arguments: list[Value] = []
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
         values: dict[str, Bytes] = {}

@@ -79,6 +79,7 @@ class DeadLetters:
     async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
         """Requeue dead prompts; all of them if the request has no instance ids."""
         run_id = validation.name("run_id", request.run_id)
+        validation.count("instance_ids", request.instance_ids, validation.MOST_IDS, least=0)
         ids: list = list(request.instance_ids) or await self._ids(run_id)
         return broker_pb2.RequeueDeadResponse(requeued=await self._requeue(run_id, ids, only_unscored=False))
 
@@ -204,7 +205,7 @@ class Results:
     ) -> AsyncGenerator[broker_pb2.CollectResultsResponse]:
         """Yield each instance's transcript or dead prompt; end after the last one."""
         run_id = validation.name("run_id", request.run_id)
-        validation.count("instance_ids", request.instance_ids, 65536)
+        validation.count("instance_ids", request.instance_ids, validation.MOST_IDS)
         left = set(request.instance_ids)
         query = set(left)
         waiter = self._notifier.waiter(run_id, "result")

@@ -31,7 +31,6 @@ from quartet_common.run_spec import environment_spec, run_spec
 from quartet_common.sampling import SamplingSection, given, to_message
 
 _LONGEST_SECONDS = 366 * 86400.0
-_MOST_GROUPS_PER_STEP = 1 << 16  # a batch's manifest names them all in one message
 
 
 def _run_file_defaults() -> broker_pb2.RunSpec:
@@ -90,7 +89,7 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     spec = with_defaults(given)
     validation.name("spec.run_id", spec.run_id)
     validation.integer("spec.group_size", spec.group_size, 1, 1024)
-    validation.integer("spec.groups_per_step", spec.groups_per_step, 1, _MOST_GROUPS_PER_STEP)
+    validation.integer("spec.groups_per_step", spec.groups_per_step, 1, validation.MOST_IDS)
     validation.integer("spec.max_deliveries", spec.max_deliveries, 1, 1 << 20)
     for field in ("max_queued_prompts", "max_experience_bytes"):
         validation.integer(f"spec.{field}", getattr(spec, field), 1)

@@ -72,6 +72,7 @@ class Sessions:
         validation.version("checkpoint_step", request.checkpoint_step)
         validation.integer("first_remembered_pass", request.first_remembered_pass, 0)
         consumed = request.consumed_instance_ids
+        validation.count("consumed_instance_ids", consumed, validation.MOST_CONSUMED_IDS, least=0)
         resumed = state_event(broker_pb2.RUN_STATE_ACTIVE, f"resumed at step {request.checkpoint_step}")
         reply = await self._store.run(
             "open_session",
@@ -140,6 +141,7 @@ class Sessions:
         first = validation.version("steps[0].step", request.steps[0].step)
         for n, line in enumerate(request.steps):
             validation.integer(f"steps[{n}].step", line.step, first + n, first + n)
+            validation.count(f"steps[{n}].instance_ids", line.instance_ids, validation.MOST_IDS, least=0)
             for name in line.instance_ids:
                 validation.identifier(f"steps[{n}].instance_ids", name)
         calls = [(request.session_epoch, line.step, *line.instance_ids) for line in request.steps]
@@ -162,6 +164,7 @@ class Sessions:
         """Record that a step's batch is in the weights."""
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
+        validation.count("instance_ids", request.instance_ids, validation.MOST_IDS, least=0)
         reply = await self._store.run(
             "mark_trained", run_id, request.session_epoch, request.step, *request.instance_ids
         )

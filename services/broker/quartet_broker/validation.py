@@ -50,6 +50,10 @@ REQUEST_BYTES = dict.fromkeys(("CreateRun", "RegisterMember", "Heartbeat", "Repo
     "SubmitPrompts": MOST_BYTES[experience_pb2.PromptInstance] + (64 << 10),
 }
 """Maximum bytes of a request, by method; more than MOST_BYTES, for the unknown fields of newer clients."""
+MOST_IDS = 65_536
+"""Ids in a request: as many as a batch can have groups."""
+MOST_CONSUMED_IDS = 4 * MOST_IDS
+"""Ids that a trainer without a ledger may name in OpenSession: those of several steps."""
 MOST_EVALUATION_PROMPTS = 16_384
 """Prompts of an evaluation set: GetEvaluation answers with a GroupHeader of each."""
 _STRUCT_DEPTH = 16  # parsers allow 100 nested messages, of which a level takes three

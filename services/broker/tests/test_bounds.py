@@ -11,7 +11,7 @@ from world import EVALUATE, SERVE, TRAIN, World, group, instance, refused
 
 from quartet_broker import keys
 from quartet_broker.runs import complete
-from quartet_broker.validation import MOST_BYTES
+from quartet_broker.validation import MOST_BYTES, MOST_CONSUMED_IDS, MOST_IDS
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 MEMBER = {"instance_id": "r2", "kind": common_pb2.SERVICE_KIND_ROLLOUT, "address": "h:1"}
@@ -242,3 +242,49 @@ async def test_a_batch_may_have_more_groups_than_a_command_has_arguments(world):
         pass
     await world.open()
     assert len(await world.train(0)) == await world.commit(1) == 9_000
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "most"),
+    [
+        ("OpenSession", "consumed_instance_ids", MOST_CONSUMED_IDS),
+        ("DropExperience", "instance_ids", MOST_IDS),
+        ("MarkTrained", "instance_ids", MOST_IDS),
+        ("SettleTrained", "steps[0].instance_ids", MOST_IDS),
+        ("RequeueDead", "instance_ids", MOST_IDS),
+        ("RenewLeases", "lease_ids", MOST_IDS),
+    ],
+)
+async def test_ids_in_a_request_are_bounded(world, method, field, most):
+    await world.create()
+    await world.open()
+    ids = ["x"] * (most + 1)
+    fields = {"steps": [{"instance_ids": ids}]} if method == "SettleTrained" else {field: ids}
+    fields |= {"holder": "t1"} if method == "OpenSession" else {}
+    told = await refused(world.call(method, **fields), INVALID)
+    assert told.startswith(f"{field}: got {most + 1} items; allowed: ")
+
+
+async def test_many_groups_are_dropped_in_portions(world):
+    """Redis cannot be asked anything while a script runs: a batch's groups are not dropped in one."""
+    await world.create(groups_per_step=1_000, max_queued_prompts=2_000)
+    await world.submit(*(f"a{n}" for n in range(1_000)))
+    while await world.roll_out(250):
+        pass
+    await world.open()
+    ids = await world.batch(0)
+    scripts = await calls_of_scripts(world)
+    unknown = [f"unknown-{n}" for n in range(1_000)]
+    assert await world.drop(0, *ids[:990], *unknown, *ids[:5]) == 990
+    assert await calls_of_scripts(world) - scripts >= 8
+    manifest, _ = await world.take(0)
+    assert not manifest.granted and manifest.needed == 990
+    await world.submit(*(f"b{n}" for n in range(990)))
+    while await world.roll_out(250):
+        pass
+    assert (await world.batch(0))[:10] == ids[990:]
+    assert not await world.faults()
+
+
+async def calls_of_scripts(world) -> int:
+    return (await world.redis.info("commandstats"))["cmdstat_evalsha"]["calls"]

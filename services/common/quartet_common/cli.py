@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import dataclasses
 import fcntl
 import json
 import logging
@@ -128,6 +129,7 @@ def service_main(
     instance = f"{socket.gethostname()}-{os.getpid()}"
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
+        config = dataclasses.replace(config, dry_run=arguments.dry_run)
         # Brokers and reward services serve several runs.
         run = config.run.id if kind in ("rollout", "trainer") else ""
         configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)

@@ -323,6 +323,8 @@ class LoadedConfig(Generic[SectionT]):
     file: RunFile = field(default_factory=RunFile)
     weights: bool = True
     """False: model.path has no weights yet, because a dry run does not download those of a hub model."""
+    dry_run: bool = False
+    """Only the checks are run, also those that take seconds."""
 
 
 def load_config(

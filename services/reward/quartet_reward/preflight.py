@@ -10,6 +10,7 @@ from quartet_common.data_rows import sections_of_rows
 from quartet_common.errors import ContractError
 from quartet_common.run_file import Problems
 from quartet_reward.config import RewardSection, check_reward_model
+from quartet_reward.reference_check import check_references
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import check_sandbox
 from quartet_reward.verifiers.function import RewardFunction
@@ -17,21 +18,25 @@ from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
-    """Check the verifiers of the run and of its data, their parameters, and what they need.
+    """Check the verifiers of the run and of its data, their parameters, and what they need; in a dry run also the
+    references of the data.
 
     Raises ConfigError with all problems. Returns what would run.
     """
     run, section = config.run, config.section
     named = [(f"run.verifiers[{i}]", one) for i, one in enumerate(run.verifiers)]
     sandbox = None
+    warnings: list[str] = []
     with Problems() as problems:
         if find_spec("math_verify") is None:
             problems.add("the package math-verify is not installed in the reward service's environment")
         with problems.collecting():
             verifiers = load_verifiers(load_functions(config))
-            problems.add(
-                *_refused(SpecReader(verifiers), [*named, *sections_of_rows(config.data, "verifiers", VerifierSection)])
-            )
+            specs = SpecReader(verifiers)
+            problems.add(*_refused(specs, [*named, *sections_of_rows(config.data, "verifiers", VerifierSection)]))
+            if config.dry_run:
+                errors, warnings = check_references(config, specs)
+                problems.add(*errors)
         for where, one in named:
             if one.name == "reward_model" and section.reward_model.path is None:
                 problems.add(
@@ -43,7 +48,7 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
         if section.sandbox.required or any(one.name == "code" for one in run.verifiers):
             with problems.collecting(SandboxUnavailable):
                 sandbox = asyncio.run(check_sandbox(section.sandbox))
-    plan = {"verifiers": list(verifiers), "workers": section.workers}
+    plan = {"verifiers": list(verifiers), "workers": section.workers, "warnings": warnings}
     return {**plan, "sandbox": sandbox} if sandbox is not None else plan
 
 
