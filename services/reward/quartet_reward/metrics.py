@@ -37,6 +37,12 @@ EQUALITY_DECISIONS = metrics.counter(
     "quartet_reward_equality_total", "Math equalities decided, by way: exact, cache, worker.", ["way"]
 )
 
+REFERENCES = metrics.counter(
+    "quartet_reward_references_total",
+    "References compared with as mathematics, by how they read: mathematics, text (only the same text is equal).",
+    ["read_as"],
+)
+
 
 def outcome_name(outcome: int) -> str:
     """Return "correct" for OUTCOME_CORRECT."""

@@ -122,3 +122,25 @@ async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
     third = asyncio.create_task(cache.compute("q", work))
     end.set()
     assert await third == "verdict"
+
+
+@pytest.mark.parametrize(
+    ("reference", "read_as"),
+    [("42", "mathematics"), ("east", "mathematics"), (REFERENCE, "mathematics"), ("it is what he said there", "text")],
+)
+async def test_a_reference_is_counted_by_how_it_reads(reference, read_as):
+    counted = metrics.REFERENCES.labels(read_as)
+    before = counted._value.get()
+    equality = MathEquality(ScriptedPool()).compare("x", reference)
+    _ = equality if isinstance(equality, Equality) else await equality()
+    assert counted._value.get() == before + 1
+
+
+async def test_an_answer_that_leaves_a_computation_is_unevaluated_with_a_reason():
+    math = MathEquality(ScriptedPool(answers=[EQUAL | {"left": "a product"}]))
+    found_here, asked = math.compare("84/2", "42"), math.compare("17*23", "391")
+    assert isinstance(found_here, Equality) and not isinstance(asked, Equality)
+    for equality, left in ((found_here, "a quotient"), (await asked(), "a product")):
+        assert (
+            metrics.outcome_name(equality.outcome) == "unevaluated" and f"leaves {left} to compute" in equality.reason
+        )

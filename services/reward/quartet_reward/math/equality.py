@@ -15,7 +15,7 @@ from quartet_reward.answer_extraction import last_boxed
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy, Unevaluated
 from quartet_reward.math.fast import parse_rational
-from quartet_reward.math.forms import read
+from quartet_reward.math.forms import Kind, read
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.spelling import plain
 from quartet_reward.queue import CURRENT_RUN, count_wait
@@ -28,8 +28,11 @@ _OVERHEAD_BYTES = 600
 
 # Longer answers are wrong: no honest one is longer, and symbolic parsing takes superlinear time.
 LONGEST_ANSWER = 2_000
+# "east" and "John Smith" are answers; a longer run of words is a sentence.
+_MOST_WORDS = 3
 # Longer texts are parsed by a worker, which can be killed.
 _LONGEST_PLAIN = 400
+_AS_MATHEMATICS, _AS_TEXT = map(metrics.REFERENCES.labels, ("mathematics", "text"))
 _EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
 
 
@@ -152,11 +155,11 @@ class MathEquality:
             VerifierFailure: the reference is empty or unusable; also raised by the work, which may find that the
                 reference is unusable, or that a worker died twice.
         """
-        answer, reference = answer and _last_box_or_all(answer), _unboxed(reference)
+        answer, reference = answer and _last_box_or_all(answer), unboxed(reference)
         if not reference.strip():
             raise BadReference("reference.answer is empty; it must hold an answer")
         question, asked = _Question(answer, reference, policy), _Question(None, reference, policy)
-        judgment = _PLAIN if _is_plain(reference, policy) else self._judged.get(asked)
+        judgment = _PLAIN if is_plain(reference, policy) else self._judged.get(asked)
         if judgment is not None:
             return self._compare(question, judgment)
 
@@ -170,6 +173,7 @@ class MathEquality:
         answer, reference, policy = question
         if judgment.bad:
             raise BadReference(f"reference.answer: {judgment.bad}")
+        (_AS_TEXT if judgment.is_text or is_sentence(reference, policy) else _AS_MATHEMATICS).inc()
         if answer is None:
             return Equality(reward_pb2.OUTCOME_INCORRECT, "no answer is given")
         if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):
@@ -237,7 +241,16 @@ class MathEquality:
         return verdict
 
 
-def _is_plain(reference: str, policy: EqualityPolicy) -> bool:
+def is_sentence(reference: str, policy: EqualityPolicy) -> bool:
+    """Return whether a reference has a run of words that an answer would have to repeat, unlike "east"."""
+    if len(reference.split()) <= _MOST_WORDS:
+        return False
+    leaves = read(reference, policy.bare_braces).leaves()
+    return any(leaf.kind is Kind.WORDS and len(leaf.text.split()) > _MOST_WORDS for leaf in leaves)
+
+
+def is_plain(reference: str, policy: EqualityPolicy) -> bool:
+    """Return whether a reference is usable for certain, so that no worker has to judge it."""
     if len(reference) > _LONGEST_PLAIN:
         return False
     return parse_rational(reference) is not None or read(reference, policy.bare_braces).is_plain
@@ -276,7 +289,7 @@ def _last_box_or_all(answer: str) -> str:
     return (answer if box is None else box).strip()
 
 
-def _unboxed(reference: str) -> str:
+def unboxed(reference: str) -> str:
     """Return the content of a reference that is one box; several ("\\boxed{1} and \\boxed{2}") are kept as they are."""
     reference = reference.strip()
     box = last_boxed(reference) if reference.startswith("\\boxed") else None

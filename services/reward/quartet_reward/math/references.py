@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quartet_reward.math.compare import EqualityPolicy
-from quartet_reward.math.equality import _is_plain, _unboxed
+from quartet_reward.math.equality import is_plain, is_sentence, unboxed
 from quartet_reward.math.extract import ReadingPolicy, reference_answer
-from quartet_reward.math.forms import Kind, read
 from quartet_reward.workers.pool import TaskTimedOut, WorkerPool
-
-# "east" and "John Smith" are answers; a longer run of words is a sentence, which an answer would have to repeat.
-_MOST_WORDS = 3
 
 
 class Kinds(Enum):
@@ -33,21 +29,19 @@ class Reading:
 
 def read_here(reference: str, reading: ReadingPolicy, equality: EqualityPolicy) -> Reading | None:
     """Return how a reference reads, or None if a worker has to decide: see `read_as`."""
-    answer = _unboxed(reference_answer(reference, reading))
+    answer = unboxed(reference_answer(reference, reading))
     if not answer.strip():
         return Reading(Kinds.UNUSABLE, "it is empty")
-    if not _is_plain(answer, equality):
+    if not is_plain(answer, equality):
         return None
-    leaves = read(answer, equality.bare_braces).leaves()
-    sentence = any(leaf.kind is Kind.WORDS and len(leaf.text.split()) > _MOST_WORDS for leaf in leaves)
-    return Reading(Kinds.TEXT if sentence else Kinds.MATHEMATICS)
+    return Reading(Kinds.TEXT if is_sentence(answer, equality) else Kinds.MATHEMATICS)
 
 
 async def read_as(pool: WorkerPool, reference: str, reading: ReadingPolicy, equality: EqualityPolicy) -> Reading | None:
     """Return how a reference reads; None: the worker could not tell. Raises WorkerDied."""
     if (found := read_here(reference, reading, equality)) is not None:
         return found
-    answer = _unboxed(reference_answer(reference, reading))
+    answer = unboxed(reference_answer(reference, reading))
     try:
         message = await pool.run({"reference": answer, "policy": equality.model_dump()})
     except TaskTimedOut as error:
