@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quartet_reward.answer_extraction import LONGEST_READ, joined_boxes, last_box, last_boxed, last_tagged_answer
+from quartet_reward.answer_extraction import LONGEST_READ, last_box, last_boxed, last_tagged_answer
+from quartet_reward.math.boxes import joined_boxes
 from quartet_reward.math.notation import UNIT_WORDS, is_name, undelimited
 
 # Characters at the end of a text in which an answer in prose is looked for.
@@ -165,8 +166,9 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
-# Longer references may be worked solutions.
-_LONGEST_PLAIN_REFERENCE = 200
+# The last line of a worked solution of GSM8K.
+_MARKED = re.compile(r"####(?P<answer>[^\n#]*\S[^\n#]*)\Z")
+_EMPHASIZED = re.compile(r"\A(?P<mark>\*{1,3}|`)(?P<inside>[^*`]+)(?P=mark)\Z")
 
 # Backslashes doubled by JSON escaping, before commands that never follow a line break.
 _DOUBLED_BOX = re.compile(r"\\\\(?=(?:boxed|fbox)\s*\{)")
@@ -222,9 +224,18 @@ def final_answer(text: str, policy: ReadingPolicy) -> str | None:
     return chosen(text, policy.choices) if policy.choices else answer_in_prose(text, policy.prose == "numbers")
 
 
-def reference_answer(reference: str, policy: ReadingPolicy) -> str:
-    """Return the answer of a reference, which may be a worked solution with the answer in a box or in prose."""
+ANYWHERE = ReadingPolicy()
+
+
+def reference_answer(reference: str, policy: ReadingPolicy = ANYWHERE) -> str:
+    """Return the answer of a reference, by the first rule that finds one; else the reference is its own answer.
+
+    After the last `####`; in a box; in one formula; in prose that states it ("The area is 72.", "Answer: 72").
+    """
     reference = undoubled(reference.strip())
+    if marked := _MARKED.search(reference):
+        reference = marked["answer"].strip()
+    reference = _EMPHASIZED.sub(r"\g<inside>", reference)
     if policy.choices:
         return chosen(reference, policy.choices) or reference
     if boxed := _boxed(reference, policy):
@@ -233,8 +244,9 @@ def reference_answer(reference: str, policy: ReadingPolicy) -> str:
         return unclosed["rest"].strip()
     if (formula := undelimited(reference)) != reference:
         return formula
+    reference = reference.removeprefix("=").lstrip()
     # A matrix or an aligned equation may be long, but is not prose.
-    if not _DELIMITED.search(reference) and (len(reference) <= _LONGEST_PLAIN_REFERENCE or not _is_prose(reference)):
+    if not _DELIMITED.search(reference) and not _is_prose(reference):
         return reference
     return as_one_list(reference) or answer_in_prose(reference) or reference
 
@@ -248,9 +260,8 @@ def undoubled(text: str) -> str:
 
 
 def _boxed(text: str, policy: ReadingPolicy) -> str | None:
-    contents = joined_boxes(text) if policy.boxes == "joined" else [last_boxed(text) or ""]
-    answer = joined([content for content in contents if content])
-    return (chosen(answer, policy.choices) if policy.choices else answer) or None
+    answer = joined_boxes(text) if policy.boxes == "joined" else last_boxed(text)
+    return chosen(answer, policy.choices) if answer and policy.choices else answer or None
 
 
 def _short_form(text: str, policy: ReadingPolicy) -> str | None:
