@@ -68,6 +68,6 @@ async def test_others_wait_a_bounded_time_meanwhile_and_no_worker_hangs(running:
     assert {result.score.outcome for result in results} == {reward_pb2.OUTCOME_TIMED_OUT}
     assert statistics.median(map(seconds_of, results)) <= DEADLINE_SECONDS + 0.2  # the wait for a worker is not in it
     assert len(waits) >= 10 and statistics.median(waits) < 0.1, waits
-    (healthy,) = await score(running, item(r"\boxed{\sqrt{64}}", verifier="math"))
+    (healthy,) = await score(running, item(r"\boxed{8 = \sqrt{64}}", verifier="math"))
     assert healthy.score.outcome == reward_pb2.OUTCOME_CORRECT
     assert running.pool.busy == 0 and running.pool.waiting == 0

@@ -11,7 +11,7 @@ from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality, MathEquality, VerdictCache
 from quartet_reward.workers.pool import TaskTimedOut, WorkerDied
 
-EQUAL = {"event": "done", "equal": True}
+EQUAL = {"event": "done", "equal": True, "left": ""}
 JUDGED = {"event": "judged", "is_text": False}
 OUT_OF_MEMORY = {"event": "out_of_memory"}
 # Not plain, so that a worker is asked.

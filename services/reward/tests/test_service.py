@@ -46,14 +46,14 @@ def request(one: reward_pb2.ScoreItem) -> reward_pb2.ScoreStreamRequest:
 async def test_a_bad_reference_is_the_failure_of_its_item_alone(service):
     right, bad, other = await score(
         service,
-        item(tagged(r"\sqrt{64}"), item_id="right by algebra"),
+        item(tagged(r"\sqrt{63}"), answer=r"3\sqrt{7}", item_id="right by algebra"),
         item(tagged("8"), answer=r"\frac{1}{", item_id="bad"),
         item(r"\boxed{8}", verifiers=[spec("boxed", correct_reward=1.0)], item_id="other"),
     )
     assert [each.item_id for each in (right, bad, other)] == ["right by algebra", "bad", "other"]
     assert (right.score.reward, other.score.reward) == (10.0, 1.0)
     assert right.score.outcome == reward_pb2.OUTCOME_CORRECT and right.score.format_acc == right.score.ans_acc == 1.0
-    assert right.score.parsed_answer == r"\sqrt{64}" and right.score.reason and right.score.elapsed.ToNanoseconds() > 0
+    assert right.score.parsed_answer == r"\sqrt{63}" and right.score.reason and right.score.elapsed.ToNanoseconds() > 0
     assert bad.failure.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE and not bad.failure.retryable
     assert "reference" in bad.failure.message
 

@@ -34,7 +34,7 @@ async def test_a_worker_judges_so_many_references_and_another_takes_its_place_un
         assert (await pool.run({"reference": "x = x"}))["event"] == "bad_reference"
         # It can be read, and its text repeated; that it cannot be evaluated does not make it a bad one.
         assert (await pool.run({"reference": ENDLESS}))["event"] == "judged"
-        assert await pool.run(QUICK) == {"event": "done", "equal": True}
+        assert await pool.run(QUICK) == {"event": "done", "equal": True, "left": ""}
         (second,) = pool.pids
         assert second != first
         running = asyncio.create_task(pool.run({"reference": "8", "answer": ENDLESS}))

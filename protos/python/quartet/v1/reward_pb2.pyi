@@ -22,6 +22,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_COMPILE_ERROR: _ClassVar[Outcome]
     OUTCOME_RUNTIME_ERROR: _ClassVar[Outcome]
     OUTCOME_UNJUDGED: _ClassVar[Outcome]
+    OUTCOME_UNEVALUATED: _ClassVar[Outcome]
 
 class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ OUTCOME_RESOURCE_EXCEEDED: Outcome
 OUTCOME_COMPILE_ERROR: Outcome
 OUTCOME_RUNTIME_ERROR: Outcome
 OUTCOME_UNJUDGED: Outcome
+OUTCOME_UNEVALUATED: Outcome
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_VERIFIER_CRASHED: FailureKind
 FAILURE_KIND_SANDBOX_UNAVAILABLE: FailureKind

@@ -13,9 +13,11 @@ from quartet.v1 import reward_pb2
 from quartet_reward import metrics
 from quartet_reward.answer_extraction import last_boxed
 from quartet_reward.errors import BadReference, VerifierCrashed
-from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy
+from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy, Unevaluated
 from quartet_reward.math.fast import equal_rationals, parse_rational
 from quartet_reward.math.forms import read
+from quartet_reward.math.notation import tokens
+from quartet_reward.math.spelling import plain
 from quartet_reward.queue import CURRENT_RUN, count_wait
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
@@ -115,7 +117,8 @@ class Equality:
     """Whether an answer equals the reference, and why."""
 
     outcome: int
-    """CORRECT, INCORRECT; TIMED_OUT, RESOURCE_EXCEEDED: evaluating the answer exceeded a worker's limits."""
+    """CORRECT, INCORRECT; UNEVALUATED: equal, but it leaves something to compute; TIMED_OUT, RESOURCE_EXCEEDED:
+    evaluating the answer exceeded a worker's limits."""
     reason: str
     as_text: bool = False
     """The reference is not mathematics; the answer had to be the same text (ColossalChat's string fallback)."""
@@ -172,13 +175,18 @@ class MathEquality:
         if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):
             reason = f"the answer has {len(answer)} characters; {LONGEST_ANSWER} are compared"
             return Equality(reward_pb2.OUTCOME_INCORRECT, reason)
-        equal: bool | None = answer.split() == reference.split()
-        if not equal and not judgment.is_text:
-            short = max(len(answer), len(reference)) <= _LONGEST_PLAIN
-            equal = _decide_here(answer, reference, policy) if short else None
+        equal: bool | None = answer.split() == reference.split() or None
+        left = ""
+        if judgment.is_text:
+            equal = bool(equal) or _same_text(answer, reference)
+        elif equal is None and max(len(answer), len(reference)) <= _LONGEST_PLAIN:
+            try:
+                equal = _decide_here(answer, reference, policy)
+            except Unevaluated as unevaluated:
+                equal, left = True, str(unevaluated)
         if equal is not None:
             _EXACT.inc()
-            return _equality(question, equal, as_text=judgment.is_text)
+            return _equality(question, equal, left, as_text=judgment.is_text)
         if (known := self._decided.get(question)) is not None:
             metrics.EQUALITY_DECISIONS.labels("cache").inc()
             return known
@@ -224,7 +232,7 @@ class MathEquality:
             return Equality(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason)
         if reply["event"] != "done":
             raise _worker_failed(reply.get("reason", reply))
-        verdict = _equality(question, reply["equal"])
+        verdict = _equality(question, reply["equal"], reply["left"])
         self._decided.put(question, verdict, len(question.answer or "") + len(question.reference) + len(verdict.reason))
         return verdict
 
@@ -244,8 +252,18 @@ def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | 
     return Comparison(policy).equal(read(answer, policy.bare_braces), read(reference, policy.bare_braces))
 
 
-def _equality(question: _Question, equal: bool, as_text: bool = False) -> Equality:
+def _same_text(answer: str, reference: str) -> bool:
+    """Return whether two texts are the same but for white space, capitals and the spelling of LaTeX."""
+    if max(len(answer), len(reference)) > _LONGEST_PLAIN:
+        return False
+    return tokens(plain(answer).casefold()) == tokens(plain(reference).casefold())
+
+
+def _equality(question: _Question, equal: bool, left: str = "", as_text: bool = False) -> Equality:
     answer, reference = (question.answer or "")[:80], question.reference[:80]
+    if left:
+        reason = f"{answer} is {reference}, but it leaves {left} to compute; the parameter unevaluated allows that"
+        return Equality(reward_pb2.OUTCOME_UNEVALUATED, reason)
     outcome = reward_pb2.OUTCOME_CORRECT if equal else reward_pb2.OUTCOME_INCORRECT
     return Equality(outcome, f"{answer} is {'' if equal else 'not '}{reference}", as_text=as_text)
 

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quartet_reward.answer_extraction import LONGEST_READ, last_box, last_boxed, last_tagged_answer
 from quartet_reward.math.boxes import joined_boxes
-from quartet_reward.math.notation import UNIT_WORDS, is_name, undelimited
+from quartet_reward.math.notation import is_name
+from quartet_reward.math.quantities import UNIT_WORDS
+from quartet_reward.math.spelling import undelimited
 
 # Characters at the end of a text in which an answer in prose is looked for.
 _LONGEST_READ = 20_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from quartet_reward.math.notation import plain
+from quartet_reward.math.spelling import plain
 
 # Exact arithmetic on longer texts or larger exponents could block the service.
 _MOST_CHARACTERS = 200

@@ -8,19 +8,13 @@ from functools import lru_cache
 from itertools import product
 
 from quartet_reward.math.fast import parse_rational
-from quartet_reward.math.notation import (
-    bracketed,
-    is_name,
-    plain,
-    quantity,
-    split_outside_brackets,
-    tokens,
-    without_group,
-)
+from quartet_reward.math.notation import bracketed, is_name, split_outside_brackets, tokens, without_group
+from quartet_reward.math.quantities import quantity
+from quartet_reward.math.spelling import plain
+from quartet_reward.math.words import MATHEMATICAL, bare_words, is_run, words_of
 
 _MOST_SIGNS = 3
 _SIDES = 2
-_SHORTEST_WORD = 2
 _RELATIONS = frozenset(["<", ">", r"\le", r"\ge", r"\ne"])
 _OUTER_SEPARATORS, _SEPARATORS = frozenset([";"]), frozenset([",", r"\quad"])
 _EQUALS, _APPROX = frozenset(["="]), frozenset([r"\approx"])
@@ -31,6 +25,24 @@ _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|R)
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
+# An option of a multiple-choice question with its text: `(B) 12`, `\text{(B)}\ 12`, `B. 12`, `B) 12`.
+_OPTION = re.compile(
+    r"""(?:\\text\s*\{\s*)?(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[.)](?=[\s}\\]))\s*\}?(?:\s|\\quad)*
+          (?P<rest>(?!\\(?:cup|cap|cdot|times|to|in)(?![a-z])|-\s)[^\s=<>(,;+*/^_].*)  # no operator
+        |\\text\s*\{\s*(?P<boxed>[A-J])\s*\}\s*\\q?quad\s*(?P<other>.+)
+        |\\text\s*\{\s*[Oo]ption\s+(?P<named>[A-J])\s*\}""",
+    re.DOTALL | re.VERBOSE,
+)
+# A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
+_FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
+_FAMILY = re.compile(
+    rf"""(?P<rest>.+?)[\s,;(]*
+        (?:{_FOR_ALL}(?:\ (?:real|integers?))?(?:\ numbers?)?\s*\}}\s*(?P<named>[a-zA-Z])
+        |(?:{_FOR_ALL}\s*\}}\s*)?(?P<member>[a-zA-Z])\s*\\in\s*(?P<set>\\mathbb\{{[A-Z]\}}|[ZNRQC])[+*^]*)\)?""",
+    re.DOTALL | re.VERBOSE,
+)
+_CONGRUENCE = re.compile(r"(?P<name>[a-zA-Z])\s*\\equiv\s*(?P<rest>.+\\(?:pmod|mod|bmod).+)", re.DOTALL)
+_UNIT_VECTOR = re.compile(r"(?P<factor>[^\\]*?(?:\\(?!unit)[^\\]*?)*?)\s*\\unit\{(?P<axis>[ijk])\}")
 # An expression is reduced from the inside out: each atom becomes A, then each term of As becomes A.
 _ATOM = re.compile(r"\\(?!(?:pi|infty|theta|alpha|beta)(?![a-zA-Z]))[a-zA-Z]+|(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
 _SUM = r"[-+]?A(?:(?:[-+*/]|\\cdot|\\times)?A)*"
@@ -41,36 +53,33 @@ _INTERVAL = rf"[(\[]{_SUM},{_SUM}[)\]]"
 _EXPRESSION = re.compile(rf"{_SUM}|{_INTERVAL}(?:\\cup{_INTERVAL})*")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-z]{2,}", re.IGNORECASE)
 _ZERO_BELOW = re.compile(r"[{/]\s*0(?![.\d])")
-_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)", re.ASCII)
-_WORDS = re.compile(r"[^\W_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
-_ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
-# Words with a mathematical meaning.
-_MATHEMATICAL = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac lim max min mod gcd lcm det
-        inf infty infinity infinite undefined none null nan true false empty oplus begin end if for
-        alpha beta gamma delta epsilon zeta eta theta iota kappa lambda omicron rho sigma tau upsilon phi chi psi omega
-        degree degrees percent dollars cents and or union cup cap pmatrix
-        """,
-    )
+_TIME = re.compile(
+    r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?\s*(?:\\text\s*\{\s*)?(?P<half>[ap])\.?\s?m\.?\s*\}?", re.I
 )
+_RATIO = re.compile(r"\d{1,9}(?:\s*:\s*\d{1,9})+", re.ASCII)
+_AMOUNTS = re.compile(r"\s*(?:,|and)?\s*(?P<number>\d[\d.,/]*)\s+(?P<unit>[A-Za-z][A-Za-z ]*?)\s*(?=,|and\b|\d|$)")
+_AND_PART = re.compile(r"\band (?:an?|one) [a-z]+")
+_ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
 
 
 class Kind(StrEnum):
     """The kind of a form; the comment says what its parts and its mark are."""
 
     VALUE = "value"  # an expression; no parts
-    WORDS = "words"  # mark: the words, case-folded
+    WORDS = "words"  # mark: the words as they are compared
     CLOCK = "time of day"  # mark: hours and minutes
+    RATIO = "ratio"  # numbers in order
     LIST = "list"  # elements; mark: the variable whose values they are, if any
     SET = "set"  # elements in braces
     TUPLE = "tuple"  # elements in order; mark: the brackets
+    NAMED = "named values"  # the values of several variables; mark: their names
     MATRIX = "matrix"  # cells; mark: the shape
     EQUATION = "equation"  # sides; mark: the variable that it defines, if any
     RELATION = "relation"  # an inequality; no parts
     QUANTITY = "quantity"  # the number; mark: the unit
+    AMOUNTS = "quantities"  # quantities of different units; mark: the units
+    OPTION = "option"  # its text, if given; mark: its letter
+    FAMILY = "family"  # an expression; mark: the letter that stands for every number of a set, and the set
     ROUNDED = "approximation"  # the exact and the rounded side
 
 
@@ -105,7 +114,7 @@ class Form:
     def is_plain(self) -> bool:
         """Whether it consists of words, numbers and simple expressions, which sympy can parse for certain."""
         return all(
-            leaf.kind in (Kind.WORDS, Kind.CLOCK)
+            leaf.kind in (Kind.WORDS, Kind.CLOCK, Kind.OPTION)
             or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _is_expression(leaf.text)))
             for leaf in self.leaves()
         )
@@ -128,16 +137,22 @@ def _read(text: str) -> Form:
         return Form(Kind.VALUE, text)
     for way in (
         _clock,
+        _ratio,
+        _option,
         _words,
+        _family,
         _relation,
+        _amounts,
         _list,
         _set,
         _both_signs,
         _brackets,
+        _vector,
         _matrix,
         _rounded,
         _equation,
         _measured,
+        _phrase,
     ):
         if (form := way(text)) is not None:
             return form
@@ -146,7 +161,7 @@ def _read(text: str) -> Form:
 
 def _is_expression(text: str) -> bool:
     """Return whether it is a sum, product, quotient, power or root of numbers and letters, or a union of intervals."""
-    if _ZERO_BELOW.search(text) or _MATHEMATICAL.intersection(map(str.casefold, _WORD.findall(text))):
+    if _ZERO_BELOW.search(text) or MATHEMATICAL.intersection(map(str.casefold, _WORD.findall(text))):
         return False
     text, count = _ATOM.sub(lambda match: "A" if match[1] else match[0], text).replace(" ", ""), 1
     while count:
@@ -154,27 +169,59 @@ def _is_expression(text: str) -> bool:
     return _EXPRESSION.fullmatch(text) is not None
 
 
-def _may_be_product(letters: str) -> bool:
-    """Return whether letters are likely a product of variables, such as "x", "abc", "pqrs", rather than a word."""
-    ordered = sorted(map(ord, letters))
-    return len(letters) < 4 or ordered[-1] - ordered[0] == len(letters) - 1
-
-
 def _words(text: str) -> Form | None:
-    """Parse words that cannot be mathematics: sympy would read them as products, where "east" equals "seat"."""
-    bare = _TEXT.sub(r"\1", text)
-    if len(bare) > 500 or not _WORDS.fullmatch(bare):
+    """Parse words, and letters that are no product: sympy would read them as products, where "east" equals "seat"."""
+    words = words_of(text)
+    if words is None or (measured := _measured(bare_words(text))):
+        return None if words is None else measured
+    return Form(Kind.VALUE, words) if words.startswith(("\\", "-")) else Form(Kind.WORDS, text, mark=words)
+
+
+def _phrase(text: str) -> Form | None:
+    """Parse what is left and holds words, such as "5 squared": it is no number, and only equal to itself."""
+    bare = bare_words(text)
+    found = [word for word in re.findall(r"(?:^|\s)([a-zA-Z]{3,})", bare) if word.casefold() not in MATHEMATICAL]
+    if "\\" in bare or not found or re.search(r"[=<>^_(){}+*/|\[\]]", bare):
         return None
-    words = re.findall(r"[^\W_]+", bare.casefold())
-    letters = [word for word in words if word.isalpha()]
-    if max(map(len, letters), default=0) < _SHORTEST_WORD or _may_be_product("".join(letters)):
-        return None
-    return None if _MATHEMATICAL.intersection(words) or quantity(bare) else Form(Kind.WORDS, text, mark=" ".join(words))
+    return Form(Kind.WORDS, text, mark=" ".join(re.findall(r"[^\W_]+", bare.casefold())))
 
 
 def _clock(text: str) -> Form | None:
-    match = _CLOCK.fullmatch(text)
-    return match and Form(Kind.CLOCK, text, mark=f"{int(match[1])}:{match[2]}")
+    match = _TIME.fullmatch(text)
+    if match is None or not 1 <= int(match["hour"]) <= 12:
+        return None
+    hour = int(match["hour"]) % 12 + (12 if match["half"].lower() == "p" else 0)
+    return Form(Kind.CLOCK, text, mark=f"{hour}:{match['minute'] or '00'}")
+
+
+def _ratio(text: str) -> Form | None:
+    if not _RATIO.fullmatch(text):
+        return None
+    return Form(Kind.RATIO, text, tuple(Form(Kind.VALUE, part.strip()) for part in text.split(":")))
+
+
+def _option(text: str) -> Form | None:
+    match = _OPTION.fullmatch(text)
+    if match is None:
+        return None
+    rest = (match["rest"] or match["other"] or "").strip().removesuffix("}") if not match["named"] else ""
+    parts = (_read(plain(rest)),) if rest else ()
+    return Form(
+        Kind.OPTION, text, parts, match["letter"] or match["bare"] or match["boxed"] or match["named"]
+    )  # fmt: skip
+
+
+def _family(text: str) -> Form | None:
+    if r"\in" not in text and r"\text" not in text:
+        return None
+    match = _FAMILY.fullmatch(text)
+    if match is None or match["rest"].count("{") != match["rest"].count("}") or match["rest"].startswith("\\{"):
+        return None
+    letter = match["named"] or match["member"]
+    if not _occurs(letter, match["rest"]):
+        return None
+    part = _read(match["rest"].strip())
+    return Form(Kind.FAMILY, text, (part,), f"{letter} {match['set'] or ''}")
 
 
 def _relation(text: str) -> Form | None:
@@ -184,7 +231,25 @@ def _relation(text: str) -> Form | None:
     return Form(Kind.RELATION, text) if found else None
 
 
+def _amounts(text: str) -> Form | None:
+    """Parse quantities side by side: `5 ft 6 in`, `2 hours 30 minutes`, `11 hens and 4 goats`."""
+    bare, amounts, position = bare_words(text), [], 0
+    while match := _AMOUNTS.match(bare, position):
+        measured = quantity(f"{match['number']} {match['unit']}")
+        if measured is None:
+            return None
+        amounts.append(Form(Kind.QUANTITY, match[0].strip(), (_read(measured[0]),), measured[1]))
+        position = match.end()
+    units = [amount.mark for amount in amounts]
+    if len(amounts) < 2 or position < len(bare) or len(set(units)) < len(units):
+        return None
+    amounts.sort(key=lambda amount: amount.mark)
+    return Form(Kind.AMOUNTS, text, tuple(amounts), " ".join(sorted(units)))
+
+
 def _list(text: str) -> Form | None:
+    if _AND_PART.search(text) and (measured := _measured(text)):  # 2 and a half
+        return measured
     listed = AND_OR.sub(",", text)
     for separators in (_OUTER_SEPARATORS, _SEPARATORS):
         parts = [part for part in split_outside_brackets(listed, separators) if part]
@@ -204,9 +269,15 @@ def _collected(kind: Kind, text: str, elements: list[str], flat: bool = True) ->
     for form in map(_read, elements):
         forms += form.parts if form.kind is Kind.LIST and flat else (form,)
     # W(n) and W(x) name the same function.
-    names = {form.mark and _ARGUMENTS.sub("", form.mark) for form in forms if form.kind is Kind.EQUATION}
-    if len(names) == 1 and forms[0].kind is Kind.EQUATION and "" not in names:
-        return Form(kind, text, tuple(form.parts[-1] if form.kind is Kind.EQUATION else form for form in forms), *names)
+    names = [_ARGUMENTS.sub("", form.mark) for form in forms if form.kind is Kind.EQUATION]
+    if len(set(names)) == 1 and forms[0].kind is Kind.EQUATION and "" not in names:
+        parts = tuple(form.parts[-1] if form.kind is Kind.EQUATION else form for form in forms)
+        return Form(kind, text, parts, names[0])
+    if len(names) == len(forms) == len(set(names)) and "" not in names:
+        # Neighbors in the alphabet have an order of their own: y = 3, x = 2 is the point (2, 3).
+        alphabetical = all(len(name) == 1 for name in names) and is_run("".join(names))
+        named = sorted(zip(names, forms, strict=True), key=lambda pair: pair[0] if alphabetical else "")
+        return Form(Kind.NAMED, text, tuple(form.parts[-1] for _, form in named), " ".join(name for name, _ in named))
     return Form(kind, text, tuple(forms))
 
 
@@ -234,7 +305,21 @@ def _brackets(text: str) -> Form | None:
     found = bracketed(text)
     if found is None or len(found[1]) < 2:
         return None
-    return Form(Kind.TUPLE, text, tuple(map(_read, found[1])), found[0])
+    return Form(Kind.TUPLE, text, tuple(map(_read, found[1])), found[0].replace(r"\langle\rangle", "()"))
+
+
+def _vector(text: str) -> Form | None:
+    """Parse a sum of unit vectors, `\\mathbf{i} + 2\\mathbf{j}`, as the tuple of its components."""
+    if r"\unit" not in text:
+        return None
+    components, position = {"i": "0", "j": "0"}, 0
+    while match := _UNIT_VECTOR.match(text, position):
+        factor = match["factor"].strip().removeprefix("+").strip()
+        components[match["axis"]] = f"{factor}1" if factor in ("", "-") else factor
+        position = match.end()
+    if position < len(text):
+        return None
+    return Form(Kind.TUPLE, text, tuple(map(_read, components.values())), "()")
 
 
 def _matrix(text: str) -> Form | None:
@@ -258,8 +343,14 @@ def _rounded(text: str) -> Form | None:
 
 
 def _equation(text: str) -> Form | None:
+    if congruence := _CONGRUENCE.fullmatch(text):
+        return Form(
+            Kind.EQUATION, text, (_read(congruence["name"]), _read(congruence["rest"].strip())), congruence["name"]
+        )  # fmt: skip
     sides = split_outside_brackets(text, _EQUALS)
-    if len(sides) < 2 or not all(sides):
+    if len(sides) == _SIDES and not sides[0]:  # "= 72"
+        return _read(sides[1])
+    if len(sides) < _SIDES or not all(sides):
         return None
     if is_name(sides[-1]) and not is_name(sides[0]):
         sides.reverse()
@@ -278,6 +369,4 @@ def _measured(text: str) -> Form | None:
     if found is None:
         return None
     number, unit = found
-    if unit in ("am", "pm"):
-        number = number.removesuffix(":00")
-    return Form(Kind.QUANTITY, text, (_read(number),), unit)
+    return Form(Kind.QUANTITY, text, (_read(number),), unit) if unit else _read(number)
