@@ -122,6 +122,8 @@ def after_thinking(text: str, prompt: str = "", markers: ThoughtMarkers = THOUGH
     start = end = at = 0
     closing_of = dict(markers)
     present = tuple(sorted({marker for pair in markers for marker in pair if marker in text}, key=len, reverse=True))
+    if not closing and closing_of.keys().isdisjoint(present):
+        return text[max((text.rfind(marker) + len(marker) for marker in present), default=0) :]
     while True:
         if closing:
             at = text.find(closing, at)
@@ -174,6 +176,8 @@ def boxes(text: str) -> list[Box]:
 
     A box that a question mark follows ("maybe \\boxed{4}?") states nothing.
     """
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return []
     open_braces: list[tuple[int, int]] = []  # start of each open box and of its content; (-1, -1): another brace
     found: list[Box] = []
     for token in _BRACES.finditer(text, max(len(text) - LONGEST_READ, 0)):

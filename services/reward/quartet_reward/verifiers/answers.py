@@ -7,6 +7,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import fault_of_think_answer_form, last_boxed, last_tagged_answer
 from quartet_reward.errors import BadReference
+from quartet_reward.math.choices import letters_of, paired
 from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
@@ -62,7 +63,8 @@ def judge_math(
         reward = right_reward if right else parameters.format_reward
         return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
 
-    equality = tools.math.compare(None if fault else answer, reference, policy)
+    compared_answer, reference = paired(answer, reference)
+    equality = tools.math.compare(None if fault else compared_answer, reference, policy)
     if isinstance(equality, Equality):
         return verdict(equality)
 
@@ -141,9 +143,9 @@ class Math:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
-        answer = final_answer(parameters.outside_thoughts(item), parameters) or ""
-        fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
         reference = reference_answer(item.reference.answer, parameters)
+        answer = final_answer(parameters.outside_thoughts(item), parameters, letters_of(reference)) or ""
+        fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
         return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)
 
 
