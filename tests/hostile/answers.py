@@ -16,6 +16,7 @@ UNREAD = frozenset({INCORRECT, MALFORMED})
 # sympy solves some of these, and runs on others until it is killed, depending on its version.
 ENDLESS = frozenset({INCORRECT, TIMED_OUT, EXCEEDED})
 RIGHT = frozenset({CORRECT})
+LEFT = frozenset({reward_pb2.OUTCOME_UNEVALUATED})
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ def _matrix(size: int) -> str:
     row = " & ".join(["1"] * size)
     return r"\begin{pmatrix}" + r" \\ ".join([row] * size) + r"\end{pmatrix}"
 
+
+# What answers of hostile policies leave to compute, and its value.
+ECHOES = (
+    ("sum", "1+1+1+1", "4"), ("product", "17*23", "391"), ("factorial", "8!", "40320"), ("quotient", "84/2", "42"),
+    ("power", "2^{10}", "1024"), ("root", r"\sqrt{64}", "8"), ("range", r"\sum_{k=1}^{4} k", "10"),
+    ("integral", r"\int_0^4 x\,dx", "8"), ("limit", r"\lim_{x\to 0} \frac{\sin 8x}{x}", "8"),
+    ("determinant", r"\begin{vmatrix}4&0\\0&2\end{vmatrix}", "8"), ("logarithm", r"\log_2 256", "8"),
+    ("binomial", r"\binom{8}{1}", "8"), ("greatest", r"\max(7,8)", "8"), ("surds", r"\sqrt8+\sqrt2", r"3\sqrt2"),
+    ("angle", r"\tan 60^\circ", r"\sqrt3"), ("pair", "(1+1, 3)", "(2,3)"), ("equation", "x = 4+4", "8"),
+)  # fmt: skip
 
 ANSWERS = (
     # Numbers too large to compute.
@@ -110,6 +121,18 @@ ANSWERS = (
     Answer("interval", "answer with all numbers", _box(r"(-\infty, \infty)"), WRONG),
     Answer("free variable", "answer with a name", _box("x"), WRONG),
     Answer("not a number", "be what is equal to nothing", _box(r"\frac{0}{0}"), WRONG),
+    *(
+        Answer(f"echo {name}", "answer a question with its computation", _box(echo), LEFT, reference)
+        for name, echo, reference in ECHOES
+    ),
+    Answer("echo in tags", "the same in <answer> tags", "<answer>1+1+1+1</answer>", LEFT, "4"),
+    Answer("echo in prose", "the same in prose", "The answer is 17*23.", LEFT, "391"),
+    Answer("symbol for a set", "answer the empty set with any symbol", _box("x"), WRONG, r"\emptyset"),
+    Answer("small percentage", "be near an exact number, as a percentage", _box(r"0.00001\%"), WRONG, "1/2598960"),
+    Answer("false mixed number", "have a factor read as a summand", _box("7e^{0}"), WRONG),
+    Answer("tiny coefficient", "differ in the 30th place, beside a variable", _box("x+2^{-99}"), WRONG, "x+2^{-98}"),
+    Answer("equation to a power", "have the same solutions", _box("(x^2+y^2-1)^2=0"), WRONG, "x^2+y^2=1"),
+    Answer("cut-off thought", "guess in a thought that never ends", r"<think>so maybe \boxed{8}", UNREAD),
     Answer("thought only", "answer in the thought", r"<think>\boxed{8}</think>", UNREAD),
     Answer("template", "repeat the question's form", _box(r"\text{answer}"), WRONG),
     Answer("spaces", "say nothing at length", " \n\t" * 100_000, UNREAD),

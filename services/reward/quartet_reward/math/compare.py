@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quartet_reward.math.fast import equal_rationals, parse_rational
+from quartet_reward.math.fast import Rational, equal_rationals, parse_rational
 from quartet_reward.math.forms import Form, Kind
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.quantities import same_unit
@@ -39,7 +39,6 @@ _SHORTEST_RANKING = 3
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
 _SET_COMMAND = re.compile(r"\\(?:mathbb|cup|cap|setminus|R)(?![a-zA-Z])")
-_QUOTIENT = re.compile(r"/(?!\s*1$)|\\frac(?!\s*\{[^{}]*\}\s*\{\s*1\s*\})|\\div")
 
 Decision = bool | None
 
@@ -65,8 +64,7 @@ class Comparison:
             letters = len(answer) == len(reference) == 1 and (answer + reference).isalpha()
             return answer.casefold() == reference.casefold() if letters and not self.policy.any_names else None
         equal = equal_rationals(found, expected, self.policy.decimal_places)
-        undivided = expected.value.denominator == 1 and not _QUOTIENT.search(reference) and _QUOTIENT.search(answer)
-        if equal and undivided and not self.policy.unevaluated:
+        if equal and found.divided and not self.policy.unevaluated and _is_whole(expected):
             raise Unevaluated("a quotient")
         return equal
 
@@ -323,6 +321,10 @@ class Comparison:
             return False
         text = option.parts[0]
         return self.equal(text, other) if option is answer else self.equal(other, text)
+
+
+def _is_whole(number: Rational) -> bool:
+    return number.value.denominator == 1 and not number.divided
 
 
 def _is_ranking(reference: Form) -> bool:

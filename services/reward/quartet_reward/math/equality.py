@@ -14,7 +14,7 @@ from quartet_reward import metrics
 from quartet_reward.answer_extraction import last_boxed
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy, Unevaluated
-from quartet_reward.math.fast import equal_rationals, parse_rational
+from quartet_reward.math.fast import parse_rational
 from quartet_reward.math.forms import read
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.spelling import plain
@@ -244,12 +244,11 @@ def _is_plain(reference: str, policy: EqualityPolicy) -> bool:
 
 
 def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | None:
-    found, expected = parse_rational(answer), parse_rational(reference)
-    if found is not None and expected is not None and "$" not in answer + reference:
-        equal = equal_rationals(found, expected, policy.decimal_places)
-        if equal is not None:
-            return equal
-    return Comparison(policy).equal(read(answer, policy.bare_braces), read(reference, policy.bare_braces))
+    comparison = Comparison(policy)
+    numbers = parse_rational(answer) is not None and parse_rational(reference) is not None
+    if numbers and "$" not in answer + reference and (equal := comparison.expressions(answer, reference)) is not None:
+        return equal
+    return comparison.equal(read(answer, policy.bare_braces), read(reference, policy.bare_braces))
 
 
 def _same_text(answer: str, reference: str) -> bool:

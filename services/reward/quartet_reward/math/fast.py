@@ -6,7 +6,7 @@ separators and a dollar sign; not percent, units, decimal commas or symbols.
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -40,10 +40,13 @@ _MIXED_VULGAR = re.compile(rf"{_SIGN}(?P<whole>\d*)\s?(?P<vulgar>[{_VULGAR}])", 
 
 @dataclass(frozen=True, slots=True)
 class Rational:
-    """A number, and whether it was written as a decimal, which may be rounded."""
+    """A number, and how it was written."""
 
     value: Fraction
     decimal: bool
+    """As a decimal, which may be rounded."""
+    divided: bool = field(default=False, compare=False)
+    """As a fraction, of which the denominator is not 1."""
 
 
 def parse_rational(text: str) -> Rational | None:
@@ -109,7 +112,7 @@ def _fraction(match: re.Match[str]) -> Rational | None:
     numerator, denominator = (int((match[n] or match[m]).replace(" ", "")) for n, m in ("ac", "bd"))
     if denominator == 0:
         return None
-    return _signed(match["sign"], Fraction(numerator, denominator), decimal=False)
+    return _signed(match["sign"], Fraction(numerator, denominator), decimal=False, divided=denominator != 1)
 
 
 def _mixed(match: re.Match[str]) -> Rational | None:
@@ -119,5 +122,5 @@ def _mixed(match: re.Match[str]) -> Rational | None:
     return _signed(match["sign"], int(match["whole"]) + Fraction(numerator, denominator), decimal=False)
 
 
-def _signed(sign: str, value: Fraction, decimal: bool) -> Rational:
-    return Rational(-value if sign == "-" else value, decimal)
+def _signed(sign: str, value: Fraction, decimal: bool, divided: bool = False) -> Rational:
+    return Rational(-value if sign == "-" else value, decimal, divided)

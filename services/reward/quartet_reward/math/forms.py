@@ -57,6 +57,7 @@ _TIME = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?\s*(?:\\text\s*\{\s*)?(?P<half>[ap])\.?\s?m\.?\s*\}?", re.I
 )
 _RATIO = re.compile(r"\d{1,9}(?:\s*:\s*\d{1,9})+", re.ASCII)
+_TO = re.compile(r"^(\d+) to (\d+)$", re.ASCII)
 _AMOUNTS = re.compile(r"\s*(?:,|and)?\s*(?P<number>\d[\d.,/]*)\s+(?P<unit>[A-Za-z][A-Za-z ]*?)\s*(?=,|and\b|\d|$)")
 _AND_PART = re.compile(r"\band (?:an?|one) [a-z]+")
 _ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
@@ -195,6 +196,7 @@ def _clock(text: str) -> Form | None:
 
 
 def _ratio(text: str) -> Form | None:
+    text = _TO.sub(r"\1:\2", text)
     if not _RATIO.fullmatch(text):
         return None
     return Form(Kind.RATIO, text, tuple(Form(Kind.VALUE, part.strip()) for part in text.split(":")))

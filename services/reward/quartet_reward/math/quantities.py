@@ -72,7 +72,7 @@ _UNITS = {
         F farad
         µF microfarad
         Ω ohm
-        kΩ kiloohm
+        kΩ kiloohm kilohm
         H henry
         T tesla
         Hz hertz
@@ -139,6 +139,7 @@ _NO_NOUN = (
 )
 _QUALIFIERS = frozenset(["old", "each", "total", "altogether", "long", "tall", "wide", "high", "deep"])
 _LATEX_UNITS = (
+    (re.compile(r"\\frac\s*\{\s*\\text\s*\{(\w+)\}\s*\}\s*\{\s*\\text\s*\{(\w+)\}(\^\d)?\s*\}"), r" \1/\2\3"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}(?=\s*\^)"), r" \1"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:Omega|ohm)(?![a-zA-Z])|Ω|Ω"), " Ω "),

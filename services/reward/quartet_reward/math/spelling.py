@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from quartet_reward.math.typed import typed_as_latex
 
-_SEVERAL_SPELLINGS = re.compile(r"[\\=~{]|\s\s|[\t\n]")
+_SEVERAL_SPELLINGS = re.compile(r"[\\=~{]|\s\s|[\t\n]|C\s*_")
 _FUNCTIONS = "arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp|gcd|lcm|det"
 _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
@@ -19,8 +19,9 @@ _SPELLINGS = tuple(
         (r"\\(?:d|t)binom(?![a-zA-Z])", r"\\binom"),
         (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+        (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
         # Binomial coefficients: {}_nC_k, ^nC_k, C_n^k.
-        (r"(?:\{\s*\})?[_^]\s*\{?(\w+)\}?\s*\\?C\s*_\s*\{?(\w+)\}?", r"\\binom{\1}{\2}"),
+        (r"(?:\{\s*\})?[_^]\s*\{?(\d+|[a-z])\}?\s*\\?C\s*_\s*\{?(\w+)\}?", r"\\binom{\1}{\2}"),
         (r"(?<![a-zA-Z\\])C\s*_\s*\{?([3-9]|\d\d+|[nm])\}?\s*\^\s*\{?(\w+)\}?", r"\\binom{\1}{\2}"),
         (r"\\frac\s*(\\pi|\w)\s*(?=[\w{\\])", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\pi|\w)", r"\1{\2}"),

@@ -165,10 +165,15 @@ class SymbolicComparison(Comparison):
 
 
 def _with_constants_of(reference: str, gold: sympy.Expr, found: sympy.Expr) -> Iterator[sympy.Expr]:
-    """Yield the answer, then the answer with its constants of integration named as those of the reference, C or C_1."""
+    """Yield the answer, then the answer with its constants of integration named as those of the reference, C or C_1.
+
+    In solutions with exponentials, sines and cosines, A, B and K are constants too.
+    """
     yield found
     text = re.sub(r"\\[a-zA-Z]+", " ", reference)
-    names = {f"c_{index}" if index else "c" for index in re.findall(r"C(?:_\{?(\w)\}?)?", text)}
+    letters = "[ABCK]" if gold.has(sympy.exp, sympy.sin, sympy.cos) else "C"
+    found_names = re.findall(rf"({letters})(?:_\{{?(\w)\}}?)?", text)
+    names = {f"{letter}_{index}".lower().rstrip("_") for letter, index in found_names}
     constants = sorted((one for one in gold.free_symbols if one.name in names), key=lambda one: one.name)
     if not constants or len(constants) > _MOST_CONSTANTS or gold.free_symbols == set(constants):
         return

@@ -35,6 +35,7 @@ _MEANINGS = {
     "limit does not exist": "dne",
     **dict.fromkeys(["no solution", "no real solution", "empty set", "null set"], r"\emptyset"),
     **dict.fromkeys(["all real number", "all real", "real number", "set of all real number"], r"\mathbb{R}"),
+    "all integer": r"\mathbb{Z}",
     **dict.fromkeys(["infinity", "positive infinity"], r"\infty"),
     **dict.fromkeys(["negative infinity", "minus infinity"], r"-\infty"),
 }  # fmt: skip
