@@ -14,7 +14,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward import answer_extraction
 from quartet_reward.code.tests import ProgramIn, find_program
-from quartet_reward.math import extract
+from quartet_reward.math import boxes, extract
 from quartet_reward.math.extract import answer_in_prose, chosen
 from quartet_reward.verifiers.text import Exact, ExactParameters
 
@@ -24,7 +24,7 @@ FLOODS = (
     *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} ", "``x", "```python\n"),
     *("<|im_end|>", "<answer>", "</answer>", "<think>", "</think>", "The answer is "),
 )
-ANYWHERE = extract.ReadingPolicy()
+ANYWHERE = extract.ANYWHERE
 
 
 def _exact(text: str) -> object:
@@ -38,7 +38,7 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
     "the form of think and answer": answer_extraction.fault_of_think_answer_form,
     "the last tagged answer": answer_extraction.last_tagged_answer,
     "what follows the thought": answer_extraction.after_thinking,
-    "boxes": answer_extraction.joined_boxes,
+    "boxes": boxes.joined_boxes,
     "prose": answer_in_prose,
     "the final answer": lambda text: extract.final_answer(text, ANYWHERE),
     "a choice of letters": lambda text: chosen(text, ("A", "B")),

@@ -7,7 +7,7 @@ From the call down to the arithmetic:
 - `queue`: the admission limit; runs take turns at workers and at sandbox slots.
 - `scoring`: scores an item by its verifiers.
 - `verifiers/`: the verifiers. `base` is their interface, `registry` finds them, users' own too.
-- `answer_extraction`: tags, boxes and trailing special tokens of a completion.
+- `answer_extraction`: thoughts, tags, boxes and trailing special tokens of a completion.
 - `math/`: equality of answers. `code/`: runs programs against their tests, in the `sandbox/`.
 - `workers/`: killable processes for mathematics, reward functions and the learned `reward_model`.
 """

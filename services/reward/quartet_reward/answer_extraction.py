@@ -1,4 +1,4 @@
-"""Finds tags, boxes and trailing special tokens in a completion, in linear time: it may be megabytes of anything."""
+"""Finds thoughts, tags, boxes and trailing special tokens in a completion, in linear time, however long it is."""
 
 import functools
 import re
@@ -46,14 +46,15 @@ _LONGEST_OPENED = 20_000
 
 # Characters at the end of a completion in which boxes are looked for.
 LONGEST_READ = 100_000
-# Long enough for "and", a name and an equals sign between two boxes of a list, too short for a sentence.
-_LONGEST_BETWEEN_BOXES = 48
-_SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
-_LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_LETTER = re.compile(r"[^\W\d_]")
-_AND = re.compile(r",|;|\b(?:and|or)\b", re.IGNORECASE)
 
-_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<escaped>\\.)|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_BRACES = re.compile(
+    r"(?P<box>\\(?:boxed|fbox)\s*\{)"
+    # Without braces, a number or a letter.
+    r"|\\(?:boxed|fbox)\s*(?P<bare>\d+(?:\.\d+)?|(?<=\s)[a-zA-Z])(?=[.,;]?(?:\s|\$|\\[)\]]|$))"
+    r"|(?P<escaped>\\.)|(?P<open>\{)|(?P<close>\})",
+    re.DOTALL,
+)
+_QUESTION = re.compile(r"[\s$)*\]]{0,4}[?？]")
 
 
 def without_trailing_special_tokens(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> str:
@@ -76,8 +77,13 @@ def _run_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)}){{0,10000}}+")
 
 
-def fault_of_think_answer_form(text: str) -> str:
-    """Return why `text` is not `<think>…</think>…<answer>…</answer>` with each tag once; "" if it is."""
+def fault_of_think_answer_form(text: str, prompt: str = "") -> str:
+    """Return why `text` is not `<think>…</think>…<answer>…</answer>` with each tag once; "" if it is.
+
+    The prompt may have opened the thought.
+    """
+    if not text.startswith("<think>") and opens_thought(prompt, THOUGHT_MARKERS[:1]):
+        text = "<think>" + text
     position = -1
     for tag in THINK_ANSWER_TAGS:
         count = text.count(tag)
@@ -89,7 +95,7 @@ def fault_of_think_answer_form(text: str) -> str:
         position = found
     if not text.endswith("</answer>"):
         return "text follows </answer>"
-    return ""
+    return "" if last_tagged_answer(text) else "the answer is empty"
 
 
 def last_tagged_answer(text: str) -> str | None:
@@ -104,17 +110,36 @@ def last_tagged_answer(text: str) -> str | None:
 def after_thinking(text: str, prompt: str = "", markers: ThoughtMarkers = THOUGHT_MARKERS) -> str:
     """Return the text after the last closed thought, up to an unclosed one: what stands in thoughts is no answer.
 
+    A closing marker that nothing opened ends a thought that began before the completion.
+
     Args:
         text: the completion.
         prompt: the prompt as the model read it. If it opens a thought, `text` begins within that thought, and has no
             answer unless it closes it.
         markers: the texts that open and close thoughts.
     """
-    closed = max(text.rfind(close) + len(close) if close in text else 0 for _, close in markers)
-    if not closed and opens_thought(prompt, markers):
-        return ""
-    opened = [at for open_, _ in markers if (at := text.find(open_, closed)) >= 0]
-    return text[closed : min(opened)] if opened else text[closed:]
+    closing = _thought_opened_by(prompt, markers)
+    start = end = at = 0
+    closing_of = dict(markers)
+    present = tuple(sorted({marker for pair in markers for marker in pair if marker in text}, key=len, reverse=True))
+    if not closing and closing_of.keys().isdisjoint(present):
+        return text[max((text.rfind(marker) + len(marker) for marker in present), default=0) :]
+    while True:
+        if closing:
+            at = text.find(closing, at)
+            if at < 0:
+                return text[start:end]
+            start = at = at + len(closing)
+        found = _any_of(present).search(text, at) if present else None
+        if found is None:
+            return text[start:]
+        at, closing = found.end(), closing_of.get(found[0], "")
+        start, end = (start, found.start()) if closing else (at, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)))
 
 
 def opens_thought(prompt: str, markers: ThoughtMarkers = THOUGHT_MARKERS) -> bool:
@@ -122,13 +147,19 @@ def opens_thought(prompt: str, markers: ThoughtMarkers = THOUGHT_MARKERS) -> boo
 
     A marker that a prompt only mentions ("Begin with <think>.") opens none: text or the end of a turn follows it.
     """
+    return bool(_thought_opened_by(prompt, markers))
+
+
+def _thought_opened_by(prompt: str, markers: ThoughtMarkers) -> str:
+    """Return the marker that closes the thought within which a prompt ends; "" if it ends in none."""
     tail = prompt[-_LONGEST_OPENED:]
-    last, opening, close = max((tail.rfind(open_), open_, close) for open_, close in markers)
-    if last < 0 or close in tail[last:]:
-        return False
+    last, opening, closing = max((tail.rfind(opening), opening, closing) for opening, closing in markers)
+    if last < 0 or closing in tail[last:]:
+        return ""
     before, after = tail[:last], tail[last + len(opening) :].removeprefix("<|message|>")
     begins_line = not before or before[-1] in "\n>"
-    return not after.strip() or (begins_line and after[0].isspace() and "<|" not in after and "</s>" not in after)
+    continued = begins_line and after[:1].isspace() and "<|" not in after and "</s>" not in after
+    return closing if continued or not after.strip() else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +172,12 @@ class Box:
 
 
 def boxes(text: str) -> list[Box]:
-    """Return the complete boxes at the end of `text`, in order; of nested boxes, the outer one."""
+    """Return the complete boxes at the end of `text`, in order; of nested boxes, the outer one.
+
+    A box that a question mark follows ("maybe \\boxed{4}?") states nothing.
+    """
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return []
     open_braces: list[tuple[int, int]] = []  # start of each open box and of its content; (-1, -1): another brace
     found: list[Box] = []
     for token in _BRACES.finditer(text, max(len(text) - LONGEST_READ, 0)):
@@ -149,12 +185,16 @@ def boxes(text: str) -> list[Box]:
             open_braces.append(token.span())
         elif token.lastgroup == "open":
             open_braces.append((-1, -1))
+        elif token.lastgroup == "bare":
+            if not _QUESTION.match(text, token.end()):
+                found.append(Box(token.start(), token.end(), token["bare"]))
         elif token.lastgroup == "close" and open_braces:
             start, inside = open_braces.pop()
             if start >= 0:
                 while found and found[-1].start > start:
                     found.pop()
-                found.append(Box(start, token.end(), text[inside : token.start()].strip()))
+                if not _QUESTION.match(text, token.end()):
+                    found.append(Box(start, token.end(), text[inside : token.start()].strip()))
     return found
 
 
@@ -168,29 +208,3 @@ def last_boxed(text: str) -> str | None:
     """Return the content of the last complete `\\boxed{…}` (or `\\fbox`), or None if there is none."""
     found = last_box(text)
     return None if found is None else found.content
-
-
-def joined_boxes(text: str) -> list[str]:
-    """Return the contents of the last box and those that form a list with it: `\\boxed{1}, \\boxed{2} and \\boxed{3}`.
-
-    Boxes form a list if the text between them is short and has no words, or the word "and" or "or" among them. Boxes
-    joined by equals signs are one element, an equation.
-    """
-    found = boxes(text)
-    contents = [box.content for box in found[-1:]]
-    for one, following in zip(found[-2::-1], found[:0:-1], strict=False):
-        between = text[one.end : following.start]
-        if not _joins(between):
-            break
-        if between.strip(" $\n") == "=":
-            contents[0] = f"{one.content} = {contents[0]}"
-        else:
-            contents.insert(0, one.content)
-    return contents
-
-
-def _joins(between: str) -> bool:
-    if len(between) > _LONGEST_BETWEEN_BOXES or _SENTENCE_END.search(between):
-        return False
-    words = _LATEX_COMMAND.sub(" ", between)
-    return not _LETTER.search(words) or bool(_AND.search(words))

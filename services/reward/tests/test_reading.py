@@ -26,6 +26,9 @@ from quartet_reward.servicer import in_strides
         (r"\boxed{\boxed{8}}", r"\boxed{8}"),
         (r"\boxed{7} and \boxed{8", "7"),
         (r"\boxed{8", None),
+        (r"Put it as \boxed 5$ first. Then $\boxed 7$.", "7"),
+        (r"\boxed x+1", None),
+        (r"\boxed{8} or maybe $\boxed{9}$? But wait", "8"),
     ],
 )
 def test_the_last_complete_box_counts(text, answer):
@@ -33,15 +36,63 @@ def test_the_last_complete_box_counts(text, answer):
 
 
 @pytest.mark.parametrize(
-    ("text", "rest"),
+    ("text", "prompt", "rest"),
     [
-        (r"<think>\boxed{7}</think>\boxed{8}", r"\boxed{8}"),
-        (r"<think>\boxed{7}", ""),
-        (r"\boxed{8}<think>again \boxed{9}", r"\boxed{8}"),
+        (r"<think>\boxed{7}</think>\boxed{8}", "", r"\boxed{8}"),
+        (r"<think>\boxed{7}", "", ""),
+        (r"\boxed{8}<think>again \boxed{9}", "", r"\boxed{8}"),
+        (r"two and two</think>\boxed{8}", "", r"\boxed{8}"),
+        ("[THINK]7[/THINK]8", "", "8"),
+        ("<think>the tag </thinking> 7", "", ""),
+        ("<reasoning>7 <think> 7</reasoning>8", "", "8"),
+        ("<think>a</think>7<think>b</think>8<|channel|>analysis", "", "8"),
+        ("<|channel|>analysis<|message|>7<|end|><|channel|>final<|message|>8", "", "8"),
+        ("<|channel|>analysis<|message|>7", "", ""),
+        ("7", "<|im_start|>assistant\n<think>\n", ""),
+        ("7</think>8", "<|im_start|>assistant\n<think>\n", "8"),
+        ("7</thinking>8", "<|im_start|>assistant\n<think>\n", ""),
+        ("7", "<|start|>assistant<|channel|>analysis<|message|>", ""),
+        ("7", "…\n<think>\nFirst, I add", ""),
+        ("8", "Begin with <think>.<|im_end|>\n<|im_start|>assistant\n", "8"),
+        ("8", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "8"),
+        ("8", "Write\n<think>\nyour thought\n<|im_end|>\n<|im_start|>assistant\n", "8"),
     ],
 )
-def test_a_box_in_a_thought_is_no_answer(text, rest):
-    assert after_thinking(text) == rest
+def test_what_stands_in_a_thought_is_no_answer(text, prompt, rest):
+    assert after_thinking(text, prompt) == rest
+
+
+def test_a_parameter_names_more_markers():
+    one = item("<plan>7</plan>8", verifiers=[spec("exact", thought_markers=[["<plan>", "</plan>"]])])
+    assert begun(one).score.outcome == reward_pb2.OUTCOME_CORRECT
+    one = item(r"<plan>\boxed{8}", verifiers=[spec("boxed", thought_markers=[["<plan>", "</plan>"]])])
+    assert begun(one).score.outcome == reward_pb2.OUTCOME_MALFORMED
+
+
+OPENED = "<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "completion", "prompt", "outcome"),
+    [
+        (spec("think_answer_tags"), "7?</think><answer>8</answer>", OPENED, "CORRECT"),
+        (spec("think_answer_tags"), "7?</think><answer>8</answer>", "", "MALFORMED"),
+        (spec("think_answer_tags"), "<think>7?</think><answer>8</answer>", OPENED, "CORRECT"),
+        (spec("format"), "7?</think><answer>9</answer>", OPENED, "CORRECT"),
+        (spec("format"), "<think></think><answer> </answer>", "", "MALFORMED"),
+        (spec("format", form="boxed"), r"\boxed{ }", "", "MALFORMED"),
+        (spec("format", form="boxed"), r"\boxed{8}", OPENED, "MALFORMED"),
+        (spec("boxed"), r"\boxed{8}, or", OPENED, "MALFORMED"),
+        (spec("boxed"), r"7?</think>\boxed{8}", OPENED, "CORRECT"),
+        (spec("math"), "The answer is 8.", OPENED, "MALFORMED"),
+        (spec("math"), "7?</think>The answer is 8.", OPENED, "CORRECT"),
+        (spec("exact"), "7?</think>\n8", OPENED, "CORRECT"),
+        (spec("exact", answer_in="answer_tags"), "<answer>8</answer>", OPENED, "MALFORMED"),
+    ],
+)
+def test_each_verifier_reads_what_follows_a_thought_that_the_prompt_opened(verifier, completion, prompt, outcome):
+    found = begun(item(completion, verifiers=[verifier], prompt=prompt)).score.outcome
+    assert reward_pb2.Outcome.Name(found) == f"OUTCOME_{outcome}"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +103,7 @@ def test_a_box_in_a_thought_is_no_answer(text, rest):
         ("<think>a</think><answer>8</answer><answer>8</answer>", "<answer> stands 2 times"),
         ("<think>a<answer></think>8</answer>", "<answer> stands too early"),
         ("<think>a</think><answer>8</answer> indeed", "text follows </answer>"),
+        ("<think>a</think><answer> </answer>", "the answer is empty"),
     ],
 )
 def test_the_fault_of_the_form_is_named(text, fault):

@@ -5,14 +5,9 @@ from functools import cached_property
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.answer_extraction import (
-    after_thinking,
-    fault_of_think_answer_form,
-    last_boxed,
-    last_tagged_answer,
-    without_trailing_special_tokens,
-)
+from quartet_reward.answer_extraction import fault_of_think_answer_form, last_boxed, last_tagged_answer
 from quartet_reward.errors import BadReference
+from quartet_reward.math.choices import letters_of, paired
 from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
@@ -31,7 +26,9 @@ def require_answer(item: reward_pb2.ScoreItem) -> None:
         raise BadReference("reference.answer is empty; this verifier needs an answer to compare with")
 
 
-NO_BOX = "there is no complete \\boxed{} after the thought"
+def fault_of_box(answer: str | None) -> str:
+    """Return why a box's content, None if there is no box, is no answer; "" if it is."""
+    return "" if answer else "the box is empty" if answer == "" else "there is no complete \\boxed{} after the thought"
 
 
 class AnswerParameters(CompletionParameters):
@@ -53,7 +50,7 @@ def judge_math(
     *,
     fault: str = "",
 ) -> Verdict | Later:
-    """Compare an answer with the reference. With a `fault` (why its form is wrong) the verdict is MALFORMED.
+    """Compare an answer with the reference, both as read. A `fault` (why its form is wrong) makes it MALFORMED.
 
     Even then the reference is checked first, so that whether an item fails never depends on its completion.
     """
@@ -66,7 +63,8 @@ def judge_math(
         reward = right_reward if right else parameters.format_reward
         return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
 
-    equality = tools.math.compare(None if fault else answer, reference, policy)
+    compared_answer, reference = paired(answer, reference)
+    equality = tools.math.compare(None if fault else compared_answer, reference, policy)
     if isinstance(equality, Equality):
         return verdict(equality)
 
@@ -92,9 +90,10 @@ class Boxed:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
-        answer = last_boxed(after_thinking(without_trailing_special_tokens(item.completion, parameters.special_tokens)))
-        fault = "" if answer else "the box is empty" if answer == "" else NO_BOX
-        return judge_math(answer or "", item.reference.answer, parameters, tools, fault=fault)
+        answer = last_boxed(parameters.outside_thoughts(item))
+        return judge_math(
+            answer or "", reference_answer(item.reference.answer), parameters, tools, fault=fault_of_box(answer)
+        )
 
 
 class ThinkAnswerTags:
@@ -113,10 +112,11 @@ class ThinkAnswerTags:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
-        text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
-        answer = last_tagged_answer(text) or ""
-        fault = fault_of_think_answer_form(text) or ("" if answer else "the answer is empty")
-        return judge_math(answer, item.reference.answer, parameters, tools, fault=fault)
+        text = parameters.completion_of(item)
+        fault = fault_of_think_answer_form(text, item.prompt)
+        return judge_math(
+            last_tagged_answer(text) or "", reference_answer(item.reference.answer), parameters, tools, fault=fault
+        )
 
 
 class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
@@ -143,10 +143,9 @@ class Math:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
-        text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
-        answer = final_answer(after_thinking(text), parameters) or ""
-        fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
         reference = reference_answer(item.reference.answer, parameters)
+        answer = final_answer(parameters.outside_thoughts(item), parameters, letters_of(reference)) or ""
+        fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
         return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)
 
 

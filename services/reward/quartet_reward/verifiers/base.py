@@ -11,7 +11,12 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.answer_extraction import SPECIAL_TOKENS
+from quartet_reward.answer_extraction import (
+    SPECIAL_TOKENS,
+    THOUGHT_MARKERS,
+    after_thinking,
+    without_trailing_special_tokens,
+)
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.reward_model import RewardModel
 from quartet_reward.sandbox.pool import Sandbox
@@ -38,12 +43,26 @@ SpecialTokens = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max
 """Tokens that may stand at the end of a completion."""
 
 
+Marker = Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class CompletionParameters(Parameters):
     """Base of the parameters of verifiers that read the completion's text."""
 
     special_tokens: SpecialTokens = Field(
         list(SPECIAL_TOKENS), description="Tokens that are dropped from the completion's end."
     )
+    thought_markers: Annotated[list[tuple[Marker, Marker]], Field(max_length=16)] = Field(
+        [], description="Pairs of texts that open and close a thought, beside <think> and the like."
+    )
+
+    def completion_of(self, item: reward_pb2.ScoreItem) -> str:
+        """Return an item's completion without special tokens at its end."""
+        return without_trailing_special_tokens(item.completion, self.special_tokens)
+
+    def outside_thoughts(self, item: reward_pb2.ScoreItem) -> str:
+        """Return what an item's completion says after its thought, which its prompt may have opened."""
+        return after_thinking(self.completion_of(item), item.prompt, (*THOUGHT_MARKERS, *self.thought_markers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,9 @@ from typing import Literal
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.answer_extraction import (
-    after_thinking,
-    fault_of_think_answer_form,
-    last_boxed,
-    last_tagged_answer,
-    without_trailing_special_tokens,
-)
+from quartet_reward.answer_extraction import fault_of_think_answer_form, last_boxed, last_tagged_answer
 from quartet_reward.errors import InvalidItem
-from quartet_reward.verifiers.answers import NO_BOX, require_answer
+from quartet_reward.verifiers.answers import fault_of_box, require_answer
 from quartet_reward.verifiers.base import CompletionParameters, Parameters, Tools, Verdict
 
 _FOLDED_AT_ONCE = 1 << 20
@@ -23,7 +17,8 @@ _LARGEST_DEFAULT_BUFFER = 1024
 class ExactParameters(CompletionParameters):
     correct_reward: float = Field(10.0, description="Reward of the same text.")
     answer_in: Literal["completion", "answer_tags", "box"] = Field(
-        "completion", description="The answer is the whole completion, the last <answer> tags, or the last box."
+        "completion",
+        description="The answer is the whole completion, the last <answer> tags, or the last box; after the thought.",
     )
     ignore_case: bool = Field(False, description="Ignore case.")
 
@@ -36,14 +31,14 @@ class Exact:
     """
 
     name = "exact"
-    description = "The completion (or its tagged or boxed answer) is the reference, except for white space around it."
+    description = (
+        "What follows the thought (or its tagged or boxed answer) is the reference, except for white space around it."
+    )
     parameters = ExactParameters
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: ExactParameters, tools: Tools) -> Verdict:
         require_answer(item)
-        answer = _find(
-            without_trailing_special_tokens(item.completion, parameters.special_tokens), parameters.answer_in
-        )
+        answer = _find(parameters.outside_thoughts(item), parameters.answer_in)
         if not answer:
             return Verdict(
                 0.0,
@@ -68,7 +63,7 @@ def _find(text: str, place: str) -> str | None:
     if place == "answer_tags":
         return last_tagged_answer(text)
     if place == "box":
-        return last_boxed(after_thinking(text))
+        return last_boxed(text)
     return text.strip()
 
 
@@ -87,16 +82,16 @@ class Format:
     """
 
     name = "format"
-    description = "The completion has the required form; its answer does not matter."
+    description = "The completion has the required form and an answer, whatever it is."
     parameters = FormatParameters
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: FormatParameters, tools: Tools) -> Verdict:
-        text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
         if parameters.form == "think_answer_tags":
-            fault, answer = fault_of_think_answer_form(text), last_tagged_answer(text)
+            text = parameters.completion_of(item)
+            fault, answer = fault_of_think_answer_form(text, item.prompt), last_tagged_answer(text)
         else:
-            answer = last_boxed(after_thinking(text))
-            fault = NO_BOX if answer is None else ""
+            answer = last_boxed(parameters.outside_thoughts(item))
+            fault = fault_of_box(answer)
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer or "", format_acc=0.0)
         return Verdict(parameters.reward, reward_pb2.OUTCOME_CORRECT, "the form is right", answer or "", format_acc=1.0)
