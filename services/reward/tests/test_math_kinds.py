@@ -2,6 +2,7 @@
 
 import pytest
 
+from quartet_reward.math.choices import paired
 from quartet_reward.math.compare import STRICT, EqualityPolicy, Unevaluated
 from quartet_reward.math.worker import compare, judge_reference
 
@@ -113,13 +114,18 @@ KINDS = {
 }  # fmt: skip
 
 
+def same(answer: str, reference: str) -> bool:
+    answer, reference = paired(answer, reference)
+    return compare(reference, answer, STRICT)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_of_a_kind_are_equal_where_people_hold_them_equal(kind):
     wrong = []
     for reference, equal, different in KINDS[kind]:
         judge_reference(reference, STRICT)
-        wrong += [f"{answer} is {reference}" for answer in equal if not compare(reference, answer, STRICT)]
-        wrong += [f"{answer} is not {reference}" for answer in different if compare(reference, answer, STRICT)]
+        wrong += [f"{answer} is {reference}" for answer in equal if not same(answer, reference)]
+        wrong += [f"{answer} is not {reference}" for answer in different if same(answer, reference)]
     assert not wrong
 
 

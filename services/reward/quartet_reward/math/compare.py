@@ -95,8 +95,6 @@ class Comparison:
             value = exact.parts[-1] if exact.kind is Kind.EQUATION else exact
             rounds = self.policy.chains == "last" or self.rounds(value.text, rounded.text)
             return _all([self._allowing_computations().equal(exact, reference), rounds])
-        if Kind.OPTION in (answer.kind, reference.kind):
-            return self._options(answer, reference)
         match answer.kind, reference.kind:
             case (Kind.VALUE, Kind.VALUE) | (Kind.RELATION, Kind.RELATION):
                 return self._whole(answer, reference)
@@ -308,19 +306,6 @@ class Comparison:
         named_alike = answer.parts[0].kind is reference.parts[0].kind is Kind.EQUATION
         texts = [form.parts[0].parts[-1].text if named_alike else form.parts[0].text for form in (answer, reference)]
         return self.expressions(re.sub(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])", wanted, texts[0]), texts[1])
-
-    def _options(self, answer: Form, reference: Form) -> Decision:
-        """Compare options of a multiple-choice question by letter; where one side is no option, by letter or text."""
-        if answer.kind is reference.kind:
-            texts = answer.parts and reference.parts
-            return answer.mark == reference.mark and (not texts or self.equal(answer.parts[0], reference.parts[0]))
-        option, other = (answer, reference) if answer.kind is Kind.OPTION else (reference, answer)
-        if other.text.strip().upper() == option.mark:
-            return True
-        if not option.parts or re.fullmatch("[A-Ja-j]", other.text.strip()):
-            return False
-        text = option.parts[0]
-        return self.equal(text, other) if option is answer else self.equal(other, text)
 
 
 def _is_whole(number: Rational) -> bool:

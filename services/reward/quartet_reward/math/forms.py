@@ -28,14 +28,6 @@ INTEGERS_WITH = re.compile(
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
-# An option of a multiple-choice question with its text: `(B) 12`, `\text{(B)}\ 12`, `B. 12`, `B) 12`.
-_OPTION = re.compile(
-    r"""(?:\\text\s*\{\s*)?(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[.)](?=[\s}\\]))\s*\}?(?:\s|\\quad)*
-          (?P<rest>(?!\\(?:cup|cap|cdot|times|to|in)(?![a-z])|-\s)[^\s=<>(,;+*/^_].*)  # no operator
-        |\\text\s*\{\s*(?P<boxed>[A-J])\s*\}\s*\\q?quad\s*(?P<other>.+)
-        |\\text\s*\{\s*[Oo]ption\s+(?P<named>[A-J])\s*\}""",
-    re.DOTALL | re.VERBOSE,
-)
 # A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
 _FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
 _FAMILY = re.compile(
@@ -82,7 +74,6 @@ class Kind(StrEnum):
     RELATION = "relation"  # an inequality; no parts
     QUANTITY = "quantity"  # the number; mark: the unit
     AMOUNTS = "quantities"  # quantities of different units; mark: the units
-    OPTION = "option"  # its text, if given; mark: its letter
     FAMILY = "family"  # an expression; mark: the letter that stands for every number of a set, and the set
     ROUNDED = "approximation"  # the exact and the rounded side
 
@@ -118,7 +109,7 @@ class Form:
     def is_plain(self) -> bool:
         """Whether it consists of words, numbers and simple expressions, which sympy can parse for certain."""
         return all(
-            leaf.kind in (Kind.WORDS, Kind.CLOCK, Kind.OPTION)
+            leaf.kind in (Kind.WORDS, Kind.CLOCK)
             or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _is_expression(leaf.text)))
             for leaf in self.leaves()
         )
@@ -142,7 +133,6 @@ def _read(text: str) -> Form:
     for way in (
         _clock,
         _ratio,
-        _option,
         _words,
         _family,
         _relation,
@@ -203,17 +193,6 @@ def _ratio(text: str) -> Form | None:
     if not _RATIO.fullmatch(text):
         return None
     return Form(Kind.RATIO, text, tuple(Form(Kind.VALUE, part.strip()) for part in text.split(":")))
-
-
-def _option(text: str) -> Form | None:
-    match = _OPTION.fullmatch(text)
-    if match is None:
-        return None
-    rest = (match["rest"] or match["other"] or "").strip().removesuffix("}") if not match["named"] else ""
-    parts = (_read(plain(rest)),) if rest else ()
-    return Form(
-        Kind.OPTION, text, parts, match["letter"] or match["bare"] or match["boxed"] or match["named"]
-    )  # fmt: skip
 
 
 def _family(text: str) -> Form | None:

@@ -37,7 +37,7 @@ def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
     """
     form = read(reference, policy.bare_braces)
     for leaf in form.leaves():
-        if leaf.kind in (Kind.WORDS, Kind.CLOCK, Kind.OPTION):
+        if leaf.kind in (Kind.WORDS, Kind.CLOCK):
             continue
         value = value_of(leaf.text)
         if value is None:
