@@ -129,6 +129,9 @@ CASES = [
     ("def add(x): return sum(x)", calls(("[1, 2]", "3"), ("[4, 5, 6]", "15")), {}, "correct", ""),
     ("def add(x): return x", calls(("[1]", "[1]")), {"arguments": "lines"}, "correct", ""),
     ("def add(x): return 0.1 + 0.2", calls(("1", "0.3")), {"tolerance": 1e-9}, "correct", ""),
+    ("def add(x): return x + 1e-9", calls(("1", "1")), {"tolerance": 1e-6}, "incorrect", ""),
+    ("def add(x): return 'YES '", calls(("1", '"Yes"')), {"compare": "lenient"}, "correct", ""),
+    ("def add(x): return '12'", calls(("1", "12")), {"compare": "lenient"}, "incorrect", ""),
     ("def add(x):\n    while x: pass", calls(("0", "null"), ("1", "null")), {"timeout_seconds": 0.5}, "timed_out", ""),
     # Every program that is called finds the usual names, which are not its own.
     (LEETCODE, under("def check(f):\n    assert f(nums=[1, 2]) == 4", "Solution().total"), {}, "correct", ""),
@@ -251,6 +254,32 @@ async def test_what_needs_no_sandbox_is_said_without_one():
         assert metrics.outcome_name(found.score.outcome) == outcome
 
 
+@pytest.mark.parametrize(
+    ("completion", "outcome"),
+    [
+        ("print(int(input()) + 1)", "correct"),
+        ("n = int(input())\nprint(n + 1)<|im_end|>", "correct"),
+        ("print(int(input()))", "incorrect"),
+        ("x = 5 is the answer.", "malformed"),
+        ("import the numbers and add one", "malformed"),
+        ("```python\nx = 5 is the answer.\n```", "compile_error"),
+    ],
+)
+async def test_a_completion_without_fences_is_a_program_if_it_compiles(sandbox, completion, outcome):
+    one = program("", **ADD_ONE)
+    one.completion = completion
+    score = (await judged(sandbox, one)).score
+    assert metrics.outcome_name(score.outcome) == outcome and score.format_acc == (outcome != "malformed"), score
+
+
+async def test_the_prompt_opens_the_fence_or_the_thought(sandbox):
+    one = program("", **ADD_ONE)
+    one.prompt, one.completion = "Add one.\n```python\n", "print(int(input()) + 1)\n```\nDone."
+    assert (await judged(sandbox, one)).score.outcome == reward_pb2.OUTCOME_CORRECT
+    one.prompt, one.completion = "<think>\n", "```python\nprint(int(input()) + 1)\n```"
+    assert (await judged(sandbox, one)).score.outcome == reward_pb2.OUTCOME_MALFORMED
+
+
 class Absent:
     """A sandbox that cannot run anything."""
 
@@ -267,3 +296,5 @@ async def test_without_a_sandbox_there_is_no_verdict(sandbox):
 async def test_a_checker_decides_alone():
     with pytest.raises(ValidationError, match="a checker decides alone; got tolerance"):
         CodeParameters(checker=ANY_DIVISOR, tolerance=0.1)
+    with pytest.raises(ValidationError, match="a checker decides alone; got compare = 'lenient'"):
+        CodeParameters(checker=ANY_DIVISOR, compare="lenient")

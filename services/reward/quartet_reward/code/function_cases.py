@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun
-from quartet_reward.code.values import plain, same
+from quartet_reward.code.values import Compare, Comparison, plain, same
 
 Check = Callable[[Any, Any, Any], bool]
 
@@ -67,6 +67,7 @@ def judge(
     entry_point: str,
     cases: list[tuple[str, str]],
     arguments: str,
+    compare: Compare,
     tolerance: float,
     checker: str,
 ) -> None:
@@ -80,6 +81,7 @@ def judge(
         Verdict: for the first wrong result, or because the cases cannot be used.
     """
     count_passed(0)
+    comparison = Comparison.of(compare, tolerance)
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
@@ -97,16 +99,16 @@ def judge(
         if check is not None:
             right = accepts(check, reading(given), found, expected)
         else:
-            right = _same(found, [expected, *expected] if wrapped else [expected], tolerance)
+            right = _same(found, [expected, *expected] if wrapped else [expected], comparison)
         if not right:
             raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
         count_passed(index + 1)
 
 
-def _same(found: Any, allowed: list[Any], tolerance: float) -> bool:
+def _same(found: Any, allowed: list[Any], comparison: Comparison) -> bool:
     try:
         result = plain(found)
-        return any(same(result, plain(each), tolerance) for each in allowed)
+        return any(same(result, plain(each), comparison) for each in allowed)
     except Exception:  # not a JSON value: a signaling NaN, nested too deep, a number too long
         return False
 

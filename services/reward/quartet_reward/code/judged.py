@@ -10,9 +10,10 @@ from typing import Any
 
 from quartet.v1 import reward_pb2
 
+from quartet_reward.code.outputs import same_output
 from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
-from quartet_reward.code.values import close
+from quartet_reward.code.values import Comparison
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.sandbox.api import Execution, ExitReason, Job
 from quartet_reward.sandbox.pool import Sandbox
@@ -115,6 +116,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
             "kind": "function_cases",
             "cases": tests.cases,
             "arguments": rules.arguments,
+            "compare": rules.compare,
             "tolerance": rules.tolerance,
             "checker": rules.checker,
         }
@@ -171,45 +173,6 @@ async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expe
         task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
         job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds), reports=True)
         return outcome_of(await sandbox.run(job))
-    if same_output(output, expected, rules):
+    if same_output(output, expected, Comparison.of(rules.compare, rules.tolerance)):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
     return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {output[:_SHOWN]!r} is not what is expected")
-
-
-def same_output(found: str, expected: str, rules: Rules) -> bool:
-    """Return whether two outputs are the same by the rules `compare` and `tolerance`.
-
-    Trailing white space of lines and empty lines at the end are ignored. With a tolerance, tokens that are not numbers
-    must be the same.
-    """
-    ours, theirs = (_parts(text, rules.compare == "tokens") for text in (found, expected))
-    if ours == theirs:
-        return True
-    return len(ours) == len(theirs) and all(
-        _close_parts(one, other, rules.tolerance) for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _parts(text: str, by_tokens: bool) -> list[str]:
-    if by_tokens:
-        return text.split()
-    lines = [line.rstrip() for line in text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _close_parts(found: str, expected: str, tolerance: float) -> bool:
-    if found == expected or not tolerance:
-        return found == expected
-    ours, theirs = found.split(), expected.split()
-    return len(ours) == len(theirs) and all(
-        one == other or _close_numbers(one, other, tolerance) for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _close_numbers(found: str, expected: str, tolerance: float) -> bool:
-    try:
-        return close(float(found), float(expected), tolerance)
-    except ValueError:
-        return False
