@@ -44,8 +44,8 @@ _NAME_OF_PYTHON = re.compile(r"\s*python3?[ \t]*\n", re.IGNORECASE)
 _TEXTS = r"""\#[^\n]*+
     |\"\"\"[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+\"\"\"|'''[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+'''|(?P<open>\"\"\"|''')
     |"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'"""
-# Blocks in which a text has no end, after which the rest is read without regard to texts: each may have been read to the
-# end of the completion.
+# Blocks in which a text has no end, after which the rest is read without regard to texts: each was perhaps read
+# to the completion's end.
 _MOST_FAILURES = 8
 _MOST_INDENT = 200
 _NO_FENCE = Fence("```", "python")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun
+from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun, shown
 from quartet_reward.code.values import Compare, Comparison, plain, same
 
 Check = Callable[[Any, Any, Any], bool]
@@ -59,9 +59,6 @@ def judge_output(checker: str, input: str, output: str, expected: str) -> None:
         raise Verdict(Finding.WRONG, "the checker does not accept the output")
 
 
-_SHOWN = 120
-
-
 def judge(
     program: Program,
     entry_point: str,
@@ -101,7 +98,7 @@ def judge(
         else:
             right = _same(found, [expected, *expected] if wrapped else [expected], comparison)
         if not right:
-            raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
+            raise Verdict(Finding.WRONG, f"{where}: the result {shown(found)} is wrong")
         count_passed(index + 1)
 
 
@@ -123,8 +120,9 @@ def _function(program: Program, entry_point: str) -> Any:
 def _call(program: Program, entry_point: str, arguments: list, where: str) -> Any:
     function = _function(program, entry_point)
     try:
-        found = function(*arguments)
-        return list(found) if hasattr(type(found), "__next__") else found
+        return program.answer(function, arguments)
+    except Verdict as verdict:
+        raise Verdict(verdict.report.finding, f"{where}: {verdict.report.reason}") from None
     except MemoryError:
         raise Verdict(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
     except Exception as error:
@@ -202,11 +200,4 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Verdict(Finding.BAD_TEST, f"{text[:_SHOWN]!r} is not JSON: {error}") from None
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:_SHOWN]
-    except Exception:  # the program's own __repr__ raises, or a number is too long
-        return f"of type {type(value).__name__}"
+        raise Verdict(Finding.BAD_TEST, f"{shown(text)} is not JSON: {error}") from None

@@ -13,14 +13,18 @@ from quartet_reward.code.plain import (
     OPAQUE_PROXIES,
     Malformed,
     NotPlain,
+    Remote,
     RemoteFunction,
     TooLarge,
+    ask,
 )
 from quartet_reward.code.rpc import Channel, Gone, Late, Peer, from_other_side
+from quartet_reward.code.values import is_data
 
 REPORT_DESCRIPTOR = 4
 _LONGEST_REASON = 600
 _LONGEST_ERROR = 300
+_LONGEST_SHOWN = 120
 
 _passed: int | None = None  # of the judgment under way
 
@@ -71,6 +75,14 @@ def describe(error: BaseException) -> str:
         return f"{name}: {error}"[:_LONGEST_ERROR]
     except Exception:
         return name
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value's text; only its type if it has no text, as a number that is too long."""
+    try:
+        return repr(value)[:_LONGEST_SHOWN]
+    except Exception:
+        return f"of type {type(value).__name__}"
 
 
 def report_begun(begun: bool = True) -> None:
@@ -179,6 +191,17 @@ class Program:
             return self._ask("accepts", function, count) is True
         except Exception:  # e.g. the program's own __signature__ raises
             return False
+
+    def answer(self, function: Any, arguments: list) -> Any:
+        """Return a function's answer as data. Raises what the program raises, and Verdict: the answer is not data."""
+        # A builtin type, such as `int`, is not a proxy.
+        found = ask(function, "answer", *arguments) if isinstance(function, Remote) else function(*arguments)
+        try:
+            if is_data(found):
+                return found
+        except RecursionError:
+            raise Verdict(Finding.WRONG, "the answer is nested too deep") from None
+        raise Verdict(Finding.WRONG, f"the answer holds functions or objects, which are no data: {shown(found)}")
 
     def was_called(self) -> bool:
         """Return whether a test has used an object of the program, or got a value that is not a function."""

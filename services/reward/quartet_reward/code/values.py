@@ -1,11 +1,16 @@
 """Compares a function's result with the expected value, which comes from JSON."""
 
 import math
+from collections import deque
+from collections.abc import ItemsView, KeysView, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from quartet_reward.code.plain import Remote
+
 Compare = Literal["lines", "tokens", "lenient"]
 _NUMBERS = (int, float)
+_VIEWS = KeysView | ValuesView | ItemsView
 _LENIENT_TOLERANCE = 1e-5
 
 
@@ -26,6 +31,35 @@ class Comparison:
         if compare == "lenient":
             return Comparison(tolerance=tolerance or _LENIENT_TOLERANCE, ignore_case=True)
         return Comparison(by_tokens=compare == "tokens", tolerance=tolerance)
+
+
+def as_data(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """Return a value with lists in the place of iterators, views, ranges, deques and arrays, at any depth."""
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
+    result: Any
+    if isinstance(value, tuple):
+        return tuple(as_data(each, made) for each in value)
+    if isinstance(value, dict):
+        made[id(value)] = result = {}
+        result.update((key, as_data(each, made)) for key, each in value.items())
+    elif isinstance(value, list | deque | range | _VIEWS) or hasattr(type(value), "__next__"):
+        made[id(value)] = result = []
+        result.extend(as_data(each, made) for each in value)
+    else:
+        return as_data(value.tolist(), made) if hasattr(type(value), "tolist") else value
+    made[id(result)] = value  # kept, or another object might get its id
+    return result
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a decoded value has no proxy in it, at any depth. Raises RecursionError: nested too deep."""
+    if isinstance(value, dict):
+        return all(is_data(key) and is_data(each) for key, each in value.items())
+    if isinstance(value, list | tuple | set | frozenset | deque | _VIEWS):
+        return all(map(is_data, value))
+    return not isinstance(value, Remote)
 
 
 def plain(value: Any) -> Any:
