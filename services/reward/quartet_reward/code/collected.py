@@ -106,7 +106,7 @@ class Collection:
         for function in self._marks.functions:
             if function.entered or not function.is_test or function.value is None or function.owner in skipped:
                 continue
-            if not function.owner and (count := _required(function.value)):
+            if not function.owner and _required(function.value):
                 if function.asserts and function.called:
                     raise Verdict(Finding.WRONG, f"the test's {function.name} is not reached")
                 if function.asserts:

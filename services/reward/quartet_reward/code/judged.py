@@ -15,7 +15,7 @@ from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
 from quartet_reward.code.values import Comparison
 from quartet_reward.errors import BadReference, VerifierCrashed
-from quartet_reward.sandbox.api import Execution, ExitReason, Job
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
 
 _LONGEST_LAST_LINE = 300
@@ -26,10 +26,10 @@ OF_FINDING = {
     Finding.RAISED: reward_pb2.OUTCOME_RUNTIME_ERROR,
     Finding.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
     Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
-    Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
 }
-# The judge enforces the time limit; the sandbox's, which is so much later, bounds the judge too.
+# The judge's own time, beside that of the test; and how much later than the judge's the program's last limit is.
 _SPARE_SECONDS = 1.0
+_LATER_SECONDS = 5.0
 # How the traceback of a syntax error begins: it has no frames.
 _NOT_COMPILED = b'  File "program.py", line '
 _SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
@@ -77,6 +77,7 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
 
     Raises:
         VerifierFailure: the test is broken, or the judge ended without verdict through no fault of the program.
+        SandboxUnavailable: this machine is too busy.
     """
     try:
         begun, last = read_report(judge.report)
@@ -85,8 +86,13 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
     if last is not None:
         if last.finding is Finding.BAD_TEST:
             raise BadReference(last.reason)
+        if last.finding is Finding.LATE:
+            raise SandboxUnavailable(last.reason)
         if last.finding is Finding.GONE and program is not None:
-            return replace(of_end(program), passed=last.passed)
+            ended = of_end(program)
+            if ended.outcome == reward_pb2.OUTCOME_TIMED_OUT:
+                ended = replace(ended, reason=f"the program did not answer in time: {ended.reason}")
+            return replace(ended, passed=last.passed)
         return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
     limits = of_limits(judge)
     if limits is not None and begun:
@@ -123,10 +129,12 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
     task |= {"entry_point": tests.entry_point, "seconds": rules.timeout_seconds, "total_seconds": seconds}
     task["strict"] = isinstance(tests, FunctionCases) or (rules.strict and tests.entry_point != "")
-    limits = rules.limits(seconds + _SPARE_SECONDS)
+    # The judge tells when the program is late. Each has processor time of its own, and the wall time of both.
+    cpu_seconds = seconds + _SPARE_SECONDS
+    limits = rules.limits(seconds + cpu_seconds, cpu_seconds)
     judging, execution = await sandbox.run_judged(
         Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
-        Job("candidate", program.encode(), limits=limits),
+        Job("candidate", program.encode(), limits=rules.limits(limits.wall_seconds + _LATER_SECONDS, cpu_seconds)),
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:
         return of_end(execution)
@@ -140,7 +148,7 @@ async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rule
         SandboxUnavailable: the program could not be run.
         VerifierFailure: the checker cannot be used.
     """
-    left = rules.total_seconds  # the program's wall time; waiting for a slot does not count
+    left = rules.total_seconds  # the program's wall time; waiting for a slot or a processor does not count
     count = len(tests.cases)
     for index, (given, expected) in enumerate(tests.cases):
         if left <= 0:
@@ -151,7 +159,7 @@ async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rule
             )
         limits = rules.limits(min(rules.timeout_seconds, left))
         execution = await sandbox.run(Job("script", program.encode(), stdin=given.encode(), limits=limits))
-        left -= execution.wall_seconds
+        left -= execution.wall_seconds - execution.waited_seconds
         outcome = _ended_badly(execution) or await _judge_output(sandbox, execution, given, expected, rules)
         if outcome.outcome != reward_pb2.OUTCOME_CORRECT:
             return Outcome(outcome.outcome, f"case {index + 1} of {count}: {outcome.reason}", passed=index)

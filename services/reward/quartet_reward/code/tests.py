@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 from quartet.v1 import reward_pb2
 
+from quartet_reward.code.rpc import PATIENCE
 from quartet_reward.code.values import Compare
 from quartet_reward.errors import BadReference
 from quartet_reward.sandbox.api import Limits
@@ -96,6 +97,7 @@ class Rules(BaseModel):
     )
     strict: bool = Field(True, description="A test program can call only `entry_point`, which must return plain data.")
 
-    def limits(self, seconds: float) -> Limits:
-        """Return the sandbox limits of a program that may take so much wall time and CPU time."""
-        return Limits(seconds, seconds, self.memory_bytes, output_bytes=self.output_bytes)
+    def limits(self, wall_seconds: float, cpu_seconds: float | None = None) -> Limits:
+        """Return the sandbox limits of a program, by default with as much CPU time as wall time."""
+        cpu_seconds = wall_seconds if cpu_seconds is None else cpu_seconds
+        return Limits(wall_seconds, cpu_seconds, self.memory_bytes, output_bytes=self.output_bytes, patience=PATIENCE)

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+LATE = b"late "
+"""Begins a line that a judge writes to its report pipe, with the seconds that it has waited for the program, and may.
+The service knows how long the program waited for a processor, and kills it if it has used up its time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,6 +29,8 @@ class Limits:
     """File descriptors of each process."""
     output_bytes: int = 1 << 20
     """Standard output and standard error, each; the tree is killed at the first byte beyond."""
+    patience: float = 1.0
+    """While the program waits for a processor, its wall time does not count, up to this multiple of `wall_seconds`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if no memory is left beside the scratch space."""
@@ -85,6 +91,9 @@ class Execution:
     """CPU time of the main process and its children that it waited for."""
     wall_seconds: float
     """Wall time of the program."""
+    waited_seconds: float = 0.0
+    """How much of it a process or thread of the tree, the one that waited most, was ready and no processor was free; as
+    sampled every 100 ms."""
 
 
 class SandboxUnavailable(Exception):

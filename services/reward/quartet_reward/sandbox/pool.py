@@ -127,6 +127,8 @@ class Sandbox:
                     ends = [open_here.enter_context(end).fileno() for end in socket.socketpair()]
                 for slot, job, end in zip(grant.resources, jobs, ends, strict=True):
                     runs.append(JobRun(server, slot, job, end))
+            if len(runs) > 1:
+                runs[0].beside, runs[-1].beside = runs[-1], runs[0]
             await runs[-1].ended.wait()
             for run in runs:
                 run.kill(None)
