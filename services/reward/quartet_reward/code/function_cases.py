@@ -1,9 +1,11 @@
 """Cases with JSON arguments and JSON results, as in LeetCode-style data and ColossalChat's `fn_name`."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from quartet_reward.code.outputs import same_output
 from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun, shown
 from quartet_reward.code.values import Compare, Comparison, plain, same
 
@@ -50,12 +52,17 @@ def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
         raise Verdict(Finding.WRONG, f"the checker cannot read the answer: {describe(error)}") from None
 
 
-def judge_output(checker: str, input: str, output: str, expected: str) -> None:
-    """Check what a program printed. Raises Verdict if it is wrong."""
-    check = load(checker)
-    require_usable(check, input, expected)
+def judge_output(checker: str, input: str, expected: str, compare: Compare, tolerance: float) -> None:
+    """Check what a program printed, which is read from standard input. Raises Verdict if it is wrong."""
+    check = load(checker) if checker else None
+    if check is not None:
+        require_usable(check, input, expected)
     report_begun()
-    if not accepts(check, input, output, expected):
+    output = sys.stdin.buffer.read().decode(errors="replace")
+    if check is None:
+        if not same_output(output, expected, Comparison.of(compare, tolerance)):
+            raise Verdict(Finding.WRONG, f"the output {shown(output)} is not what is expected")
+    elif not accepts(check, input, output, expected):
         raise Verdict(Finding.WRONG, "the checker does not accept the output")
 
 

@@ -4,6 +4,7 @@ Whatever the program returns, raises or does is an outcome. A failure is what an
 tests cannot be used, or the judge ended before its first request to the program.
 """
 
+import asyncio
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,10 @@ _LATER_SECONDS = 5.0
 _NOT_COMPILED = b'  File "program.py", line '
 _SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
 _SHOWN = 80
+# Characters of outputs and tasks that are compared and encoded on the event loop.
+_LONGEST_COMPARED = 1 << 16
+# Bytes that a judge may use more for each byte of an output, as text and in parts.
+_MEMORY_OF_OUTPUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
     cpu_seconds = seconds + _SPARE_SECONDS
     limits = rules.limits(seconds + cpu_seconds, cpu_seconds)
     judging, execution = await sandbox.run_judged(
-        Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
+        Job("judge", await encoded(task), limits=limits, reports=True),
         Job("candidate", program.encode(), limits=rules.limits(limits.wall_seconds + _LATER_SECONDS, cpu_seconds)),
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:
@@ -176,11 +181,36 @@ def _ended_badly(execution: Execution) -> Outcome | None:
 
 
 async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
-    output = execution.stdout.decode(errors="replace")
-    if rules.checker:
-        task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
-        job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds), reports=True)
-        return outcome_of(await sandbox.run(job))
-    if same_output(output, expected, Comparison.of(rules.compare, rules.tolerance)):
+    """Compare an output here; with a checker, or where that would hold up the event loop, in a sandbox."""
+    output = execution.stdout
+    if rules.checker or len(output) + len(expected) > _LONGEST_COMPARED:
+        task: dict[str, Any] = {
+            "kind": "output",
+            "checker": rules.checker,
+            "input": given if rules.checker else "",
+            "expected": expected,
+        }
+        task |= {"compare": rules.compare, "tolerance": rules.tolerance}
+        limits = rules.limits(rules.timeout_seconds)
+        limits = replace(limits, memory_bytes=limits.memory_bytes + _MEMORY_OF_OUTPUT * len(output))
+        return outcome_of(await sandbox.run(Job("judge", await encoded(task), output, limits, reports=True)))
+    text = output.decode(errors="replace")
+    if same_output(text, expected, Comparison.of(rules.compare, rules.tolerance)):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
-    return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {output[:_SHOWN]!r} is not what is expected")
+    return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {text[:_SHOWN]!r} is not what is expected")
+
+
+async def encoded(task: dict[str, Any]) -> bytes:
+    """Return a task as JSON; a large one in a thread and part by part: one call would hold the event loop up."""
+    if _size(task) <= _LONGEST_COMPARED:
+        return json.dumps(task).encode()
+    return await asyncio.to_thread(lambda: b"".join(part.encode() for part in json.JSONEncoder().iterencode(task)))
+
+
+def _size(value: Any) -> int:
+    """Return about how many characters a task has as JSON, at least."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 1

@@ -82,7 +82,7 @@ def describe(error: BaseException) -> str:
 def shown(value: Any) -> str:
     """Return the beginning of a value's text; only its type if it has no text, as a number that is too long."""
     try:
-        return repr(value)[:_LONGEST_SHOWN]
+        return repr(value[:_LONGEST_SHOWN] if type(value) is str else value)[:_LONGEST_SHOWN]
     except Exception:
         return f"of type {type(value).__name__}"
 

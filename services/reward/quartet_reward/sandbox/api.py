@@ -63,9 +63,9 @@ class Job:
     entry: Literal["script", "candidate", "judge"]
     """`script` runs `payload` as UTF-8 Python source in `__main__`; `candidate` and `judge` are the two sides of
     judged execution. The fork server imports the entry's module before it forks; it never reads the payload."""
-    payload: bytes
+    payload: bytes | bytearray
     """Read by the new process after it is confined."""
-    stdin: bytes = b""
+    stdin: bytes | bytearray = b""
     """Standard input."""
     limits: Limits = field(default_factory=Limits)
     reports: bool = False
@@ -81,9 +81,9 @@ class Execution:
     """Of a program that EXITED."""
     signal: int | None
     """Of a program that was SIGNALLED."""
-    stdout: bytes
-    """At most `output_bytes`."""
-    stderr: bytes
+    stdout: bytes | bytearray
+    """At most `output_bytes`; not copied from the buffer that it was read into."""
+    stderr: bytes | bytearray
     """At most `output_bytes`."""
     report: bytes
     """What it wrote to the report pipe, if it has one."""

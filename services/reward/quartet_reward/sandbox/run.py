@@ -12,6 +12,7 @@ from typing import Any
 
 from quartet_reward.sandbox.api import LATE, Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.child import OUT_OF_MEMORY, READY
+from quartet_reward.sandbox.fork_server import close_all
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -167,6 +168,9 @@ class _Stream:
             os.close(self._own)
 
 
+Inputs = dict[str, int]
+
+
 class JobRun:
     """A job that starts at once; `ended` is set when its process tree is gone."""
 
@@ -175,9 +179,18 @@ class JobRun:
         server: ServerHandle,
         slot: int,
         job: Job,
+        inputs: Inputs,
         pair: int | None = None,
     ):
-        """`pair`: descriptor of a socket for the program; the caller closes its copy. Raises SandboxUnavailable."""
+        """Start the job.
+
+        Args:
+            inputs: what `seal_inputs` has made of the job; this closes them.
+            pair: descriptor of a socket for the program; the caller closes its copy.
+
+        Raises:
+            SandboxUnavailable: the job could not be started.
+        """
         self._server, self._job = server, job
         self._killed_for: ExitReason | None = None
         self._kill_requested = False
@@ -197,7 +210,7 @@ class JobRun:
         self.survived = False
         """Whether a process still held a pipe of the program after the process tree was gone."""
         self._streams: dict[str, _Stream] = {}
-        passed: dict[str, int] = {}
+        passed = dict(inputs)
         try:
             for name in ("stdout", "stderr", "report") if job.reports else ("stdout", "stderr"):
                 on_data = self._on_report if name == "report" else None
@@ -205,9 +218,6 @@ class JobRun:
                 self._streams[name], passed[name] = stream, stream.theirs
             self._streams["status"] = _Stream(_STATUS_BYTES, None)
             passed["status"] = self._streams["status"].theirs
-            passed["payload"] = sealed(job.payload)
-            if job.stdin:
-                passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
             message = {"entry": job.entry, "streams": list(streams), "limits": asdict(job.limits)}
             self._name = server.send(slot, message, list(streams.values()), self._on_message)
@@ -254,8 +264,8 @@ class JobRun:
             ending=ending,
             exit_code=result["exit_code"] if ending is ExitReason.EXITED else None,
             signal=result["signal"] if ending is ExitReason.SIGNALLED else None,
-            stdout=self._read("stdout"),
-            stderr=self._read("stderr"),
+            stdout=self._streams["stdout"].data,
+            stderr=self._streams["stderr"].data,
             report=self._read("report") if self._job.reports else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
@@ -373,7 +383,44 @@ class JobRun:
         self._timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
 
 
-def sealed(data: bytes) -> int:
+async def seal_inputs(job: Job) -> Inputs:
+    """Return the descriptors of a job's payload and input, as sealed memory files.
+
+    Large ones are written in a thread: writing 64 MiB takes tens of milliseconds.
+
+    Raises:
+        SandboxUnavailable: this process has no descriptors left, or no memory.
+    """
+    try:
+        if len(job.payload) + len(job.stdin) <= _MOST_READ:
+            return _sealed_inputs(job)
+        writing = asyncio.get_running_loop().run_in_executor(None, _sealed_inputs, job)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_close_inputs)
+            raise
+    except OSError as error:
+        raise SandboxUnavailable(f"the service could not start a program: {error}") from error
+
+
+def _close_inputs(written: asyncio.Future[Inputs]) -> None:
+    if not written.exception():
+        close_all(list(written.result().values()))
+
+
+def _sealed_inputs(job: Job) -> Inputs:
+    inputs = {"payload": sealed(job.payload)}
+    if job.stdin:
+        try:
+            inputs["stdin"] = sealed(job.stdin)
+        except OSError:
+            os.close(inputs["payload"])
+            raise
+    return inputs
+
+
+def sealed(data: bytes | bytearray) -> int:
     """Return the descriptor of a sealed memory file with `data`, which no program can change."""
     descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
