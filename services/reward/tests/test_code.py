@@ -57,6 +57,15 @@ ASSERTIONS = [
     ("def square(n):\n    while True: pass", CHECK_SQUARE, SHORT, "timed_out", "did not answer in time"),
     ("def square(n):\n    return 'a' * (1 << 31)", CHECK_SQUARE, {}, "resource_exceeded", "out of memory"),
     ("square = 9", CHECK_SQUARE, {}, "incorrect", "TypeError"),
+    # A program's coroutine runs when it is called.
+    *((f"async def square(n):\n    {body}", under(f"import asyncio\n{test}", entry_point), {}, outcome, says)
+      for entry_point in ("", "square")
+      for body, test, outcome, says in (
+          ("return n * n", "async def test_two():\n    assert await square(2) == 4", "correct", ""),
+          ("return n * n", "assert asyncio.run(square(2)) == 4", "correct", ""),
+          ("await __import__('asyncio').sleep(0)\n    return n", "assert asyncio.run(square(2)) == 4", "incorrect", ""),
+          ("raise KeyError(n)", "assert asyncio.run(square(2)) == 4", "runtime_error", "KeyError"),
+      )),
     # Tests of every kind find what they test.
     (SQUARE, under("assert square(2) == 4\nassert [square(n) for n in range(3)] == [0, 1, 4]"), {}, "correct", ""),
     (SQUARE, under("def test_two():\n    assert square(2) == 4\n\ndef test_three():\n    assert square(3) == 9"), {},
@@ -133,6 +142,7 @@ CASES = [
     ("def add(x): return 'YES '", calls(("1", '"Yes"')), {"compare": "lenient"}, "correct", ""),
     ("def add(x): return '12'", calls(("1", "12")), {"compare": "lenient"}, "incorrect", ""),
     ("def add(x):\n    while x: pass", calls(("0", "null"), ("1", "null")), {"timeout_seconds": 0.5}, "timed_out", ""),
+    ("async def add(x): return [x]", calls(("3", "[3]")), {}, "correct", ""),
     ("add = int", calls(('["12"]', "12")), {}, "correct", ""),
     # An answer is data at any depth before it is compared.
     *(

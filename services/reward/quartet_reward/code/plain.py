@@ -12,6 +12,7 @@ sharing and cycles survive, and an answer can return the changes to the containe
 | ["mine" \\| "yours", …] | see `Handles` |
 """
 
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -250,6 +251,7 @@ _FORMS: dict[type, _Form] = {
     type({}.keys()): _Form("keys", iter, lambda *parts: dict.fromkeys(parts).keys()),
     type({}.values()): _Form("values", iter, lambda *parts: dict(enumerate(parts)).values()),
     type({}.items()): _Form("items", iter, lambda *parts: dict(parts).items()),
+    types.CoroutineType: _Form("coroutine", lambda value: [result_of(value)], lambda *results: _returns(*results)),
     type(...): _Form("...", lambda value: (), lambda: ..., ()),
 }
 _FORM_NAMES = {form.name: form for form in _FORMS.values()}
@@ -257,6 +259,17 @@ _FORM_NAMES = {form.name: form for form in _FORMS.values()}
 _CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, deque, bytearray)
 _CONTAINER_NAMES = {each.__name__: each for each in _CONTAINERS}
 _EXACT_CONTAINERS = frozenset(_CONTAINERS)
+
+
+def result_of(coroutine: Any) -> Any:
+    """Run a coroutine to its end."""
+    import asyncio  # few programs have coroutines, and it is slow to import
+
+    return asyncio.run(coroutine)
+
+
+async def _returns(result: Any) -> Any:
+    return result
 
 
 def _real_and_imaginary(number: complex) -> tuple[float, float]:

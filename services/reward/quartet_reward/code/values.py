@@ -4,9 +4,10 @@ import math
 from collections import deque
 from collections.abc import ItemsView, KeysView, ValuesView
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Literal
 
-from quartet_reward.code.plain import Remote
+from quartet_reward.code.plain import Remote, result_of
 
 Compare = Literal["lines", "tokens", "lenient"]
 _NUMBERS = (int, float)
@@ -34,11 +35,13 @@ class Comparison:
 
 
 def as_data(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """Return a value with lists in the place of iterators, views, ranges, deques and arrays, at any depth."""
+    """Return a value as data at any depth: iterators, views, ranges, deques, arrays as lists, coroutines as results."""
     made = {} if made is None else made
     if id(value) in made:
         return made[id(value)]
     result: Any
+    if isinstance(value, CoroutineType):
+        return as_data(result_of(value), made)
     if isinstance(value, tuple):
         return tuple(as_data(each, made) for each in value)
     if isinstance(value, dict):
@@ -59,7 +62,7 @@ def is_data(value: Any) -> bool:
         return all(is_data(key) and is_data(each) for key, each in value.items())
     if isinstance(value, list | tuple | set | frozenset | deque | _VIEWS):
         return all(map(is_data, value))
-    return not isinstance(value, Remote)
+    return not isinstance(value, Remote | CoroutineType)
 
 
 def plain(value: Any) -> Any:

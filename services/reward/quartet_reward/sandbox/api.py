@@ -82,7 +82,7 @@ class Execution:
     signal: int | None
     """Of a program that was SIGNALLED."""
     stdout: bytes | bytearray
-    """At most `output_bytes`; not copied from the buffer that it was read into."""
+    """At most `output_bytes`. More than 1 MiB is the buffer that it was read into: to copy it would take long."""
     stderr: bytes | bytearray
     """At most `output_bytes`."""
     report: bytes

@@ -264,8 +264,8 @@ class JobRun:
             ending=ending,
             exit_code=result["exit_code"] if ending is ExitReason.EXITED else None,
             signal=result["signal"] if ending is ExitReason.SIGNALLED else None,
-            stdout=self._streams["stdout"].data,
-            stderr=self._streams["stderr"].data,
+            stdout=self._output("stdout"),
+            stderr=self._output("stderr"),
             report=self._read("report") if self._job.reports else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
@@ -376,6 +376,10 @@ class JobRun:
 
     def _read(self, name: str) -> bytes:
         return bytes(self._streams[name].data)
+
+    def _output(self, name: str) -> bytes | bytearray:
+        data = self._streams[name].data
+        return bytes(data) if len(data) <= _MOST_READ else data
 
     def _set_timer(self, seconds: float, action: Callable, *arguments: object) -> None:
         if self._timer:
