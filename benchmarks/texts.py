@@ -13,7 +13,7 @@ from measuring import Figure, report
 from quartet.v1 import reward_pb2
 
 from quartet_reward import answer_extraction
-from quartet_reward.code.tests import ProgramIn, find_program
+from quartet_reward.code.completion import find_program
 from quartet_reward.math import boxes, extract
 from quartet_reward.math.extract import answer_in_prose, chosen
 from quartet_reward.verifiers.text import Exact, ExactParameters
@@ -21,7 +21,8 @@ from quartet_reward.verifiers.text import Exact, ExactParameters
 MEGABYTES = (3, 10, 30)
 ROUNDS = 3
 FLOODS = (
-    *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} ", "``x", "```python\n"),
+    *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} "),
+    *("``x", "```python\n", "```\n", "'''"),
     *("<|im_end|>", "<answer>", "</answer>", "<think>", "</think>", "The answer is "),
 )
 ANYWHERE = extract.ANYWHERE
@@ -42,8 +43,7 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
     "prose": answer_in_prose,
     "the final answer": lambda text: extract.final_answer(text, ANYWHERE),
     "a choice of letters": lambda text: chosen(text, ("A", "B")),
-    "the last block of a program": lambda text: find_program(text, ProgramIn.LAST_FENCE),
-    "the last block of Python": lambda text: find_program(text, ProgramIn.LAST_PYTHON_FENCE),
+    "the program": find_program,
     "exact, without regard to case": _exact,
 }
 

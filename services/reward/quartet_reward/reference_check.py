@@ -160,7 +160,7 @@ def _bound(specs: SpecReader, sections: Any) -> list[tuple[str, Parameters]]:
 
 def _policy(parameters: Parameters) -> Policy:
     if isinstance(parameters, MathParameters):
-        return ReadingPolicy(**parameters.model_dump(include=set(ReadingPolicy.model_fields))), parameters.equality
+        return parameters.reading, parameters.equality
     return ReadingPolicy(), STRICT
 
 

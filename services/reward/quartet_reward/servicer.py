@@ -279,12 +279,12 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         """Run a program in the sandbox; it is killed when the call is cancelled."""
         if self.draining:
             raise unavailable("reward", "the service is shutting down")
-        job, run = read_job(request), request.run_id
+        job, run = await asyncio.to_thread(read_job, request), request.run_id
         if not self._admission.try_acquire(run, 1):
             raise self._full(Counter({run: 1}))
         CURRENT_RUN.set(run)  # visible in this call's task only
         try:
-            return _response(await self._sandbox.run(job))
+            return await asyncio.to_thread(_response, await self._sandbox.run(job))
         except (SandboxUnavailable, ShuttingDown) as error:
             raise unavailable("sandbox", str(error)) from error
         finally:

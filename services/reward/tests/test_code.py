@@ -57,6 +57,15 @@ ASSERTIONS = [
     ("def square(n):\n    while True: pass", CHECK_SQUARE, SHORT, "timed_out", "did not answer in time"),
     ("def square(n):\n    return 'a' * (1 << 31)", CHECK_SQUARE, {}, "resource_exceeded", "out of memory"),
     ("square = 9", CHECK_SQUARE, {}, "incorrect", "TypeError"),
+    # A program's coroutine runs when it is called.
+    *((f"async def square(n):\n    {body}", under(f"import asyncio\n{test}", entry_point), {}, outcome, says)
+      for entry_point in ("", "square")
+      for body, test, outcome, says in (
+          ("return n * n", "async def test_two():\n    assert await square(2) == 4", "correct", ""),
+          ("return n * n", "assert asyncio.run(square(2)) == 4", "correct", ""),
+          ("await __import__('asyncio').sleep(0)\n    return n", "assert asyncio.run(square(2)) == 4", "incorrect", ""),
+          ("raise KeyError(n)", "assert asyncio.run(square(2)) == 4", "runtime_error", "KeyError"),
+      )),
     # Tests of every kind find what they test.
     (SQUARE, under("assert square(2) == 4\nassert [square(n) for n in range(3)] == [0, 1, 4]"), {}, "correct", ""),
     (SQUARE, under("def test_two():\n    assert square(2) == 4\n\ndef test_three():\n    assert square(3) == 9"), {},
@@ -79,9 +88,9 @@ ASSERTIONS = [
     # Broken tests.
     (SQUARE, under("assert ("), {}, "bad_reference", "does not compile"),
     (SQUARE, under("assert 1 == 2"), {}, "bad_reference", "before it called the program"),
-    (SQUARE, under("import no_such_module"), {}, "bad_reference",
+    (SQUARE, under("import no_such_module\nassert square(1)"), {}, "bad_reference",
      "before it called the program, the test ended with ModuleNotFoundError"),
-    (SQUARE, under("while True: pass"), SHORT, "bad_reference", "before it called the program"),
+    (SQUARE, under("while True: pass\nassert square(1)"), SHORT, "bad_reference", "before it called the program"),
     ("def f(n): return 1", under("import os; os._exit(3); f(1)"), {}, "verifier_crashed", "status 3"),
     *((source, under("def check(candidate):\n    if candidate(1): f(1), g(1)"), {}, "bad_reference",
        "reference.entry_point")
@@ -129,7 +138,26 @@ CASES = [
     ("def add(x): return sum(x)", calls(("[1, 2]", "3"), ("[4, 5, 6]", "15")), {}, "correct", ""),
     ("def add(x): return x", calls(("[1]", "[1]")), {"arguments": "lines"}, "correct", ""),
     ("def add(x): return 0.1 + 0.2", calls(("1", "0.3")), {"tolerance": 1e-9}, "correct", ""),
+    ("def add(x): return x + 1e-9", calls(("1", "1")), {"tolerance": 1e-6}, "incorrect", ""),
+    ("def add(x): return 'YES '", calls(("1", '"Yes"')), {"compare": "lenient"}, "correct", ""),
+    ("def add(x): return '12'", calls(("1", "12")), {"compare": "lenient"}, "incorrect", ""),
     ("def add(x):\n    while x: pass", calls(("0", "null"), ("1", "null")), {"timeout_seconds": 0.5}, "timed_out", ""),
+    ("async def add(x): return [x]", calls(("3", "[3]")), {}, "correct", ""),
+    ("add = int", calls(('["12"]', "12")), {}, "correct", ""),
+    # An answer is data at any depth before it is compared.
+    *(
+        (f"def add(x): return {answer}", calls(("3", expected)), {}, outcome, says)
+        for answer, expected, outcome, says in (
+            ("map(str, range(x))", '["0", "1", "2"]', "correct", ""),
+            ("[map(int, '12'), zip('ab', '12')]", '[[1, 2], [["a", "1"], ["b", "2"]]]', "correct", ""),
+            ("{'a': (each for each in [iter([x])])}", '{"a": [[3]]}', "correct", ""),
+            ("[range(x), {1: 2}.keys(), reversed([1, 2])]", "[[0, 1, 2], [1], [2, 1]]", "correct", ""),
+            ("[iter([x])] * 2", "[[3], [3]]", "correct", ""),
+            ("(each for each in [1, 1 // 0])", "[1]", "runtime_error", "ZeroDivisionError"),
+            ("[lambda: 3]", "[3]", "incorrect", "which are no data"),
+            ("[{'a': object()}]", "[3]", "incorrect", "which are no data"),
+        )
+    ),
     # Every program that is called finds the usual names, which are not its own.
     (LEETCODE, under("def check(f):\n    assert f(nums=[1, 2]) == 4", "Solution().total"), {}, "correct", ""),
     (LEETCODE, under("assert Solution().total([1, 2]) == 4"), {}, "correct", ""),
@@ -142,11 +170,24 @@ CASES = [
 ]
 
 ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"
+LISTS_OF_7 = (
+    "def check(i, output, e):\n"
+    "    return type(output) is list and len(output) == 2 and all(type(o) is list and o == [7] for o in output)"
+)
 TWELVE, ONE = {"cases": [("12", "2")]}, {"cases": [("1", "1")]}
 CHECKERS = [
     ("print(3)", TWELVE, {"checker": ANY_DIVISOR}, "correct", ""),
     ("print(5)", TWELVE, {"checker": ANY_DIVISOR}, "incorrect", ""),
     ("print('many')", TWELVE, {"checker": ANY_DIVISOR}, "incorrect", ""),
+    *((f"def f(n):\n    {body}", calls(("[3]", "[[7], [7]]"), of="f"), {"checker": LISTS_OF_7}, outcome, "")
+      for body, outcome in (
+          ("return [iter([7]), map(int, '7')]", "correct"),
+          ("yield from ([7], (each for each in [7]))", "correct"),
+          ("return [iter([8]), iter([7])]", "incorrect"),
+          ("return [iter([]), iter([7])]", "incorrect"),
+          ("return [lambda: 7, lambda: 7]", "incorrect"),
+          ("return [type('Seven', (), {'__len__': lambda s: 1, '__getitem__': lambda s, n: 7})()] * 2", "incorrect"),
+      )),
     ("print(1)", ONE, {"checker": "def check("}, "bad_reference", "the checker program fails"),
     ("print(1)", ONE, {"checker": "def check(input, output, expected): return False"}, "bad_reference",
      "does not accept the expected answer"),
@@ -196,7 +237,7 @@ HOSTILE = [
         ("f = None", CHECK, {}, "incorrect"),
         ("f = object()", under("assert callable(f) and f(1)"), {}, "incorrect"),
         ("f = g = print", under("assert f is not g and f(1) and g(1)"), {}, "incorrect"),
-        ("'nothing'", under("try:\n    f(1)\nexcept NameError:\n    pass"), {}, "runtime_error"),
+        ("'nothing'", under("try:\n    f(1)\nexcept NameError:\n    pass\nelse:\n    assert 0"), {}, "runtime_error"),
         # What the test passes on is made of the program's answers.
         ("def f(g): return g(99)", under(DEEP + "assert f(deep) == 1"), {}, "runtime_error"),
         (DEEP + "f = deep", under("assert f(((((f(59),),),),)) == 1"), {}, "incorrect"),
@@ -251,6 +292,32 @@ async def test_what_needs_no_sandbox_is_said_without_one():
         assert metrics.outcome_name(found.score.outcome) == outcome
 
 
+@pytest.mark.parametrize(
+    ("completion", "outcome"),
+    [
+        ("print(int(input()) + 1)", "correct"),
+        ("n = int(input())\nprint(n + 1)<|im_end|>", "correct"),
+        ("print(int(input()))", "incorrect"),
+        ("x = 5 is the answer.", "malformed"),
+        ("import the numbers and add one", "malformed"),
+        ("```python\nx = 5 is the answer.\n```", "compile_error"),
+    ],
+)
+async def test_a_completion_without_fences_is_a_program_if_it_compiles(sandbox, completion, outcome):
+    one = program("", **ADD_ONE)
+    one.completion = completion
+    score = (await judged(sandbox, one)).score
+    assert metrics.outcome_name(score.outcome) == outcome and score.format_acc == (outcome != "malformed"), score
+
+
+async def test_the_prompt_opens_the_fence_or_the_thought(sandbox):
+    one = program("", **ADD_ONE)
+    one.prompt, one.completion = "Add one.\n```python\n", "print(int(input()) + 1)\n```\nDone."
+    assert (await judged(sandbox, one)).score.outcome == reward_pb2.OUTCOME_CORRECT
+    one.prompt, one.completion = "<think>\n", "```python\nprint(int(input()) + 1)\n```"
+    assert (await judged(sandbox, one)).score.outcome == reward_pb2.OUTCOME_MALFORMED
+
+
 class Absent:
     """A sandbox that cannot run anything."""
 
@@ -267,3 +334,5 @@ async def test_without_a_sandbox_there_is_no_verdict(sandbox):
 async def test_a_checker_decides_alone():
     with pytest.raises(ValidationError, match="a checker decides alone; got tolerance"):
         CodeParameters(checker=ANY_DIVISOR, tolerance=0.1)
+    with pytest.raises(ValidationError, match="a checker decides alone; got compare = 'lenient'"):
+        CodeParameters(checker=ANY_DIVISOR, compare="lenient")

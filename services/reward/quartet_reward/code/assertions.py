@@ -1,4 +1,4 @@
-"""Assert-style test programs: HumanEval's `check(candidate)`, MBPP's bare asserts, `test_…` functions.
+"""Assert-style test programs: HumanEval's `check(candidate)`, MBPP's bare asserts, and what `collected` runs.
 
 The test runs here, in the judge. In strict mode it gets a proxy of the function under test only; its other names are
 defined before the program runs: by the test, the standard library, or the code that completions continue. Otherwise it
@@ -11,7 +11,9 @@ import sys
 import types
 from typing import Any
 
-from quartet_reward.code.names import MODULES, USUAL_NAMES, Names, avoids, module_names, read_names, starred
+from quartet_reward.code.collected import Collection
+from quartet_reward.code.marked import mark
+from quartet_reward.code.names import MODULES, USUAL_NAMES, avoids, module_names, read_names, starred
 from quartet_reward.code.program import Finding, Program, Verdict, describe, report_begun
 
 _FILE = "<test>"
@@ -30,11 +32,13 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
         Verdict: a test failed, or the test program cannot be used.
     """
     try:
-        code = compile(source, _FILE, "exec", dont_inherit=True)
+        code, marks = mark(source, _FILE)
         names = read_names(source, _FILE, entry_point)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Verdict(Finding.BAD_TEST, f"the test program does not compile: {error}") from None
-    namespace: dict[str, Any] = {"__name__": "__test__"}
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    namespace = vars(module)
+    namespace |= marks.namespace | {"__file__": _FILE}
     namespace |= {name: USUAL_NAMES[name] for name in names.usual}
     namespace |= {name: _module(name) for name in names.modules}
     if program.strict:
@@ -46,6 +50,8 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
         wanted = names.unknown | names.hidden
     if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
         raise Verdict(Finding.BAD_TEST, "check takes a function: reference.entry_point must name it")
+    if not marks.assertions:
+        raise Verdict(Finding.BAD_TEST, "the test program asserts nothing")
     found, function = program.begin(wanted, entry_point)
     if names.hidden and len(found) > 1:
         raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
@@ -56,37 +62,24 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
     if not entry_point and len(wanted) == 1:
         (function,) = found.values()
     report_begun(program.was_called())
+    collection = Collection(marks, namespace, function)
+    collection.replace_main()
     try:
-        exec(code, namespace)
-        _run_functions(namespace, names, function)
-        if "unittest" in sys.modules:
-            _run_unittest(namespace)
-    except Verdict:
-        raise
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise Verdict(Finding.WRONG, f"the test program ended with status {error.code}") from None
+        for run in (lambda: exec(code, namespace), collection.run):
+            try:
+                run()
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise Verdict(Finding.WRONG, f"the test program ended with status {error.code}") from None
+    except Verdict as verdict:
+        if verdict.report.finding is Finding.BAD_TEST or program.was_called():
+            raise
     except BaseException as error:
         raise _verdict(error, program, lacking) from None
     if not program.was_called():
         if lacking:
             raise _undefined(lacking)
         raise Verdict(Finding.BAD_TEST, "the test program ended without calling the program")
-
-
-def _run_functions(namespace: dict[str, Any], names: Names, under_test: Any) -> None:
-    """Call the `check` and `test_…` functions that the test program does not call itself."""
-    for name in names.uncalled:
-        function = namespace.get(name)
-        if not isinstance(function, types.FunctionType):
-            continue
-        required = function.__code__.co_argcount - len(function.__defaults__ or ())
-        if name == "check":
-            if required > 1:
-                raise Verdict(Finding.BAD_TEST, f"check takes one function; it takes {required}")
-            function(*[under_test] * required)
-        elif required == 0:
-            function()
 
 
 def _undefined(names: set[str]) -> Verdict:
@@ -166,19 +159,3 @@ def _line(error: BaseException) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"in line {line} of the test" if line else "in the test"
-
-
-def _run_unittest(namespace: dict[str, Any]) -> None:
-    """Run the classes that a test program defines; `unittest` has been imported. Raises Verdict: a test failed."""
-    unittest = sys.modules["unittest"]
-    cases = [each for each in namespace.values() if isinstance(each, type) and issubclass(each, unittest.TestCase)]
-    result = unittest.TestResult()
-    result.failfast = True
-    for case in cases:
-        unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
-        if result.wasSuccessful():
-            continue
-        found = result.failures + result.errors
-        test, trace = found[0] if found else (case, "it succeeds where it is expected to fail")
-        what = Finding.RAISED if result.errors else Finding.WRONG
-        raise Verdict(what, f"{test}: {trace.strip().splitlines()[-1]}")

@@ -15,6 +15,7 @@ from typing import Any
 from quartet_reward.code.names import USUAL_NAMES
 from quartet_reward.code.plain import OPAQUE_PROXIES
 from quartet_reward.code.rpc import Channel, Gone, Peer
+from quartet_reward.code.values import as_data
 
 PEER_DESCRIPTOR = 3
 MODULE = "solution"
@@ -45,6 +46,8 @@ class _Server:
     def serve(self, target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
         if operation == "call":
             return target(*arguments, **named)
+        if operation == "answer":
+            return as_data(target(*arguments))
         if operation in _OPERATIONS:
             return _OPERATIONS[operation](target, *arguments)
         return getattr(self, operation)(*arguments)

@@ -1,11 +1,13 @@
 """Cases with JSON arguments and JSON results, as in LeetCode-style data and ColossalChat's `fn_name`."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun
-from quartet_reward.code.values import plain, same
+from quartet_reward.code.outputs import same_output
+from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun, shown
+from quartet_reward.code.values import Compare, Comparison, plain, same
 
 Check = Callable[[Any, Any, Any], bool]
 
@@ -50,16 +52,18 @@ def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
         raise Verdict(Finding.WRONG, f"the checker cannot read the answer: {describe(error)}") from None
 
 
-def judge_output(checker: str, input: str, output: str, expected: str) -> None:
-    """Check what a program printed. Raises Verdict if it is wrong."""
-    check = load(checker)
-    require_usable(check, input, expected)
+def judge_output(checker: str, input: str, expected: str, compare: Compare, tolerance: float) -> None:
+    """Check what a program printed, which is read from standard input. Raises Verdict if it is wrong."""
+    check = load(checker) if checker else None
+    if check is not None:
+        require_usable(check, input, expected)
     report_begun()
-    if not accepts(check, input, output, expected):
+    output = sys.stdin.buffer.read().decode(errors="replace")
+    if check is None:
+        if not same_output(output, expected, Comparison.of(compare, tolerance)):
+            raise Verdict(Finding.WRONG, f"the output {shown(output)} is not what is expected")
+    elif not accepts(check, input, output, expected):
         raise Verdict(Finding.WRONG, "the checker does not accept the output")
-
-
-_SHOWN = 120
 
 
 def judge(
@@ -67,6 +71,7 @@ def judge(
     entry_point: str,
     cases: list[tuple[str, str]],
     arguments: str,
+    compare: Compare,
     tolerance: float,
     checker: str,
 ) -> None:
@@ -80,6 +85,7 @@ def judge(
         Verdict: for the first wrong result, or because the cases cannot be used.
     """
     count_passed(0)
+    comparison = Comparison.of(compare, tolerance)
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
@@ -97,16 +103,16 @@ def judge(
         if check is not None:
             right = accepts(check, reading(given), found, expected)
         else:
-            right = _same(found, [expected, *expected] if wrapped else [expected], tolerance)
+            right = _same(found, [expected, *expected] if wrapped else [expected], comparison)
         if not right:
-            raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
+            raise Verdict(Finding.WRONG, f"{where}: the result {shown(found)} is wrong")
         count_passed(index + 1)
 
 
-def _same(found: Any, allowed: list[Any], tolerance: float) -> bool:
+def _same(found: Any, allowed: list[Any], comparison: Comparison) -> bool:
     try:
         result = plain(found)
-        return any(same(result, plain(each), tolerance) for each in allowed)
+        return any(same(result, plain(each), comparison) for each in allowed)
     except Exception:  # not a JSON value: a signaling NaN, nested too deep, a number too long
         return False
 
@@ -121,8 +127,9 @@ def _function(program: Program, entry_point: str) -> Any:
 def _call(program: Program, entry_point: str, arguments: list, where: str) -> Any:
     function = _function(program, entry_point)
     try:
-        found = function(*arguments)
-        return list(found) if hasattr(type(found), "__next__") else found
+        return program.answer(function, arguments)
+    except Verdict as verdict:
+        raise Verdict(verdict.report.finding, f"{where}: {verdict.report.reason}") from None
     except MemoryError:
         raise Verdict(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
     except Exception as error:
@@ -200,11 +207,4 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Verdict(Finding.BAD_TEST, f"{text[:_SHOWN]!r} is not JSON: {error}") from None
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:_SHOWN]
-    except Exception:  # the program's own __repr__ raises, or a number is too long
-        return f"of type {type(value).__name__}"
+        raise Verdict(Finding.BAD_TEST, f"{shown(text)} is not JSON: {error}") from None

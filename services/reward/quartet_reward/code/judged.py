@@ -4,17 +4,19 @@ Whatever the program returns, raises or does is an outcome. A failure is what an
 tests cannot be used, or the judge ended before its first request to the program.
 """
 
+import asyncio
 import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quartet.v1 import reward_pb2
 
+from quartet_reward.code.outputs import same_output
 from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
-from quartet_reward.code.values import close
+from quartet_reward.code.values import Comparison
 from quartet_reward.errors import BadReference, VerifierCrashed
-from quartet_reward.sandbox.api import Execution, ExitReason, Job
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
 
 _LONGEST_LAST_LINE = 300
@@ -25,14 +27,18 @@ OF_FINDING = {
     Finding.RAISED: reward_pb2.OUTCOME_RUNTIME_ERROR,
     Finding.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
     Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
-    Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
 }
-# The judge enforces the time limit; the sandbox's, which is so much later, bounds the judge too.
+# The judge's own time, beside that of the test; and how much later than the judge's the program's last limit is.
 _SPARE_SECONDS = 1.0
+_LATER_SECONDS = 5.0
 # How the traceback of a syntax error begins: it has no frames.
 _NOT_COMPILED = b'  File "program.py", line '
 _SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
 _SHOWN = 80
+# Characters of outputs and tasks that are compared and encoded on the event loop.
+_LONGEST_COMPARED = 1 << 16
+# Bytes that a judge may use more for each byte of an output, as text and in parts.
+_MEMORY_OF_OUTPUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
 
     Raises:
         VerifierFailure: the test is broken, or the judge ended without verdict through no fault of the program.
+        SandboxUnavailable: this machine is too busy.
     """
     try:
         begun, last = read_report(judge.report)
@@ -84,8 +91,13 @@ def outcome_of(judge: Execution, program: Execution | None = None) -> Outcome:
     if last is not None:
         if last.finding is Finding.BAD_TEST:
             raise BadReference(last.reason)
+        if last.finding is Finding.LATE:
+            raise SandboxUnavailable(last.reason)
         if last.finding is Finding.GONE and program is not None:
-            return replace(of_end(program), passed=last.passed)
+            ended = of_end(program)
+            if ended.outcome == reward_pb2.OUTCOME_TIMED_OUT:
+                ended = replace(ended, reason=f"the program did not answer in time: {ended.reason}")
+            return replace(ended, passed=last.passed)
         return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
     limits = of_limits(judge)
     if limits is not None and begun:
@@ -115,16 +127,19 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
             "kind": "function_cases",
             "cases": tests.cases,
             "arguments": rules.arguments,
+            "compare": rules.compare,
             "tolerance": rules.tolerance,
             "checker": rules.checker,
         }
         seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
     task |= {"entry_point": tests.entry_point, "seconds": rules.timeout_seconds, "total_seconds": seconds}
     task["strict"] = isinstance(tests, FunctionCases) or (rules.strict and tests.entry_point != "")
-    limits = rules.limits(seconds + _SPARE_SECONDS)
+    # The judge tells when the program is late. Each has processor time of its own, and the wall time of both.
+    cpu_seconds = seconds + _SPARE_SECONDS
+    limits = rules.limits(seconds + cpu_seconds, cpu_seconds)
     judging, execution = await sandbox.run_judged(
-        Job("judge", json.dumps(task).encode(), limits=limits, reports=True),
-        Job("candidate", program.encode(), limits=limits),
+        Job("judge", await encoded(task), limits=limits, reports=True),
+        Job("candidate", program.encode(), limits=rules.limits(limits.wall_seconds + _LATER_SECONDS, cpu_seconds)),
     )
     if execution.ending is ExitReason.OUTPUT_EXCEEDED:
         return of_end(execution)
@@ -138,7 +153,7 @@ async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rule
         SandboxUnavailable: the program could not be run.
         VerifierFailure: the checker cannot be used.
     """
-    left = rules.total_seconds  # the program's wall time; waiting for a slot does not count
+    left = rules.total_seconds  # the program's wall time; waiting for a slot or a processor does not count
     count = len(tests.cases)
     for index, (given, expected) in enumerate(tests.cases):
         if left <= 0:
@@ -149,7 +164,7 @@ async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rule
             )
         limits = rules.limits(min(rules.timeout_seconds, left))
         execution = await sandbox.run(Job("script", program.encode(), stdin=given.encode(), limits=limits))
-        left -= execution.wall_seconds
+        left -= execution.wall_seconds - execution.waited_seconds
         outcome = _ended_badly(execution) or await _judge_output(sandbox, execution, given, expected, rules)
         if outcome.outcome != reward_pb2.OUTCOME_CORRECT:
             return Outcome(outcome.outcome, f"case {index + 1} of {count}: {outcome.reason}", passed=index)
@@ -166,50 +181,36 @@ def _ended_badly(execution: Execution) -> Outcome | None:
 
 
 async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
-    output = execution.stdout.decode(errors="replace")
-    if rules.checker:
-        task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
-        job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds), reports=True)
-        return outcome_of(await sandbox.run(job))
-    if same_output(output, expected, rules):
+    """Compare an output here; with a checker, or where that would hold up the event loop, in a sandbox."""
+    output = execution.stdout
+    if rules.checker or len(output) + len(expected) > _LONGEST_COMPARED:
+        task: dict[str, Any] = {
+            "kind": "output",
+            "checker": rules.checker,
+            "input": given if rules.checker else "",
+            "expected": expected,
+        }
+        task |= {"compare": rules.compare, "tolerance": rules.tolerance}
+        limits = rules.limits(rules.timeout_seconds)
+        limits = replace(limits, memory_bytes=limits.memory_bytes + _MEMORY_OF_OUTPUT * len(output))
+        return outcome_of(await sandbox.run(Job("judge", await encoded(task), output, limits, reports=True)))
+    text = output.decode(errors="replace")
+    if same_output(text, expected, Comparison.of(rules.compare, rules.tolerance)):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
-    return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {output[:_SHOWN]!r} is not what is expected")
+    return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {text[:_SHOWN]!r} is not what is expected")
 
 
-def same_output(found: str, expected: str, rules: Rules) -> bool:
-    """Return whether two outputs are the same by the rules `compare` and `tolerance`.
-
-    Trailing white space of lines and empty lines at the end are ignored. With a tolerance, tokens that are not numbers
-    must be the same.
-    """
-    ours, theirs = (_parts(text, rules.compare == "tokens") for text in (found, expected))
-    if ours == theirs:
-        return True
-    return len(ours) == len(theirs) and all(
-        _close_parts(one, other, rules.tolerance) for one, other in zip(ours, theirs, strict=True)
-    )
+async def encoded(task: dict[str, Any]) -> bytes:
+    """Return a task as JSON; a large one in a thread and part by part: one call would hold the event loop up."""
+    if _size(task) <= _LONGEST_COMPARED:
+        return json.dumps(task).encode()
+    return await asyncio.to_thread(lambda: b"".join(part.encode() for part in json.JSONEncoder().iterencode(task)))
 
 
-def _parts(text: str, by_tokens: bool) -> list[str]:
-    if by_tokens:
-        return text.split()
-    lines = [line.rstrip() for line in text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _close_parts(found: str, expected: str, tolerance: float) -> bool:
-    if found == expected or not tolerance:
-        return found == expected
-    ours, theirs = found.split(), expected.split()
-    return len(ours) == len(theirs) and all(
-        one == other or _close_numbers(one, other, tolerance) for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _close_numbers(found: str, expected: str, tolerance: float) -> bool:
-    try:
-        return close(float(found), float(expected), tolerance)
-    except ValueError:
-        return False
+def _size(value: Any) -> int:
+    """Return about how many characters a task has as JSON, at least."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 1

@@ -12,6 +12,7 @@ sharing and cycles survive, and an answer can return the changes to the containe
 | ["mine" \\| "yours", …] | see `Handles` |
 """
 
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def _kind(value: Any) -> Kind:
     return "iterator" if hasattr(type(value), "__next__") else "object"
 
 
-def _ask(proxy: Remote, operation: str, *arguments: Any, **named: Any) -> Any:
+def ask(proxy: Remote, operation: str, *arguments: Any, **named: Any) -> Any:
+    """Perform an operation on a proxy's object; return the result."""
     return object.__getattribute__(proxy, "_ask")(
         object.__getattribute__(proxy, "_number"), operation, *arguments, **named
     )
@@ -119,7 +121,7 @@ class RemoteFunction(Remote):
     __slots__ = ()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _ask(self, "call", *arguments, **named)
+        return ask(self, "call", *arguments, **named)
 
 
 class RemoteIterator(Remote):
@@ -131,7 +133,7 @@ class RemoteIterator(Remote):
         return self
 
     def __next__(self) -> Any:
-        return _ask(self, "next")
+        return ask(self, "next")
 
 
 class OpaqueObject(Remote):
@@ -156,34 +158,34 @@ class ProgramObject(Remote):
         # The interpreter looks up special methods; those that are supported are below.
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return _ask(self, "get", name)
+        return ask(self, "get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _ask(self, "set", name, value)
+        ask(self, "set", name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return _ask(self, "item", key)
+        return ask(self, "item", key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _ask(self, "set_item", key, value)
+        ask(self, "set_item", key, value)
 
     def __contains__(self, key: Any) -> bool:
-        return _of_type(bool, _ask(self, "contains", key))
+        return _of_type(bool, ask(self, "contains", key))
 
     def __len__(self) -> int:
-        return _of_type(int, _ask(self, "len"))
+        return _of_type(int, ask(self, "len"))
 
     def __bool__(self) -> bool:
-        return _of_type(bool, _ask(self, "bool"))
+        return _of_type(bool, ask(self, "bool"))
 
     def __str__(self) -> str:
-        return _of_type(str, _ask(self, "str"))
+        return _of_type(str, ask(self, "str"))
 
     def __repr__(self) -> str:
-        return _of_type(str, _ask(self, "repr"))
+        return _of_type(str, ask(self, "repr"))
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = _ask(self, "iter")
+        iterator = ask(self, "iter")
         if not isinstance(iterator, ProgramIterator):
             raise TypeError("the program's object has no iterator")
         return iterator
@@ -249,6 +251,7 @@ _FORMS: dict[type, _Form] = {
     type({}.keys()): _Form("keys", iter, lambda *parts: dict.fromkeys(parts).keys()),
     type({}.values()): _Form("values", iter, lambda *parts: dict(enumerate(parts)).values()),
     type({}.items()): _Form("items", iter, lambda *parts: dict(parts).items()),
+    types.CoroutineType: _Form("coroutine", lambda value: [result_of(value)], lambda *results: _returns(*results)),
     type(...): _Form("...", lambda value: (), lambda: ..., ()),
 }
 _FORM_NAMES = {form.name: form for form in _FORMS.values()}
@@ -256,6 +259,17 @@ _FORM_NAMES = {form.name: form for form in _FORMS.values()}
 _CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, deque, bytearray)
 _CONTAINER_NAMES = {each.__name__: each for each in _CONTAINERS}
 _EXACT_CONTAINERS = frozenset(_CONTAINERS)
+
+
+def result_of(coroutine: Any) -> Any:
+    """Run a coroutine to its end."""
+    import asyncio  # few programs have coroutines, and it is slow to import
+
+    return asyncio.run(coroutine)
+
+
+async def _returns(result: Any) -> Any:
+    return result
 
 
 def _real_and_imaginary(number: complex) -> tuple[float, float]:
@@ -293,6 +307,8 @@ class Encoder:
                     raise TooLarge(f"tuples nested deeper than {_DEEPEST}")
                 form = _FORMS[base]
                 return [form.name, *(self.value(each, depth + 1) for each in form.take_apart(value))]
+            if base.__module__ == "numpy" and base.__name__ == "generic" and depth <= _DEEPEST:
+                return self.value(value.item(), depth + 1)
         return self._handles.encode(value)
 
     def nodes(self) -> list[list]:

@@ -13,14 +13,20 @@ from quartet_reward.code.plain import (
     OPAQUE_PROXIES,
     Malformed,
     NotPlain,
+    Remote,
     RemoteFunction,
     TooLarge,
+    ask,
 )
-from quartet_reward.code.rpc import Channel, Gone, Late, Peer, from_other_side
+from quartet_reward.code.rpc import Channel, Gone, Late, Patience, Peer, from_other_side
+from quartet_reward.code.values import is_data
+from quartet_reward.sandbox.api import LATE
 
 REPORT_DESCRIPTOR = 4
 _LONGEST_REASON = 600
 _LONGEST_ERROR = 300
+_LONGEST_SHOWN = 120
+_LONGEST_BEGIN = 0.1
 
 _passed: int | None = None  # of the judgment under way
 
@@ -39,7 +45,7 @@ class Finding(StrEnum):
     NOT_COMPILED = "not_compiled"
     """The program does not compile."""
     LATE = "late"
-    """The program did not answer in time."""
+    """The program did not answer, and had not got the processor time that it may use: this machine is too busy."""
     GONE = "gone"
     """The program's process ended; its Execution says how."""
     BAD_TEST = "bad_test"
@@ -73,9 +79,22 @@ def describe(error: BaseException) -> str:
         return name
 
 
+def shown(value: Any) -> str:
+    """Return the beginning of a value's text; only its type if it has no text, as a number that is too long."""
+    try:
+        return repr(value[:_LONGEST_SHOWN] if type(value) is str else value)[:_LONGEST_SHOWN]
+    except Exception:
+        return f"of type {type(value).__name__}"
+
+
 def report_begun(begun: bool = True) -> None:
     """Report whether from now on an abnormal end of the judge may be the program's doing."""
     _write({"begun": begun})
+
+
+def report_late(waited: float, allowed: float) -> None:
+    """Ask the service whether the program has used up its time; if so, the service kills it."""
+    os.write(REPORT_DESCRIPTOR, LATE + f"{waited:.3f} {allowed:.3f}\n".encode())
 
 
 def count_passed(cases: int | None) -> None:
@@ -100,6 +119,8 @@ def read_report(written: bytes) -> tuple[bool, Report | None]:
     """
     begun, last = False, None
     for line in written.splitlines():
+        if line.startswith(LATE):
+            continue
         message = json.loads(line)
         if "finding" in message:
             last = Report(Finding(message["finding"]), message["reason"], message.get("passed"))
@@ -115,8 +136,8 @@ class Program:
         """Connect to the program.
 
         Args:
-            seconds: time limit of a case; the first one includes the program's start.
-            total_seconds: time limit of all cases.
+            seconds: how long the tests wait for the program in a case; the first one includes the program's start.
+            total_seconds: the same for all cases.
             channel: to the program.
             strict: the test gets and passes only plain data, functions and iterators; other objects are opaque.
             own_data: all arguments come from the reference.
@@ -126,7 +147,7 @@ class Program:
         self._peer = _ExitingPeer(self._channel, _serve, OPAQUE_PROXIES if strict else JUDGE_PROXIES, not strict)
         self._peer.own_data = own_data
         self._seconds = seconds
-        self._last = time.monotonic() + total_seconds
+        self._in_all = Patience(total_seconds, report_late)
         self._asked = False
 
     def begin(self, names: Collection[str] = (), path: str = "") -> tuple[dict[str, Any], Any]:
@@ -139,6 +160,7 @@ class Program:
             Verdict: the program does not compile, raises, or has no such function.
         """
         report_begun()
+        began = time.process_time()
         self.begin_case()
         message = _or_end(self._channel.receive)
         if message.get("compile_error") is not None:
@@ -156,15 +178,19 @@ class Program:
                 raise Verdict(Finding.WRONG, "the program's process sent an invalid answer")
         if path and not functions:
             raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
-        # A test that got only distinct functions has learned nothing of the program before it calls one.
+        # A test that got only distinct functions has learned nothing of the program before it calls one. But a program
+        # whose message is long to read may have used up the test's own time.
         proxies = [*found.values(), *functions]
-        self._asked = len(set(map(id, found.values()))) < len(found) or any(
-            not isinstance(each, RemoteFunction) for each in proxies
+        took_long = time.process_time() - began > _LONGEST_BEGIN
+        self._asked = (
+            took_long
+            or len(set(map(id, found.values()))) < len(found)
+            or any(not isinstance(each, RemoteFunction) for each in proxies)
         )
         return found, functions[0] if path else None
 
     def begin_case(self) -> None:
-        self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
+        self._channel.patience = [Patience(self._seconds, report_late), self._in_all]
 
     def find(self, path: str) -> Any:
         """Return the program's function `path`, or that method of its class Solution. Raises Verdict if it has none."""
@@ -179,6 +205,17 @@ class Program:
             return self._ask("accepts", function, count) is True
         except Exception:  # e.g. the program's own __signature__ raises
             return False
+
+    def answer(self, function: Any, arguments: list) -> Any:
+        """Return a function's answer as data. Raises what the program raises, and Verdict: the answer is not data."""
+        # A builtin type, such as `int`, is not a proxy.
+        found = ask(function, "answer", *arguments) if isinstance(function, Remote) else function(*arguments)
+        try:
+            if is_data(found):
+                return found
+        except RecursionError:
+            raise Verdict(Finding.WRONG, "the answer is nested too deep") from None
+        raise Verdict(Finding.WRONG, f"the answer holds functions or objects, which are no data: {shown(found)}")
 
     def was_called(self) -> bool:
         """Return whether a test has used an object of the program, or got a value that is not a function."""
@@ -235,7 +272,7 @@ def _or_end(work: Callable[[], Any]) -> Any:
     except Gone:
         end(Report(Finding.GONE, "the program's process ended before it had answered"))
     except Late:
-        end(Report(Finding.LATE, "the program did not answer in time"))
+        end(Report(Finding.LATE, "this machine is too busy: the program did not answer, and had little processor time"))
 
 
 def end(last: Report) -> NoReturn:

@@ -15,6 +15,9 @@ LARGEST_FRAME = 16 << 20
 _HEADER = struct.Struct(">I")
 # A unix stream is writable when at least three quarters of its buffer are free: a write of this size never blocks.
 _CHUNK = 32 << 10
+PATIENCE = 10.0
+"""How much longer than allowed a program may take while it waits for a processor."""
+_ASK_SECONDS = 0.1
 
 
 class Gone(Exception):
@@ -22,17 +25,42 @@ class Gone(Exception):
 
 
 class Late(Exception):
-    """The deadline passed."""
+    """The other side took too long, even for a busy machine."""
+
+
+class Patience:
+    """How long this side waits for the other one."""
+
+    def __init__(self, allowed: float, on_late: Callable[[float, float], None]):
+        """`on_late`: called with the seconds waited and allowed, when they are over and from time to time after."""
+        self._allowed = allowed
+        self._on_late = on_late
+        self._waited = 0.0
+        self._asks_at = allowed
+
+    @property
+    def left(self) -> float:
+        """The seconds until `count` does something."""
+        return max(0.0, self._asks_at - self._waited)
+
+    def count(self, seconds: float) -> None:
+        """Count a wait. Raises Late."""
+        self._waited += seconds
+        if self._waited > PATIENCE * self._allowed:
+            raise Late("it took too long")
+        if self._waited >= self._asks_at:
+            self._on_late(self._waited, self._allowed)
+            self._asks_at = self._waited + max(_ASK_SECONDS, self._allowed / 10)
 
 
 class Channel:
-    """Sends and receives frames. Reads and writes wait until `deadline` (time.monotonic()) at most."""
+    """Sends and receives frames. Reads and writes wait as long as each of `patience` allows; without one, for ever."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
         self._poll = select.poll()
         self._unread = bytearray()
-        self.deadline: float | None = None
+        self.patience: list[Patience] = []
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message. Raises TooLarge, Gone or Late."""
@@ -75,11 +103,15 @@ class Channel:
         return taken
 
     def _await(self, event: int) -> None:
-        if self.deadline is None:
+        if not self.patience:
             return
         self._poll.register(self._descriptor, event)
-        if not self._poll.poll(max(0.0, (self.deadline - time.monotonic()) * 1000)):
-            raise Late("the deadline passed")
+        ready: list = []
+        while not ready:
+            began = time.monotonic()
+            ready = self._poll.poll(1000 * min(each.left for each in self.patience) + 1)
+            for each in self.patience:
+                each.count(time.monotonic() - began)
 
 
 Serve = Callable[[Any, str, tuple, dict[str, Any]], Any]

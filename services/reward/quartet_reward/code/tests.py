@@ -1,66 +1,16 @@
-"""Reads the program from a completion, and a reference's tests, which have one of three styles."""
+"""Reads a reference's tests, which have one of three styles."""
 
 import json
-import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, Field
 from quartet.v1 import reward_pb2
 
+from quartet_reward.code.rpc import PATIENCE
+from quartet_reward.code.values import Compare
 from quartet_reward.errors import BadReference
 from quartet_reward.sandbox.api import Limits
-
-_PYTHON_FENCE = "```python"
-_FENCE = "```"
-_ANY_FENCE = re.compile(r"```[^\n`]*\n")
-
-
-class ProgramIn(StrEnum):
-    """Where the program is in a completion."""
-
-    LAST_PYTHON_FENCE = "last_python_fence"
-    """After the last ```python, up to the next ``` or the end, as in ColossalChat."""
-    LAST_FENCE = "last_fence"
-    """In the last fenced block of any language."""
-    COMPLETION = "completion"
-    """The completion is the program, even if it has fenced blocks."""
-
-
-def find_program(completion: str, place: ProgramIn) -> str | None:
-    if place is ProgramIn.COMPLETION:
-        program = completion
-    elif place is ProgramIn.LAST_PYTHON_FENCE:
-        _, fence, rest = completion.rpartition(_PYTHON_FENCE)
-        if not fence:
-            return None
-        program = rest.partition(_FENCE)[0]
-        # Drop the "3" of ```python3.
-        first, newline, others = program.partition("\n")
-        if newline and first.strip().isalnum():
-            program = others
-    else:
-        blocks = _blocks(completion)
-        if not blocks:
-            return None
-        program = blocks[-1]
-    return program if program.strip() else None
-
-
-def _blocks(text: str) -> list[str]:
-    blocks, position = [], 0
-    while (position := text.find(_FENCE, position)) >= 0:
-        opening = _ANY_FENCE.match(text, position)
-        if opening is None:
-            position += 1
-            continue
-        closing = text.find(_FENCE, opening.end())
-        blocks.append(text[opening.end() : closing if closing >= 0 else len(text)])
-        if closing < 0:
-            break
-        position = closing + len(_FENCE)
-    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +78,16 @@ class Rules(BaseModel):
     total_seconds: float = Field(120.0, ge=0.1, le=3600, description="Seconds for all cases together.")
     memory_bytes: int = Field(512 << 20, ge=32 << 20, le=64 << 30, description="Memory that the program may use.")
     output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most bytes that the program may print.")
-    compare: Literal["lines", "tokens"] = Field(
-        "lines", description="Compare printed output by lines, without trailing white space, or by tokens."
+    compare: Compare = Field(
+        "lines",
+        description="Compare printed output by lines, without trailing white space, or by tokens. `lenient`: by lines, "
+        "ignoring case, and floats to 1e-5 (or `tolerance`); likewise the texts and floats of results.",
     )
     tolerance: float = Field(
-        0.0, ge=0, le=1, description="Largest difference of numbers, absolute or relative to the expected one."
+        0.0,
+        ge=0,
+        le=1,
+        description="Largest difference where a float is expected, absolute or relative; integers must be the same.",
     )
     checker: str = Field(
         "", description="Source of a checker program, which defines check(input, output, expected) -> bool."
@@ -142,6 +97,7 @@ class Rules(BaseModel):
     )
     strict: bool = Field(True, description="A test program can call only `entry_point`, which must return plain data.")
 
-    def limits(self, seconds: float) -> Limits:
-        """Return the sandbox limits of a program that may take so much wall time and CPU time."""
-        return Limits(seconds, seconds, self.memory_bytes, output_bytes=self.output_bytes)
+    def limits(self, wall_seconds: float, cpu_seconds: float | None = None) -> Limits:
+        """Return the sandbox limits of a program, by default with as much CPU time as wall time."""
+        cpu_seconds = wall_seconds if cpu_seconds is None else cpu_seconds
+        return Limits(wall_seconds, cpu_seconds, self.memory_bytes, output_bytes=self.output_bytes, patience=PATIENCE)

@@ -1,9 +1,68 @@
 """Compares a function's result with the expected value, which comes from JSON."""
 
 import math
-from typing import Any
+from collections import deque
+from collections.abc import ItemsView, KeysView, ValuesView
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, Literal
 
+from quartet_reward.code.plain import Remote, result_of
+
+Compare = Literal["lines", "tokens", "lenient"]
 _NUMBERS = (int, float)
+_VIEWS = KeysView | ValuesView | ItemsView
+_LENIENT_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """When two outputs or results are the same."""
+
+    by_tokens: bool = False
+    """Of printed output only the tokens count."""
+    tolerance: float = 0.0
+    """Largest difference of a float, absolute or relative to the expected one."""
+    ignore_case: bool = False
+    """Of texts, case and white space at the end of lines do not count."""
+
+    @staticmethod
+    def of(compare: Compare, tolerance: float) -> "Comparison":
+        """Return the comparison that the parameters of these names choose."""
+        if compare == "lenient":
+            return Comparison(tolerance=tolerance or _LENIENT_TOLERANCE, ignore_case=True)
+        return Comparison(by_tokens=compare == "tokens", tolerance=tolerance)
+
+
+def as_data(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """Return a value as data at any depth: iterators, views, ranges, deques, arrays as lists, coroutines as results."""
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
+    result: Any
+    if isinstance(value, CoroutineType):
+        return as_data(result_of(value), made)
+    if isinstance(value, tuple):
+        return tuple(as_data(each, made) for each in value)
+    if isinstance(value, dict):
+        made[id(value)] = result = {}
+        result.update((key, as_data(each, made)) for key, each in value.items())
+    elif isinstance(value, list | deque | range | _VIEWS) or hasattr(type(value), "__next__"):
+        made[id(value)] = result = []
+        result.extend(as_data(each, made) for each in value)
+    else:
+        return as_data(value.tolist(), made) if hasattr(type(value), "tolist") else value
+    made[id(result)] = value  # kept, or another object might get its id
+    return result
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a decoded value has no proxy in it, at any depth. Raises RecursionError: nested too deep."""
+    if isinstance(value, dict):
+        return all(is_data(key) and is_data(each) for key, each in value.items())
+    if isinstance(value, list | tuple | set | frozenset | deque | _VIEWS):
+        return all(map(is_data, value))
+    return not isinstance(value, Remote | CoroutineType)
 
 
 def plain(value: Any) -> Any:
@@ -15,16 +74,22 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same(found: Any, expected: Any, tolerance: float) -> bool:
-    """Return whether two values returned by `plain` are equal; numbers may differ as in `close`."""
+def same(found: Any, expected: Any, comparison: Comparison) -> bool:
+    """Return whether two values returned by `plain` are equal.
+
+    Where a float is expected, the number may differ as in `close`. Integers and texts are compared exactly.
+    """
     if type(found) in _NUMBERS and type(expected) in _NUMBERS:
-        return found == expected or (tolerance > 0 and close(found, expected, tolerance))
+        near = comparison.tolerance > 0 and type(expected) is float
+        return found == expected or (near and close(found, expected, comparison.tolerance))
     if type(found) is list and type(expected) is list:
         return len(found) == len(expected) and all(
-            same(one, other, tolerance) for one, other in zip(found, expected, strict=True)
+            same(one, other, comparison) for one, other in zip(found, expected, strict=True)
         )
     if type(found) is dict and type(expected) is dict:
-        return found.keys() == expected.keys() and all(same(found[key], expected[key], tolerance) for key in found)
+        return found.keys() == expected.keys() and all(same(found[key], expected[key], comparison) for key in found)
+    if comparison.ignore_case and type(found) is str and type(expected) is str:
+        return _folded(found) == _folded(expected)
     return bool(found == expected)
 
 
@@ -34,6 +99,10 @@ def close(found: float, expected: float, tolerance: float) -> bool:
         return math.isclose(found, expected, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(float(expected))))
     except OverflowError:  # an integer too large for a float
         return False
+
+
+def _folded(text: str) -> list[str]:
+    return [line.rstrip() for line in text.casefold().rstrip().split("\n")]
 
 
 def _key(key: Any) -> Any:

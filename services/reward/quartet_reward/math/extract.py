@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,7 @@ from quartet_reward.math.expressions import candidates
 from quartet_reward.math.prose import ANSWER, answer_in_prose, as_one_list, final_statement
 from quartet_reward.math.spelling import undelimited
 
+_LONGEST_CACHED = 4_000
 # Longer references may be worked solutions.
 _LONGEST_PLAIN_REFERENCE = 200
 # The last line of a worked solution of GSM8K.
@@ -96,6 +98,11 @@ def reference_answer(reference: str, policy: ReadingPolicy = ANYWHERE) -> str:
 
     After the last `####`; in a box; in one formula; in prose that states it ("The area is 72.", "Answer: 72").
     """
+    read = _read_once if len(reference) <= _LONGEST_CACHED else _answer_of_reference
+    return read(reference, policy)
+
+
+def _answer_of_reference(reference: str, policy: ReadingPolicy) -> str:
     reference = undoubled(reference.strip())
     if marked := _MARKED.search(reference):
         reference = marked["answer"].strip()
@@ -115,6 +122,10 @@ def reference_answer(reference: str, policy: ReadingPolicy = ANYWHERE) -> str:
     if len(reference) > _LONGEST_PLAIN_REFERENCE and _is_prose(reference):
         return answer_in_prose(reference) or reference
     return _stated_last(reference) or reference
+
+
+# It is read for each completion of its prompt.
+_read_once = lru_cache(maxsize=1024)(_answer_of_reference)
 
 
 def _stated_last(text: str) -> str | None:

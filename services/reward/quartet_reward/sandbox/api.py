@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+LATE = b"late "
+"""Begins a line that a judge writes to its report pipe, with the seconds that it has waited for the program, and may.
+The service knows how long the program waited for a processor, and kills it if it has used up its time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,6 +29,8 @@ class Limits:
     """File descriptors of each process."""
     output_bytes: int = 1 << 20
     """Standard output and standard error, each; the tree is killed at the first byte beyond."""
+    patience: float = 1.0
+    """While the program waits for a processor, its wall time does not count, up to this multiple of `wall_seconds`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if no memory is left beside the scratch space."""
@@ -57,9 +63,9 @@ class Job:
     entry: Literal["script", "candidate", "judge"]
     """`script` runs `payload` as UTF-8 Python source in `__main__`; `candidate` and `judge` are the two sides of
     judged execution. The fork server imports the entry's module before it forks; it never reads the payload."""
-    payload: bytes
+    payload: bytes | bytearray
     """Read by the new process after it is confined."""
-    stdin: bytes = b""
+    stdin: bytes | bytearray = b""
     """Standard input."""
     limits: Limits = field(default_factory=Limits)
     reports: bool = False
@@ -75,9 +81,9 @@ class Execution:
     """Of a program that EXITED."""
     signal: int | None
     """Of a program that was SIGNALLED."""
-    stdout: bytes
-    """At most `output_bytes`."""
-    stderr: bytes
+    stdout: bytes | bytearray
+    """At most `output_bytes`. More than 1 MiB is the buffer that it was read into: to copy it would take long."""
+    stderr: bytes | bytearray
     """At most `output_bytes`."""
     report: bytes
     """What it wrote to the report pipe, if it has one."""
@@ -85,6 +91,9 @@ class Execution:
     """CPU time of the main process and its children that it waited for."""
     wall_seconds: float
     """Wall time of the program."""
+    waited_seconds: float = 0.0
+    """How much of it a process or thread of the tree, the one that waited most, was ready and no processor was free; as
+    sampled every 100 ms."""
 
 
 class SandboxUnavailable(Exception):

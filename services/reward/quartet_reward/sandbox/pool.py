@@ -14,7 +14,7 @@ from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import FairQueue, Grant
 from quartet_reward.sandbox import probe
 from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
-from quartet_reward.sandbox.run import JobRun
+from quartet_reward.sandbox.run import JobRun, seal_inputs
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 log = get_logger(__name__)
@@ -126,7 +126,9 @@ class Sandbox:
                 if len(jobs) > 1:
                     ends = [open_here.enter_context(end).fileno() for end in socket.socketpair()]
                 for slot, job, end in zip(grant.resources, jobs, ends, strict=True):
-                    runs.append(JobRun(server, slot, job, end))
+                    runs.append(JobRun(server, slot, job, await seal_inputs(job), end))
+            if len(runs) > 1:
+                runs[0].beside, runs[-1].beside = runs[-1], runs[0]
             await runs[-1].ended.wait()
             for run in runs:
                 run.kill(None)
@@ -212,7 +214,7 @@ class Sandbox:
             await server.await_ready()
             if attack:
                 # No program runs before the server has started, so slot 0 is free even if it has been granted.
-                run = JobRun(server, 0, probe.job())
+                run = JobRun(server, 0, probe.job(), await seal_inputs(probe.job()))
                 await run.ended.wait()
                 probe.require_no_leak(run.execution(), run.survived)
         except BaseException:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quartet_reward.sandbox.api import Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.sandbox.api import LATE, Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.child import OUT_OF_MEMORY, READY
+from quartet_reward.sandbox.fork_server import close_all
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST_READ = 1 << 20  # at one time, before others have their turn on the event loop
+_LEAST_SECONDS = 0.05  # of wall time, when it is extended
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST_PROCESSES = 4096
 INTERVAL_SECONDS = 0.1
@@ -40,6 +43,8 @@ class Usage:
     memory_bytes: int
     """Resident memory, without the pages shared with the fork server."""
     cpu_seconds: float
+    waited_seconds: float
+    """How long the thread that waited most was ready to run and no processor was free."""
 
 
 def pid_of(handle: int) -> int:
@@ -62,7 +67,7 @@ def tree_usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
     """
     seen: set[int] = set()
     waiting = [*roots, idle] if idle else list(roots)
-    memory, seconds = 0, 0.0
+    memory, seconds, waited = 0, 0.0, 0.0
     while waiting and len(seen) < _MOST_PROCESSES:
         pid = waiting.pop()
         if pid in seen or pid <= 0:
@@ -71,12 +76,13 @@ def tree_usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
         try:
             waiting += _children(pid)
             if pid != idle:
+                waited = max(waited, *_waits(pid))
                 with open(f"/proc/{pid}/statm", encoding="ascii") as file:
                     memory += max(0, int(file.read().split()[1]) * _PAGE - base_bytes)
                 seconds += sum(map(int, _stat(str(pid))[11:15])) / _TICKS
         except OSError:  # it has ended, or this process is out of file descriptors
             continue
-    return Usage(len(seen) - (1 if idle in seen else 0), memory, seconds)
+    return Usage(len(seen) - (1 if idle in seen else 0), memory, seconds, waited)
 
 
 def has_threads(handle: int) -> bool:
@@ -106,12 +112,28 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _waits(pid: int) -> list[float]:
+    """Return the seconds that each thread of a process was ready and waited; 0 if the kernel does not count them."""
+    found = [0.0]
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+            found.append(int(file.read().split()[1]) / 1e9)
+    return found
+
+
 class _Stream:
     """The service's end of a pipe that a program writes to."""
 
-    def __init__(self, most: int, overflow: Callable[[], None] | None):
-        """`overflow` is called at the first byte beyond `most`; if it is None, the pipe is read only at the end."""
+    def __init__(self, most: int, overflow: Callable[[], None] | None, on_data: Callable[[], None] | None = None):
+        """Open a pipe.
+
+        Args:
+            most: bytes that are read.
+            overflow: called at the first byte beyond; if it is None, the pipe is read only at the end.
+            on_data: called when the program has written.
+        """
         self._most = most
+        self._on_data = on_data
         self._overflow = overflow
         self.data = bytearray()
         self._own, self.theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -120,12 +142,13 @@ class _Stream:
             asyncio.get_running_loop().add_reader(self._own, self.read)
         self.open = True
 
-    def read(self) -> None:
-        while self.open:
+    def read(self, most: int = _MOST_READ) -> None:
+        while self.open and most > 0:
             try:
                 chunk = os.read(self._own, _CHUNK)
             except BlockingIOError:
-                return
+                break
+            most -= len(chunk)
             self.data += chunk
             if not chunk:
                 self.close()
@@ -134,6 +157,8 @@ class _Stream:
                 self.close()
                 if self._overflow:
                     self._overflow()
+        if self._on_data:
+            self._on_data()
 
     def close(self) -> None:
         if self.open:
@@ -141,6 +166,9 @@ class _Stream:
             if self._overflow:
                 asyncio.get_running_loop().remove_reader(self._own)
             os.close(self._own)
+
+
+Inputs = dict[str, int]
 
 
 class JobRun:
@@ -151,9 +179,18 @@ class JobRun:
         server: ServerHandle,
         slot: int,
         job: Job,
+        inputs: Inputs,
         pair: int | None = None,
     ):
-        """`pair`: descriptor of a socket for the program; the caller closes its copy. Raises SandboxUnavailable."""
+        """Start the job.
+
+        Args:
+            inputs: what `seal_inputs` has made of the job; this closes them.
+            pair: descriptor of a socket for the program; the caller closes its copy.
+
+        Raises:
+            SandboxUnavailable: the job could not be started.
+        """
         self._server, self._job = server, job
         self._killed_for: ExitReason | None = None
         self._kill_requested = False
@@ -165,20 +202,22 @@ class JobRun:
         self._began = self._finished = time.perf_counter()
         self._timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.TimerHandle | None = None
+        self._waited = 0.0
+        self._reported = 0
+        self.beside: JobRun | None = None
+        """The other job of a judged execution."""
         self.ended = asyncio.Event()
         self.survived = False
         """Whether a process still held a pipe of the program after the process tree was gone."""
         self._streams: dict[str, _Stream] = {}
-        passed: dict[str, int] = {}
+        passed = dict(inputs)
         try:
             for name in ("stdout", "stderr", "report") if job.reports else ("stdout", "stderr"):
-                stream = _Stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
+                on_data = self._on_report if name == "report" else None
+                stream = _Stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED), on_data)
                 self._streams[name], passed[name] = stream, stream.theirs
             self._streams["status"] = _Stream(_STATUS_BYTES, None)
             passed["status"] = self._streams["status"].theirs
-            passed["payload"] = sealed(job.payload)
-            if job.stdin:
-                passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
             message = {"entry": job.entry, "streams": list(streams), "limits": asdict(job.limits)}
             self._name = server.send(slot, message, list(streams.values()), self._on_message)
@@ -225,11 +264,12 @@ class JobRun:
             ending=ending,
             exit_code=result["exit_code"] if ending is ExitReason.EXITED else None,
             signal=result["signal"] if ending is ExitReason.SIGNALLED else None,
-            stdout=self._read("stdout"),
-            stderr=self._read("stderr"),
+            stdout=self._output("stdout"),
+            stderr=self._output("stderr"),
             report=self._read("report") if self._job.reports else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
+            waited_seconds=self._waited,
         )
 
     def _ending(self, status: bytes) -> ExitReason:
@@ -255,7 +295,7 @@ class JobRun:
             if self._kill_requested:
                 self.kill(None)
             else:
-                self._set_timer(self._job.limits.wall_seconds, self.kill, ExitReason.TIMED_OUT)
+                self._set_timer(self._job.limits.wall_seconds, self._check_wall_time)
                 if self._job.limits.processes > 1:  # the kernel's limits are for each process
                     self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
             return
@@ -271,12 +311,45 @@ class JobRun:
         main, first = pid_of(self._main_handle), pid_of(self._handle)
         used = tree_usage([main], first if first != main else 0, self._server.base_bytes)
         limits = self._job.limits
+        self._waited = max(self._waited, used.waited_seconds)
         if used.processes > 1 and used.memory_bytes > limits.memory_bytes - limits.scratch_bytes:
             self.kill(ExitReason.MEMORY_EXCEEDED)
         elif used.cpu_seconds > limits.cpu_seconds:
             self.kill(ExitReason.TIMED_OUT)
         else:
             self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
+
+    def _check_wall_time(self) -> None:
+        """Kill the tree if its wall time is over, without that in which it, or the job beside it, had no processor."""
+        limits = self._job.limits
+        wall = time.perf_counter() - self._began
+        left = limits.wall_seconds + self._waits() - wall
+        if limits.patience <= 1 or left < _LEAST_SECONDS:
+            self.kill(ExitReason.TIMED_OUT)
+        elif wall < limits.patience * limits.wall_seconds:
+            self._set_timer(
+                min(left, limits.patience * limits.wall_seconds - wall + _LEAST_SECONDS), self._check_wall_time
+            )
+        else:
+            self._problem = (
+                f"this machine is too busy: in {wall:.1f} s a program of at most {limits.wall_seconds:.1f} s waited "
+                f"{self._waits():.1f} s for a processor"
+            )
+            self.kill(None)
+
+    def _waits(self) -> float:
+        return self._waited + (self.beside._waited if self.beside else 0.0)
+
+    def _on_report(self) -> None:
+        """Judge how long the program beside this judge takes, when the judge asks."""
+        data = self._streams["report"].data
+        end = data.rfind(b"\n") + 1
+        lines, self._reported = bytes(data[self._reported : end]).splitlines(), max(end, self._reported)
+        for line in lines:
+            if self.beside and line.startswith(LATE):
+                waited, allowed = map(float, line[len(LATE) :].split())
+                if waited - self.beside._waited > allowed - _LEAST_SECONDS:
+                    self.beside.kill(ExitReason.TIMED_OUT)
 
     def _give_up(self, reason: str) -> None:
         """Kill the fork server, which does not respond, and with it all its jobs."""
@@ -297,12 +370,16 @@ class JobRun:
             if timer:
                 timer.cancel()
         for stream in self._streams.values():
-            stream.read()  # what is left in the pipe
+            stream.read(self._job.limits.output_bytes + _MOST_READ)  # what is left in the pipe
             self.survived |= stream.open
             stream.close()
 
     def _read(self, name: str) -> bytes:
         return bytes(self._streams[name].data)
+
+    def _output(self, name: str) -> bytes | bytearray:
+        data = self._streams[name].data
+        return bytes(data) if len(data) <= _MOST_READ else data
 
     def _set_timer(self, seconds: float, action: Callable, *arguments: object) -> None:
         if self._timer:
@@ -310,7 +387,44 @@ class JobRun:
         self._timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
 
 
-def sealed(data: bytes) -> int:
+async def seal_inputs(job: Job) -> Inputs:
+    """Return the descriptors of a job's payload and input, as sealed memory files.
+
+    Large ones are written in a thread: writing 64 MiB takes tens of milliseconds.
+
+    Raises:
+        SandboxUnavailable: this process has no descriptors left, or no memory.
+    """
+    try:
+        if len(job.payload) + len(job.stdin) <= _MOST_READ:
+            return _sealed_inputs(job)
+        writing = asyncio.get_running_loop().run_in_executor(None, _sealed_inputs, job)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_close_inputs)
+            raise
+    except OSError as error:
+        raise SandboxUnavailable(f"the service could not start a program: {error}") from error
+
+
+def _close_inputs(written: asyncio.Future[Inputs]) -> None:
+    if not written.exception():
+        close_all(list(written.result().values()))
+
+
+def _sealed_inputs(job: Job) -> Inputs:
+    inputs = {"payload": sealed(job.payload)}
+    if job.stdin:
+        try:
+            inputs["stdin"] = sealed(job.stdin)
+        except OSError:
+            os.close(inputs["payload"])
+            raise
+    return inputs
+
+
+def sealed(data: bytes | bytearray) -> int:
     """Return the descriptor of a sealed memory file with `data`, which no program can change."""
     descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)

@@ -8,7 +8,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.answer_extraction import fault_of_think_answer_form, last_boxed, last_tagged_answer
 from quartet_reward.errors import BadReference
 from quartet_reward.math.choices import letters_of, paired
-from quartet_reward.math.compare import STRICT, EqualityPolicy
+from quartet_reward.math.compare import EqualityPolicy
 from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 from quartet_reward.verifiers.base import CompletionParameters, Later, Tools, Verdict
@@ -39,17 +39,14 @@ class AnswerParameters(CompletionParameters):
         5.0, description="Reward where the reference is not mathematics and the answer is the same text."
     )
     format_reward: float = Field(0.0, description="Reward of the right form with a wrong answer.")
+    unevaluated: bool = Field(False, description="A number may be answered by a computation: 391 by 17*23.")
+
+    @cached_property
+    def equality(self) -> EqualityPolicy:
+        return EqualityPolicy(unevaluated=self.unevaluated)
 
 
-def judge_math(
-    answer: str,
-    reference: str,
-    parameters: AnswerParameters,
-    tools: Tools,
-    policy: EqualityPolicy = STRICT,
-    *,
-    fault: str = "",
-) -> Verdict | Later:
+def judge_math(answer: str, reference: str, parameters: AnswerParameters, tools: Tools, fault: str) -> Verdict | Later:
     """Compare an answer with the reference, both as read. A `fault` (why its form is wrong) makes it MALFORMED.
 
     Even then the reference is checked first, so that whether an item fails never depends on its completion.
@@ -64,7 +61,7 @@ def judge_math(
         return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
 
     compared_answer, reference = paired(answer, reference)
-    equality = tools.math.compare(None if fault else compared_answer, reference, policy)
+    equality = tools.math.compare(None if fault else compared_answer, reference, parameters.equality)
     if isinstance(equality, Equality):
         return verdict(equality)
 
@@ -91,9 +88,8 @@ class Boxed:
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         answer = last_boxed(parameters.outside_thoughts(item))
-        return judge_math(
-            answer or "", reference_answer(item.reference.answer), parameters, tools, fault=fault_of_box(answer)
-        )
+        reference = reference_answer(item.reference.answer)
+        return judge_math(answer or "", reference, parameters, tools, fault_of_box(answer))
 
 
 class ThinkAnswerTags:
@@ -114,9 +110,8 @@ class ThinkAnswerTags:
         require_answer(item)
         text = parameters.completion_of(item)
         fault = fault_of_think_answer_form(text, item.prompt)
-        return judge_math(
-            last_tagged_answer(text) or "", reference_answer(item.reference.answer), parameters, tools, fault=fault
-        )
+        reference = reference_answer(item.reference.answer)
+        return judge_math(last_tagged_answer(text) or "", reference, parameters, tools, fault)
 
 
 class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
@@ -125,6 +120,10 @@ class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
     @cached_property
     def equality(self) -> EqualityPolicy:
         return EqualityPolicy(**self.model_dump(include=set(EqualityPolicy.model_fields)))
+
+    @cached_property
+    def reading(self) -> ReadingPolicy:
+        return ReadingPolicy(**self.model_dump(include=set(ReadingPolicy.model_fields)))
 
 
 class Math:
@@ -143,10 +142,10 @@ class Math:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
-        reference = reference_answer(item.reference.answer, parameters)
-        answer = final_answer(parameters.outside_thoughts(item), parameters, letters_of(reference)) or ""
+        reference = reference_answer(item.reference.answer, parameters.reading)
+        answer = final_answer(parameters.outside_thoughts(item), parameters.reading, letters_of(reference)) or ""
         fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
-        return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)
+        return judge_math(answer, reference, parameters, tools, fault)
 
 
 VERIFIERS = (Boxed, Math, ThinkAnswerTags)

@@ -6,6 +6,7 @@ service calls it when there is room in its queue. A verifier that cannot reach a
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -14,6 +15,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.answer_extraction import (
     SPECIAL_TOKENS,
     THOUGHT_MARKERS,
+    ThoughtMarkers,
     after_thinking,
     without_trailing_special_tokens,
 )
@@ -56,13 +58,18 @@ class CompletionParameters(Parameters):
         [], description="Pairs of texts that open and close a thought, beside <think> and the like."
     )
 
+    @cached_property
+    def markers(self) -> ThoughtMarkers:
+        """The texts that open and close a thought."""
+        return (*THOUGHT_MARKERS, *self.thought_markers)
+
     def completion_of(self, item: reward_pb2.ScoreItem) -> str:
         """Return an item's completion without special tokens at its end."""
         return without_trailing_special_tokens(item.completion, self.special_tokens)
 
     def outside_thoughts(self, item: reward_pb2.ScoreItem) -> str:
         """Return what an item's completion says after its thought, which its prompt may have opened."""
-        return after_thinking(self.completion_of(item), item.prompt, (*THOUGHT_MARKERS, *self.thought_markers))
+        return after_thinking(self.completion_of(item), item.prompt, self.markers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,31 @@ from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
 from quartet_reward.code import judged
+from quartet_reward.code.completion import ProgramIn, find_program
 from quartet_reward.code.judged import Outcome
-from quartet_reward.code.tests import OutputCases, ProgramIn, Rules, TestProgram, Tests, find_program, read_tests
+from quartet_reward.code.tests import OutputCases, Rules, TestProgram, Tests, read_tests
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
-from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+from quartet_reward.verifiers.base import CompletionParameters, Later, Tools, Verdict
 
 _LARGEST_PROGRAM = 1 << 20
 
 
-class CodeParameters(Rules, Parameters):
+class CodeParameters(Rules, CompletionParameters):
     correct_reward: float = Field(1.0, description="Reward of a program that passes every test.")
     wrong_reward: float = Field(0.0, description="Reward of a program that fails a test.")
     error_reward: float = Field(0.0, description="Reward of a program that raises or exceeds a limit.")
     compile_error_reward: float = Field(0.0, description="Reward of a program that does not compile.")
     program_in: ProgramIn = Field(
-        ProgramIn.LAST_PYTHON_FENCE, description="Where the program is in the completion, see docs/code.md."
+        ProgramIn.FOUND, description="Where the program is in the completion, see docs/code.md."
     )
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "CodeParameters":
-        if self.checker and self.tolerance:
-            raise ValueError("a checker decides alone; got tolerance with it")
+        if self.checker and (self.tolerance or self.compare == "lenient"):
+            other = "tolerance" if self.tolerance else "compare = 'lenient'"
+            raise ValueError(f"a checker decides alone; got {other} with it")
         return self
 
 
@@ -39,11 +41,11 @@ class Code:
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: CodeParameters, tools: Tools) -> Verdict | Later:
         tests = read_tests(item.reference)
-        program = find_program(item.completion, parameters.program_in)
-        if program is None:
-            return _verdict(
-                Outcome(reward_pb2.OUTCOME_MALFORMED, f"no program in the {parameters.program_in}"), "", parameters
-            )
+        completion = parameters.completion_of(item)
+        found = find_program(completion, parameters.program_in, item.prompt, parameters.prefix, parameters.markers)
+        if found is None:
+            return _verdict(Outcome(reward_pb2.OUTCOME_MALFORMED, "no program in the completion"), "", parameters)
+        program = found.source
         source = parameters.prefix + program
         if len(source) > _LARGEST_PROGRAM:
             reason = f"the program has {len(source)} characters; {_LARGEST_PROGRAM} are allowed"
@@ -58,6 +60,9 @@ class Code:
 
         async def later() -> Verdict:
             outcome = await _judge(sandbox, source, tests, parameters)
+            if found.bare and outcome.outcome == reward_pb2.OUTCOME_COMPILE_ERROR:
+                reason = f"no program in the completion, which is none itself: {outcome.reason}"
+                return _verdict(Outcome(reward_pb2.OUTCOME_MALFORMED, reason), "", parameters)
             return _counted(_verdict(outcome, program, parameters), outcome, tests)
 
         return later
