@@ -42,7 +42,7 @@ THOUGHT_MARKERS: ThoughtMarkers = (
 )
 
 # Characters at the end of a prompt in which an opened thought is looked for.
-_LONGEST_OPENED = 20_000
+_LONGEST_OPENED = 4_000
 
 # Characters at the end of a completion in which boxes are looked for.
 LONGEST_READ = 100_000
@@ -152,6 +152,8 @@ def opens_thought(prompt: str, markers: ThoughtMarkers = THOUGHT_MARKERS) -> boo
 
 def _thought_opened_by(prompt: str, markers: ThoughtMarkers) -> str:
     """Return the marker that closes the thought within which a prompt ends; "" if it ends in none."""
+    if not prompt:
+        return ""
     tail = prompt[-_LONGEST_OPENED:]
     last, opening, closing = max((tail.rfind(opening), opening, closing) for opening, closing in markers)
     if last < 0 or closing in tail[last:]:

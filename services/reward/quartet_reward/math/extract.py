@@ -98,6 +98,8 @@ def reference_answer(reference: str, policy: ReadingPolicy = ANYWHERE) -> str:
 
     After the last `####`; in a box; in one formula; in prose that states it ("The area is 72.", "Answer: 72").
     """
+    if reference.isalnum() and not policy.choices:
+        return reference
     read = _read_once if len(reference) <= _LONGEST_CACHED else _answer_of_reference
     return read(reference, policy)
 
