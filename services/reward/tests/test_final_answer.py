@@ -254,6 +254,10 @@ PIECES = (
         "the answer ",
         "1是",
         "####",
+        ", A、\t and B",
+        "A  ",
+        "A,  and ",
+        "\n",
     ),
     *("<answer>", "1 and ", "$x$ is ", r"\\", "=", " ", "answer A ", "1 km", r"\frac{", "not 1 ", r"\boxed{1},", "A "),
 )

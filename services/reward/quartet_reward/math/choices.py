@@ -8,7 +8,9 @@ from quartet_reward.math.phrases import CJK
 from quartet_reward.math.prose import ANSWER, LONGEST_PROSE, half_width
 
 _LETTERS = "ABCDEFGHIJ"
-_SEPARATOR = r"(?:\s*(?:,|;|/|&|\band\b|\bor\b|[和或与]|\\text\s*\{\s*(?:and|or)\s*\})\s*)+"
+_LONGEST_LIST = 200
+_SIGN = r"(?:[,;/&和或与]|\band\b|\bor\b|\\text\s*+\{\s*+(?:and|or)\s*+\})"
+_SEPARATOR = rf"\s*+{_SIGN}(?:\s|{_SIGN})*+"
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bthan|不是|不选)\s+(?:[Oo]ption\s+)?[(*]*$")
 _CORRECT = r"[)*]*\s+(?:is|are)\s+(?:the\s+)?(?:correct|right|best|answer)\b"
 _REASON = re.compile(r"\b(?:because|since)\b[^.!?\n]*", re.IGNORECASE)
@@ -26,7 +28,7 @@ _LABEL = re.compile(
 _CONTINUED = re.compile(
     r"[=+*/^_<>'&|-]|\\(?:cup|cap|times|cdot|in|to|le|ge|ne|leq|geq|neq|setminus|subset)(?![a-zA-Z])"
 )
-_LETTER_LIST = re.compile(r"[A-J](?:\s*[,;、]?\s*(?:and\s+)?[A-J])*")
+_LETTER_LIST = re.compile(r"[A-J](?:\s*+(?:[,;、]\s*+)?(?:and\s++)?[A-J])*+")
 
 
 def chosen(text: str, choices: Sequence[str]) -> str | None:
@@ -39,8 +41,8 @@ def chosen(text: str, choices: Sequence[str]) -> str | None:
         return None
     text = half_width(text[-LONGEST_PROSE:])
     named = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
-    one = rf"[(*]*(?:{named})[)*]*"
-    if re.fullmatch(rf"\s*{one}(?:{_SEPARATOR}{one}|\s*{one})*\s*", text[:200]):
+    one = rf"[(*]*+(?:{named})[)*]*+"
+    if len(text) <= _LONGEST_LIST and re.fullmatch(rf"\s*+{one}(?:{_SEPARATOR}{one}|\s*+{one})*+\s*+", text):
         return _listed(text, named)
     # A letter of Chinese or Japanese may stand at either side.
     letter = rf"(?<![^\W{CJK}])(?<!\\)(?:{named})(?![^\W{CJK}]|['’])"
@@ -55,7 +57,7 @@ def chosen(text: str, choices: Sequence[str]) -> str | None:
         first = next(one for one in found if one.start() >= anchors[-1])
     elif correct := list(re.finditer(rf"{letter}(?={_CORRECT})", text)):
         first = correct[-1]
-    elif labels := re.search(rf"^[\s*]*\(?(?P<choice>{named})(?:\)|\*\*)?[.):,]", text, re.MULTILINE):
+    elif labels := re.search(rf"^[ \t*]*\(?(?P<choice>{named})(?:\)|\*\*)?[.):,]", text, re.MULTILINE):
         return labels["choice"]
     else:
         reasons = [reason.span() for reason in _REASON.finditer(text) if reason.start() > found[0].start()]

@@ -43,7 +43,7 @@ _BEGINS = re.compile(
     re.IGNORECASE,
 )
 _STATES = re.compile(
-    r"[\s*_)\"]*(?:(?:to|of|for)\b[^.:=\n]{0,80}?)??[\s*_]*"
+    r"[\s*_)\"]*+(?:(?:to|of|for)\b[^.:=\n]{0,80}?)??[\s*_]*"
     r"(?:\b(?:is|are|equals|would be|will be|must be|should be|comes? to|ist|est|es)\b|[:=]|[是为為は]|(?<=\n))"
     r"(?:[\s*_:\"`(]|\b(?:is|thus|therefore|exactly|simply|just|equal to)\b)*"
     r"(?:[^.\d\n$\\]{0,60}(?:\$[^$\n\d]{1,20}\$)?[^.\d\n$\\]{0,20}\b(?:is|are|equals)\s+)?",
