@@ -118,7 +118,7 @@ _CJK_UNITS = {
 }  # fmt: skip
 _CJK = re.compile(r"\s*(" + "|".join(_CJK_UNITS) + ")")
 # Names of units after a number in prose, except "in", which is rarely an inch.
-UNIT_WORDS = frozenset(f"{name}{end}" for name in _UNITS if name != "%" for end in ("", "s")) | NUMBER_WORDS - {"in"}
+UNIT_WORDS = frozenset(f"{name}{end}" for name in _UNITS if name not in ("%", "in") for end in ("", "s")) | NUMBER_WORDS
 
 # Words that change a number's value, or say where, when or compared with what: none is part of a counted noun.
 _NO_NOUN = (

@@ -54,7 +54,7 @@ _FREE = r"(?<![a-zA-Z\\])"
 _NAMED = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
 _LETTERS = "alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega"
 _TYPED = re.compile(
-    rf"\*\*|\^\(|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10"
+    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10"
 )
 # Words in these are words.
 _UPRIGHT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox)\s*\{[^{}]*\})")
@@ -70,6 +70,7 @@ _WORDS = (
     (re.compile(rf"{_FREE}(?:inf|infty|infinity|oo)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"\*\*\s*(-?\d+(?:\.\d+)?|[a-zA-Z])"), r"^{\1}"),
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\^(-\d+|\d\d+)"), r"^{\1}"),
 )
 
 
