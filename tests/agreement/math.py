@@ -1,6 +1,6 @@
 """Agreement of the mathematical verifiers. Data, each file optional:
 
-gsm8k/test.jsonl           {"answer": "… #### 42"}
+gsm8k/test.jsonl           {"answer": "… #### 42"}, a worked solution
 math/math500.jsonl         {"answer": "\\\\frac{1}{2}"}
 mathverify/triples.jsonl   cases of Math-Verify's tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 1}}
 verdicts/pairs.jsonl       reported verdicts: {"verifier": …, "parameters": {}, "reference": …, "completion": …,
@@ -15,6 +15,9 @@ from typing import Any
 
 from quartet.v1 import reward_pb2
 
+from quartet_reward.math.compare import STRICT
+from quartet_reward.math.extract import reference_answer
+from quartet_reward.math.worker import judge_reference
 from tests.agreement import rows
 from tests.agreement.rows import Asker, Row, correct, read, reward_service, said
 
@@ -51,29 +54,40 @@ _NOT_COUNTED = re.compile(r"\\!|\{,\}|,|\s|\^\\circ|^[a-z]\s*=")
 
 def measure(data: Path) -> Iterator[Row]:
     """Return the rows for the files in `data`."""
-    gsm8k = [row["answer"].rpartition("####")[2].strip() for row in read(data / "gsm8k/test.jsonl")]
+    solutions = [row["answer"] for row in read(data / "gsm8k/test.jsonl")]
+    gsm8k = [solution.rpartition("####")[2].strip() for solution in solutions]
     math500 = [row["answer"] for row in read(data / "math/math500.jsonl")]
     triples = read(data / "mathverify/triples.jsonl")
     pairs = read(data / "verdicts/pairs.jsonl")
     if not (gsm8k or math500 or triples or pairs):
         return
     with reward_service("reward.workers=2", "reward.deadline_seconds=20") as asker:
-        for name, golds in (("GSM8K", gsm8k), ("MATH-500", math500)):
+        for name, golds, references in (("GSM8K", gsm8k, solutions), ("MATH-500", math500, math500)):
             if golds:
-                yield from _golds(name, golds, asker)
+                yield _readings(name, references)
+                yield from _golds(name, golds, references, asker)
         if triples:
             yield from _triples(triples, asker)
 
 
-def _golds(name: str, golds: list[str], asker: Asker) -> Iterator[Row]:
+def _readings(name: str, references: list[str]) -> Row:
+    """Return the row of the references that are read as mathematics, as each verifier of mathematics reads them."""
+    answers = map(reference_answer, references)
+    text = [f"{answer[:80]!r} is text" for answer in answers if not judge_reference(answer, STRICT)]
+    agreed = len(references) - len(text)
+    return Row(f"{name}, references read as mathematics", agreed, len(references), "all", not text, text)
+
+
+def _golds(name: str, golds: list[str], references: list[str], asker: Asker) -> Iterator[Row]:
     for verifier, form in (
         ("boxed", "so it is \\boxed{{{}}}."),
         ("think_answer_tags", "<think>so</think><answer>{}</answer>"),
         ("math", "Therefore the answer is ${}$."),
     ):
-        cases = [(repr(gold), _item(form.format(gold), gold, verifier)) for gold in golds]
+        pairs = zip(golds, references, strict=True)
+        cases = [(repr(gold), _item(form.format(gold), reference, verifier)) for gold, reference in pairs]
         least = math.ceil(0.999 * len(golds))
-        yield asker.compare(f"{name}, golds against themselves, {verifier}", cases, correct, least)
+        yield asker.compare(f"{name}, golds against their references, {verifier}", cases, correct, least)
     pairs = [(golds[i], golds[(i + shift) % len(golds)]) for shift in SHIFTS for i in range(len(golds))]
     pairs = sorted({(gold, other) for gold, other in pairs if gold != other})
     results = asker.ask([_item(f"\\boxed{{{other}}}", gold, "math") for gold, other in pairs])
