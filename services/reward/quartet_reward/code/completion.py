@@ -33,6 +33,8 @@ _DOES_SOMETHING = re.compile(rf"^[ \t]*(?:{_DOES})", re.MULTILINE | re.VERBOSE)
 _CALLS = re.compile(r"^[ \t]*[\w.]+\(", re.MULTILINE)
 _BEGINS = re.compile(rf"""[ \t]*(?:{_DOES}|[\w.]+\(|[\[(*]|[rRbBuUfF]{{0,2}}['"])""", re.VERBOSE)
 _LONGEST_LINE = 1000
+# Characters at the end of a completion in which blocks are looked for: twice the longest program.
+_LONGEST_READ = 2 << 20
 # Of another speaker or the end of a turn: what follows does not continue the code before.
 _TURN = re.compile(r"<\||\[/?INST\]|</?s>|<(?:start|end)_of_turn>|^(?:User|Assistant|Human)\b", re.MULTILINE)
 
@@ -56,6 +58,7 @@ def find_program(
     text = after_thinking(completion, prompt, markers)
     if place is ProgramIn.COMPLETION:
         return Found(text) if text.strip() else None
+    text = text[-_LONGEST_READ:]
     fence, begun = _opened(prompt) if completion.startswith(text) else (None, "")
     head = _bare(text) if fence is None else None
     found = blocks(text[len(head.source) :] if head else text, fence)

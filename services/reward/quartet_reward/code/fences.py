@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from typing import Literal
 
 Tag = Literal["python", "", "other"]
@@ -48,12 +50,16 @@ _TEXTS = r"""\#[^\n]*+
 # to the completion's end.
 _MOST_FAILURES = 8
 _MOST_INDENT = 200
+_MOST_BLOCKS = 10_000
 _NO_FENCE = Fence("```", "python")
 
 
 def blocks(text: str, first: Fence | None = None) -> list[Block]:
-    """Return the blocks in order. `first`: a fence that stands before the text and is open at its beginning."""
-    return list(_blocks(text, first))
+    """Return the blocks in order. `first`: a fence that stands before the text and is open at its beginning.
+
+    Of more than `_MOST_BLOCKS`, which no honest text has, the first ones.
+    """
+    return list(islice(_blocks(text, first), _MOST_BLOCKS))
 
 
 def outside_texts(text: str) -> str:
@@ -97,11 +103,7 @@ def _end(text: str, position: int, fence: Fence, by_python: bool) -> tuple[int, 
 
     `by_python`: pass over Python's strings and comments; None: a string has no end.
     """
-    mark = fence.marks[0]
-    begins = "" if by_python and mark == "`" else r"^[ \t]*+"
-    marks = rf"{begins}(?P<marks>(?<!{mark}){mark}{{{len(fence.marks)},}}+)"
-    tokens = re.compile(rf"{_TEXTS}|{marks}" if by_python else marks, re.MULTILINE | re.DOTALL | re.VERBOSE)
-    for token in tokens.finditer(text, position):
+    for token in _tokens(fence.marks, by_python).finditer(text, position):
         if token["marks"] is None:
             if token["open"]:
                 return None
@@ -115,6 +117,15 @@ def _end(text: str, position: int, fence: Fence, by_python: bool) -> tuple[int, 
         if begins_line or fence.tag == "python" or _REST_IS_BLANK.match(text, token.end()):
             return at, token.end(), True
     return _unclosed(text)
+
+
+@lru_cache(maxsize=64)
+def _tokens(opened: str, by_python: bool) -> re.Pattern[str]:
+    """Return the pattern of the marks that close a fence, and of Python's strings and comments if so told."""
+    mark = opened[0]
+    begins = "" if by_python and mark == "`" else r"^[ \t]*+"
+    marks = rf"{begins}(?P<marks>(?<!{mark}){mark}{{{len(opened)},}}+)"
+    return re.compile(rf"{_TEXTS}|{marks}" if by_python else marks, re.MULTILINE | re.DOTALL | re.VERBOSE)
 
 
 def _unclosed(text: str) -> tuple[int, int, bool]:
