@@ -68,6 +68,8 @@ def measure(data: Path) -> Iterator[Row]:
                 yield from _golds(name, golds, references, asker)
         if triples:
             yield from _triples(triples, asker)
+        if pairs:
+            yield from _pairs(pairs, asker)
 
 
 def _readings(name: str, references: list[str]) -> Row:

@@ -29,6 +29,12 @@ def asker() -> Iterator[rows.Asker]:
             {"params": {"gold": "8", "pred": "9", "expected": 1}},
             "Math-Verify's cases",
         ),
+        (
+            math,
+            "verdicts/pairs.jsonl",
+            {"accept": False},
+            "Reported verdicts, not accepted falsely",
+        ),
         (code, "humaneval/HumanEval.jsonl", {"canonical_solution": "    return 3\n"}, "HumanEval: references pass"),
     ],
 )
