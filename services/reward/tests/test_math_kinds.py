@@ -31,6 +31,8 @@ KINDS = {
         (r"9.8\text{ m/s}^2", (r"9.8\,\mathrm{m/s^2}", "9.8 m/s^2"), (r"9.8\text{ m/s}",)),
         (r"4\text{ cm}^2", (r"4\text{ sq. cm}", "4 square centimeters", "4"), (r"4\text{ cm}^3", r"4\text{ cm}")),
         (r"10\text{ N}", (r"10\text{ newtons}", r"10\,\mathrm{N}", "10 N"), (r"10\text{ V}",)),
+        ("4 cups", (r"4\text{ cups of flour}", "4"), (r"4\text{ of }5\text{ cups}",)),
+        ("7", ("7 years old", "7 miles away", "7 apples in total"), (r"7\text{ out of }9",)),
         (r"8\text{ apples}", ("8 apples",), (r"8\text{ rotten apples}", r"8\text{ per apple}")),
         (r"5\text{ ft }6\text{ in}", (r"5\text{ feet }6\text{ inches}",), (r"5\text{ feet }7\text{ inches}", "5 ft")),
         (r"\$50", ("50 dollars", "50"), ("50 cents",)),

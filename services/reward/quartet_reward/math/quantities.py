@@ -130,14 +130,17 @@ _NO_NOUN = (
         plus minus times divided multiplied squared cubed factorial root roots power powers mod modulo remainder
         remainders sum product difference ratio less more fewer greater least most about around approximately almost
         nearly below above before after ago later early late short long lost left right away gone back forward
-        north south east west yes no none all each every both half sin cos tan log ln pi sqrt x squares cubes tens
+        north south east west yes no none all each every both half sin cos tan log ln pi sqrt x squares cubes
+        each total altogether tens
         sixes sevens eights nines fives fours threes twos ones zeros radicals exponents digits
         """,
         )
     )
     | NUMBER_WORDS
 )
-_QUALIFIERS = frozenset(["old", "each", "total", "altogether", "long", "tall", "wide", "high", "deep"])
+# Words after a unit that do not change it: 6 miles away, 7 years old, 12 apples in total.
+_QUALIFIED = re.compile(r"(?P<unit>.+) (?:old|away|apart|long|tall|wide|high|deep|thick|altogether|in total)")
+_OF = re.compile(r"(?P<unit>[a-z ]+) of (?P<stuff>[a-z]+(?: [a-z]+)?)", re.IGNORECASE)
 _LATEX_UNITS = (
     (re.compile(r"\\frac\s*\{\s*\\text\s*\{(\w+)\}\s*\}\s*\{\s*\\text\s*\{(\w+)\}(\^\d)?\s*\}"), r" \1/\2\3"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}(?=\s*\^)"), r" \1"),
@@ -246,7 +249,13 @@ def _written(value: Fraction) -> str:
 
 
 def same_unit(answer: str, reference: str) -> bool:
-    """Return whether two canonical units are the same; the answer may leave adjectives of a counted noun out."""
+    """Return whether two canonical units are the same.
+
+    The answer may leave out adjectives of a counted noun, and either side what it is of: "cups", "cups of flour".
+    """
+    (answer, *stuff), (reference, *of) = answer.split(" of "), reference.split(" of ")
+    if stuff and of and stuff != of:
+        return False
     if answer == reference:
         return True
     noun = answer.startswith("~") and reference.startswith("~")
@@ -258,13 +267,19 @@ def unit_of(words: str, one: bool = False) -> str | None:
 
     A counted noun is a plural, or any noun with `one`; units are those of a closed list.
     """
-    parts = [_factor(part) for part in _PER.split(words.strip().rstrip(".,"))]
+    words = words.strip().rstrip(".,")
+    if qualified := _QUALIFIED.fullmatch(words):
+        words = qualified["unit"]
+    if (stuff := _OF.fullmatch(words)) and not _NO_NOUN.intersection(stuff["stuff"].lower().split()):
+        unit = unit_of(stuff["unit"], one)
+        return unit and f"{unit} of {_singular(stuff['stuff'].lower())}"
+    parts = [_factor(part) for part in _PER.split(words)]
     if all(parts):
         return "/".join(map(str, parts)).replace("mi/h", "mph")
     named = [word.strip(".,'’").lower() for word in words.split()]
     if not named or len(named) > 4 or not all(word.isalpha() for word in named) or _NO_NOUN.intersection(named):
         return None
-    if named[-1] in _QUALIFIERS or (not one and not _is_plural(named[-1])):
+    if not one and not _is_plural(named[-1]):
         return None
     return "~" + " ".join([*named[:-1], _singular(named[-1])])
 
@@ -272,8 +287,6 @@ def unit_of(words: str, one: bool = False) -> str | None:
 def _factor(text: str) -> str | None:
     """Return the canonical name of one unit, with its exponent: `square meters`, `cm^2`, `degrees Celsius`."""
     words = text.replace("-", " ").split() if "-" in text and text not in _UNITS else text.split()
-    if len(words) > 1 and words[-1].lower() == "old" and _name(words[0]) == "year":
-        words = words[:-1]
     exponent, names = "", list[str | None]()
     for word in words:
         lowered = word.rstrip(".").lower()
