@@ -135,9 +135,8 @@ class SymbolicComparison(Comparison):
 
     def _same_equation(self, found: sympy.Eq, gold: sympy.Eq) -> bool:
         """Return whether equations say the same: not (x - 1)^2 = 0 for x = 1, which has the same solutions."""
-        if not self._verified(gold, found):
-            return self._multiples(found, gold) is True
-        return self.policy.any_names or self._multiples(found, gold) is not False
+        multiples = None if self.policy.any_names else self._multiples(found, gold)
+        return self._verified(gold, found) if multiples is None else multiples
 
     def _multiples(self, found: sympy.Eq, gold: sympy.Eq) -> bool | None:
         """Return whether one equation is the other one times what is nowhere zero on the solutions; None: unknown."""
