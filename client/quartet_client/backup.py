@@ -18,14 +18,11 @@ from typing import Any
 from quartet_client import __version__
 from quartet_client.audit import read_checkpoint
 from quartet_client.errors import InputError
-from quartet_common.checkpoints import MANIFEST, WRITING_PREFIX, newest_checkpoint, read_manifest
+from quartet_common.checkpoints import MANIFEST, newest_checkpoint, read_manifest
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
 
 RedisHalf = Callable[[str, str, Path], dict[str, Any]]
 """Saves, checks or restores a run's data in Redis: action, run, folder."""
-
-_ATTEMPTS = 3
-_CHUNK = 1 << 20
 
 
 def back_up(folder: Path, run_id: str, checkpoints: Path, redis: RedisHalf) -> dict[str, Any]:
@@ -34,6 +31,7 @@ def back_up(folder: Path, run_id: str, checkpoints: Path, redis: RedisHalf) -> d
     Raises:
         InputError: the folder exists, or the checkpoints do not go with the run.
     """
+    folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"'{folder}' exists: name a new folder, or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +41,7 @@ def back_up(folder: Path, run_id: str, checkpoints: Path, redis: RedisHalf) -> d
     try:
         (writing / "redis").mkdir()
         run = redis("save", run_id, writing / "redis")  # first: a checkpoint may be newer than the books
-        step = _copy_checkpoint(checkpoints, writing / "checkpoints", run_id, run["run_created_at"])
+        step = _copy_newest(checkpoints, writing / "checkpoints", run_id, run["run_created_at"])
         if step < run["committed_step"]:
             raise InputError(
                 f"run '{run_id}' has {run['committed_step']} committed steps, but the newest complete checkpoint in "
@@ -107,22 +105,16 @@ def restore(folder: Path, manifest: dict[str, Any], checkpoints: Path, redis: Re
     return placed
 
 
-def _copy_checkpoint(checkpoints: Path, to: Path, run_id: str, created_at: str) -> int:
+def _copy_newest(checkpoints: Path, to: Path, run_id: str, created_at: str) -> int:
     """Copy the newest complete checkpoint, then the ledger; return the checkpoint's step, 0 if there is none."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        newest = newest_checkpoint(checkpoints)
-        if newest is None:
-            return 0
+    while (newest := newest_checkpoint(checkpoints)) is not None:
         try:
-            shutil.copytree(newest[0], to / newest[0].name)
+            _copy_checkpoint(*newest, to / newest[0].name)
             break
-        except (FileNotFoundError, shutil.Error):
-            # The trainer removed it (trainer.checkpoint.keep_last): there is a newer one.
-            shutil.rmtree(to)
-            if attempt == _ATTEMPTS or newest[0].is_dir():
-                raise
+        except FileNotFoundError:  # the trainer removed it (trainer.checkpoint.keep_last): there is a newer one
+            shutil.rmtree(to, ignore_errors=True)
     ledger = checkpoints / LEDGER_FILE
-    if ledger.is_file():
+    if newest and ledger.is_file():
         shutil.copyfile(ledger, to / LEDGER_FILE)
     try:
         return read_checkpoint(to, run_id, created_at).step
@@ -132,20 +124,24 @@ def _copy_checkpoint(checkpoints: Path, to: Path, run_id: str, created_at: str) 
         ) from error
 
 
+def _copy_checkpoint(source: Path, manifest: dict[str, Any], to: Path) -> None:
+    for name in (*manifest["files"], MANIFEST):  # complete with its last file
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, to / name)
+
+
 def _restore_files(backup: Path, checkpoints: Path, run_id: str, created_at: str) -> list[str]:
     placed = []
     for source in sorted(backup.glob("*/")):
         place = checkpoints / source.name
-        other = read_manifest(place)
+        manifest, other = read_manifest(source), read_manifest(place)
         # One of the same name with another manifest is of steps that were trained after the backup.
-        if other is not None and (other != read_manifest(source) or _same_files(source, place)):
+        if manifest is None or (other is not None and other != manifest):
             continue
-        writing = checkpoints / f"{WRITING_PREFIX}{source.name}"
-        shutil.rmtree(writing, ignore_errors=True)
-        shutil.copytree(source, writing)
-        shutil.rmtree(place, ignore_errors=True)
-        os.rename(writing, place)
-        placed.append(source.name)
+        if other is None or any(_measure(place / name) != _measure(source / name) for name in manifest["files"]):
+            shutil.rmtree(place, ignore_errors=True)
+            _copy_checkpoint(source, manifest, place)
+            placed.append(source.name)
     ledger, saved, newest = checkpoints / LEDGER_FILE, backup / LEDGER_FILE, newest_checkpoint(checkpoints)
     try:
         read_checkpoint(checkpoints, run_id, created_at)
@@ -159,11 +155,6 @@ def _restore_files(backup: Path, checkpoints: Path, run_id: str, created_at: str
         shutil.copyfile(saved, ledger)
         placed.append(LEDGER_FILE)
     return placed
-
-
-def _same_files(one: Path, other: Path) -> bool:
-    mine, theirs = _files(one), _files(other)
-    return all(name in theirs and _measure(path) == _measure(theirs[name]) for name, path in mine.items())
 
 
 def _files(folder: Path) -> dict[str, Path]:

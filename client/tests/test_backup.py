@@ -98,6 +98,29 @@ def test_the_whole_folder_of_checkpoints_is_put_back(run, quartet, backup):
     assert quartet("audit", "demo")[0] == 0
 
 
+def test_a_checkpoint_of_changed_bytes_is_put_back(run, quartet, backup):
+    weights = run.checkpoints / STEP / "weights"
+    weights.write_bytes(bytes(1000))
+    assert f"{STEP} put back" in quartet("restore", "saved", "--replace")[1]
+    assert weights.read_bytes() == bytes([2]) * 1000
+
+
+def test_a_checkpoint_that_the_trainer_removes_meanwhile_is_left_for_a_newer_one(run, quartet, monkeypatch):
+    copyfile = shutil.copyfile
+
+    def copy(source: Path, to: Path) -> None:
+        if source.parent.name == STEP:
+            run.ledger.append(2, run.life.train(2))
+            run.checkpoint(3)
+            shutil.rmtree(source.parent)
+        copyfile(source, to)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    status, said = quartet("backup", "saved")
+    assert status == 0 and "checkpoint at step 3" in said
+    assert [path.name for path in (run.root / "saved" / "checkpoints").glob("*/")] == ["step-00000003"]
+
+
 def test_a_later_checkpoint_and_its_ledger_are_kept(run, quartet, backup):
     run.ledger.append(2, run.life.train(2))
     run.checkpoint(3)

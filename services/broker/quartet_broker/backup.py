@@ -198,7 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         problems = [error.message]
     except NoPermissionError as error:
-        problems = [f"Redis at {where} lets this user not back up or restore ({error}): see docs/redis.md for the ACL"]
+        problems = [
+            f"Redis at {where} does not let this user back up or restore ({error}): see docs/redis.md for the ACL"
+        ]
     except ResponseError as error:
         if "DUMP payload" not in str(error):
             raise
