@@ -62,7 +62,7 @@ def restore(
 ) -> int:
     """Check the backup in FOLDER, put back what is missing of checkpoints and ledger, and the run into Redis.
 
-    Stop the trainer before. A running Redis takes the run; its other runs are not touched.
+    Stop the trainer and `quartet run` before. A running Redis takes the run; its other runs are not touched.
     """
     manifest = verify(folder)
     run_id = manifest["run_id"]
