@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from quartet_client import __version__
+from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, doctor, env
 from quartet_client.cli.logs import logs
@@ -44,6 +45,8 @@ for command in (
     dashboard,
     runs,
     audit,
+    backup,
+    restore,
     dead,
     evaluate,
     plot,

@@ -8,6 +8,7 @@ from conftest import serving
 from quartet.v1 import broker_pb2 as pb
 from redis.crc import key_slot
 from redis_cluster import SLOTS, RedisCluster, until
+from test_backup import call
 from test_failures import again, code_of, health_becomes
 from world import World, group, world_of
 
@@ -78,6 +79,20 @@ async def test_runs_live_at_each_node_and_are_listed_as_one(cluster, waiting):
             async with asyncio.timeout(10):
                 await world.submit("a")
                 assert len(await prompts) == 1
+
+
+async def test_a_backup_is_restored_into_a_cluster(cluster, tmp_path):
+    async with serving(cluster.url) as (stub, servicer, _):
+        world = await world_of(stub, servicer, run_at(2, "saved"))
+        await world.create(max_staleness=9)
+        await world.submit(*"abcde")
+        assert len(await world.roll_out(3)) == 3
+        stats = await world.stats()
+        assert await call("save", world.run_id, tmp_path, cluster.url) == 0
+        assert await world.delete(force=True)
+        assert await call("restore", world.run_id, tmp_path, cluster.url) == 0
+        assert await world.stats() == stats and not await world.faults()
+        assert cluster.client(2).exists(keys.run(world.run_id)) == 1, "at the node of its slot"
 
 
 async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
