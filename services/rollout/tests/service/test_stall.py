@@ -123,6 +123,16 @@ async def test_a_rollout_serves_and_registers_only_when_its_engine_is_loaded(wor
         assert (await states.read()).status == NOT_SERVING
 
 
+async def test_an_engine_that_hangs_in_the_pause_of_an_update_ends_the_rollout_too(world, caplog):
+    world.engine.resume = asyncio.Event().wait
+    await world.ready()
+    update = asyncio.create_task(world.load(version=1, seconds=0.2))
+    await world.until(world.host.stopping.is_set)
+    await asyncio.wait({update})
+    assert await world.stop() == 1
+    assert "weight update 1 failed: the engine did not answer within 0.6 s of the transfer's end" in caplog.text
+
+
 def observed(watch: StallWatch, *looks: tuple[EngineStats | None, float]) -> list[bool]:
     return [watch.observe(stats, seconds) for stats, seconds in looks]
 
