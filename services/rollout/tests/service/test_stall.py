@@ -40,24 +40,34 @@ rollout = {rollout}
 metrics = false
 drain_seconds = {drain}
 [rollout]
-engine = "transformers"
+engine = "{engine}"
 initial_version = 0
 stall_seconds = {stall}
 max_running_completions = 8
 max_direct_completions = 2
-[rollout.transformers]
-device = "cpu"
+[rollout.{engine}]
+{options}
 """
 
 
 @pytest.mark.timeout(240)
-async def test_a_rollout_whose_engine_is_stopped_gives_its_leases_to_another_and_ends_with_status_1(world, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("transformers", 'device = "cpu"', "engine_loop"),
+        ("vllm", "kv_cache_gib = 0.0625\nmax_num_seqs = 8\nmax_num_batched_tokens = 2048", "EngineCore"),
+    ],
+)
+async def test_a_rollout_whose_engine_is_stopped_gives_its_leases_to_another_and_ends_with_status_1(
+    world, tmp_path, kind, options, name
+):
     (port,) = free_ports(1)
     address, file, log = f"127.0.0.1:{port}", tmp_path / "run.toml", tmp_path / "log"
     places = {"model": write_model(tmp_path / "model", tied=True, seed=0), "rollout": address}
     places |= {"broker": world.broker_host.address, "reward": world.reward_host.address}
     quoted = {name: json.dumps(str(place)) for name, place in places.items()}
-    file.write_text(RUN_FILE.format(**quoted, stall=STALL_SECONDS, drain=DRAIN_SECONDS))
+    times = {"stall": STALL_SECONDS, "drain": DRAIN_SECONDS}
+    file.write_text(RUN_FILE.format(**quoted, **times, engine=kind, options=options))
     world.broker.run.spec.sampling.max_new_tokens = 1900
     with log.open("w") as output:
         process = await asyncio.create_subprocess_exec(
@@ -75,7 +85,8 @@ async def test_a_rollout_whose_engine_is_stopped_gives_its_leases_to_another_and
             await world.broker.until(lambda: world.broker.puts and world.broker.leases, 60)
             direct = stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=60)
 
-            (engine,) = [each for each in psutil.Process(process.pid).children() if "engine_loop" in each.cmdline()[2]]
+            children = psutil.Process(process.pid).children()
+            (engine,) = [each for each in children if name in each.name() + " ".join(each.cmdline())]
             engine.send_signal(signal.SIGSTOP)
             began = time.monotonic()
             held = dict(world.broker.leases)
