@@ -116,6 +116,8 @@ def test_pods_are_probed_bounded_and_unprivileged(service):
     for probe in ("startupProbe", "readinessProbe"):
         assert container[probe]["exec"]["command"][:4] == ["python", "-m", "quartet_common.probe", service]
         assert container[probe]["timeoutSeconds"] > 5, "longer than the probe's own limit"
+    ready, live = (container[probe]["exec"]["command"] for probe in ("readinessProbe", "livenessProbe"))
+    assert live == [*ready, "--live"] and container["livenessProbe"]["timeoutSeconds"] > 5
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
         "grpc": PORTS[service],
         "metrics": PORTS[service] + 100,

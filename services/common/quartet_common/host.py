@@ -1,6 +1,8 @@
 """The server of every service: a ServiceHost, to which the service adds its servicers.
 
 host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain -> stopped
+
+A service that is `loading` when it starts is NOT_SERVING until it calls `set_ready`.
 """
 
 import asyncio
@@ -59,6 +61,8 @@ class ServiceHost:
         self.address = address
         self.instance_id = f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         """Unique for this process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
+        self.loading = False
+        """Set before `start` by a service that cannot work yet when it answers: it calls `set_ready` when it can."""
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self._port = port
@@ -121,6 +125,12 @@ class ServiceHost:
             self.exit_code = exit_code
             self.stopping.set()
 
+    async def set_ready(self) -> None:
+        """Report that the service can do its work, to its health's callers and to systemd."""
+        if not self.stopping.is_set():
+            await self.set_serving(True)
+            self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")
+
     async def set_serving(self, serving: bool) -> None:
         """Set the service's health, under its own name and the empty one."""
         await self.set_health("", serving)
@@ -156,10 +166,11 @@ class ServiceHost:
             self.address = f"{split_address(self.address)[0]}:{port}"
         elif self._settings.metrics:
             self._serve_metrics()
+        await self.set_serving(False)
         await self.server.start()
         freeze_gc_heap()
-        await self.set_serving(True)
-        self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")
+        if not self.loading:
+            await self.set_ready()
         self.spawn(self._supervisor.feed_watchdog(), "watchdog")
         log.info("serving at %s", self.address)
 

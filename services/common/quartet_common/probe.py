@@ -1,7 +1,8 @@
 """`python -m quartet_common.probe broker run.toml`: checks a service's health, for containers and scripts.
 
 It calls `grpc.health.v1` with the service's own run file: its address, its port, mutual TLS with its certificate.
-Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file.
+Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file. With `--live`, 0 is a service that answers,
+serving or not: its event loop runs, which a connection alone does not show, as the kernel accepts it.
 """
 
 import argparse
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", type=Path, help="the service's run file (TOML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the answer (default: 5)")
+    parser.add_argument("--live", action="store_true", help="any answer is success: the process is not stuck")
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.service, AnySection, arguments.file, arguments.set)
@@ -45,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print(one_line(f"probe: {describe(error)}"), file=sys.stderr)
         return 1
     print(state)
-    return int(state != "SERVING")
+    return int(state != "SERVING" and not arguments.live)
 
 
 async def ask(kind: str, config: LoadedConfig[AnySection], seconds: float) -> str:

@@ -141,10 +141,31 @@ async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path, capsys
     file.write_text(f'[addresses]\nreward = "{host.address}"\n[reward]\nof_its_own = 1\n')
     assert await probed(str(file)) == 0
     await host.set_serving(False)
-    assert await probed(str(file)) == 1
+    assert await probed(str(file)) == 1 and await probed(str(file), "--live") == 0
     port = host.address.rpartition(":")[2]
     assert await probed(f"--set=addresses.reward=gpu7.example:{port}", "--set=server.bind_host=0.0.0.0") == 1
-    assert capsys.readouterr().out == "SERVING\nNOT_SERVING\nNOT_SERVING\n"
+    assert capsys.readouterr().out == "SERVING\n" + "NOT_SERVING\n" * 3
+
+
+async def test_a_process_that_accepts_connections_and_answers_nothing_is_not_live():
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel accepts for a stopped process too
+        port = stopped.getsockname()[1]
+        arguments = ["reward", f"--set=addresses.reward=127.0.0.1:{port}", "--live", "--timeout=0.5"]
+        assert await asyncio.to_thread(probe.main, arguments) == 1
+
+
+async def test_a_service_that_loads_answers_and_is_ready_only_when_it_says_so(serve, monkeypatch):
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr("quartet_common.process.Supervisor.notify", lambda self, **facts: told.append(facts))
+    host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
+    host.loading = True
+    await host.start()
+    arguments = ["reward", f"--set=addresses.reward={host.address}"]
+    assert await asyncio.to_thread(probe.main, arguments) == 1 and not told
+    assert await asyncio.to_thread(probe.main, [*arguments, "--live"]) == 0
+    await host.set_ready()
+    assert await asyncio.to_thread(probe.main, arguments) == 0 and [facts["READY"] for facts in told] == [1]
+    await host.drain()
 
 
 async def test_systemd_hears_when_it_is_ready_that_it_lives_and_when_it_stops(serve, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import importlib.metadata
 import time
+from contextlib import suppress
 
 import grpc
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2_grpc
@@ -30,6 +31,7 @@ from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.servicer import RolloutServicer
 from quartet_rollout.sleep import Sleep
+from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
 
@@ -85,6 +87,7 @@ class RolloutService:
         self._direct = DirectGeneration(self.state, self.admission)
         self._loop = PromptLoop(self.state, self._link, self.groups, self.membership, self.admission, section)
         self._sleep = Sleep(self.state, host.spawn)
+        self._stall = StallWatch(self.state, section.stall_seconds, self._engine_stalled)
         self.updates = WeightUpdates(self.state, self._sleep, self.groups, host.spawn)
         self._servicer = RolloutServicer(self.state, host, section, self._direct, self._link, self._sleep, self.updates)
 
@@ -93,6 +96,7 @@ class RolloutService:
         host = self._host
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self._servicer, host.server)
         host.waiting.add(_LOADING)
+        host.loading = True
         host.on_drain(self._drain)
         self._loading = host.spawn(self._load(), "load engine")
         for work, name in (
@@ -102,6 +106,7 @@ class RolloutService:
             (self._uploads.run(), "upload"),
             (self._loop.run(), "prompt loop"),
             (self._measure(), "measuring"),
+            (self._stall.run(), "stall watch"),
         ):
             host.spawn(work, name)
         await host.run()
@@ -129,6 +134,7 @@ class RolloutService:
         self.state.engine = engine
         freeze_gc_heap()
         self.state.changes.notify()
+        await host.set_ready()
         log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})
 
     def _make_engine(self) -> Engine:
@@ -177,6 +183,12 @@ class RolloutService:
     def _engine_failed(self, reason: str) -> None:
         self._host.stop(reason, exit_code=1)
 
+    def _engine_stalled(self, reason: str) -> None:
+        """End the service, whose drain gives the leases back; no completion under way is waited for."""
+        log.error("the engine has stalled: %s", reason)
+        self._direct.interrupt("its engine has stalled; ask another rollout")
+        self._host.stop("the engine has stalled", exit_code=1)
+
     async def _stop_work(self, reason: str) -> None:
         """Upload finished groups and release the other leases, before this rollout leaves the run."""
         await self.groups.flush(timeout=_FLUSH_SECONDS)
@@ -197,7 +209,9 @@ class RolloutService:
         await self.groups.flush(timeout=left / 6)
         await self.groups.give_back_all("the rollout stops", timeout=left / 6)
         await self.membership.leave()
-        await self.updates.close()
+        with suppress(TimeoutError):  # an engine that has stalled leaves no weight group
+            async with asyncio.timeout(left / 10):
+                await self.updates.close()
         await answering
         self._loading.cancel()
         await asyncio.wait({self._loading})

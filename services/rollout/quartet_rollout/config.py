@@ -70,6 +70,12 @@ class RolloutSection(Section):
         description="Policy version of the weights in model.path; prompts are then leased without a trainer. Default: "
         "none; no prompt is leased before a trainer has sent weights.",
     )
+    stall_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="An engine that generates no token for so long, with completions under way, has hung: the rollout "
+        "gives its prompts back and ends with status 1. Default: ten times the slowest step so far, at least 120.",
+    )
     rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
     weight_update_timeout_seconds: float = Field(
         300.0, gt=0, description="Deadline of a weight update, if the trainer sets none."

@@ -28,4 +28,10 @@ WAITING = metrics.gauge("quartet_rollout_waiting_completions", "Completions wait
 KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV cache in use; -1: not reported.")
 TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Tokens generated per second, smoothed.")
 WINDOW = metrics.gauge("quartet_rollout_concurrency", "Completions that the engine may be given at once.")
+STALLED = metrics.gauge(
+    "quartet_rollout_stalled_seconds", "Time without a token while completions wait in the engine; 0: it generates."
+)
+STALL_LIMIT = metrics.gauge(
+    "quartet_rollout_stall_limit_seconds", "Time without a token after which the rollout ends, to be restarted."
+)
 LEASES = metrics.gauge("quartet_rollout_leases", "Prompt leases held.")

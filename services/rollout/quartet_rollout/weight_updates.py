@@ -60,6 +60,10 @@ _UNKNOWN = "the weights are of unknown version"
 _JOIN_GRACE_SECONDS = 2.0
 
 
+_PHASES = 3
+"""Phases after the transfer, each with the update's deadline: pause, installation, resume."""
+
+
 @dataclass(eq=False)
 class _Update:
     request: rollout_pb2.BeginWeightUpdateRequest
@@ -230,10 +234,15 @@ class WeightUpdates:
         raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
 
     async def _run_update(self, update: _Update) -> float | ContractError:
-        """Run an update from the transfer to the resume. An engine error in `_conclude` stops the service."""
+        """Run an update from the transfer to the resume. An engine error in `_conclude` stops the service, as does an
+        engine that never answers: while generation is paused, `StallWatch` expects no token."""
         try:
             await asyncio.wait({update.transfer})
-            return await self._conclude(update)
+            async with asyncio.timeout(_PHASES * update.seconds):
+                return await self._conclude(update)
+        except TimeoutError:
+            late = f"the engine did not answer within {_PHASES * update.seconds:g} s of the transfer's end"
+            raise EngineError(late) from None
         finally:
             self._update, self._state.updating = None, False
 

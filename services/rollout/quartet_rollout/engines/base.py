@@ -141,6 +141,8 @@ class EngineStats:
     """Fraction of the KV cache in use, 0 to 1; -1 when the engine has no fixed cache."""
     tokens_total: int
     """Tokens generated since the start, those of unfinished and aborted completions included."""
+    steps: int = 0
+    """Steps since the start, of an engine some of whose steps bring no token, as for a part of a long prompt."""
 
 
 def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[int, int, int], ...]:

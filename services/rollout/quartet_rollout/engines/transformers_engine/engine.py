@@ -12,6 +12,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -67,6 +68,8 @@ class TransformersEngine(ProcessEngine):
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
+        self._unfinished: dict[int, int] = {}
+        """Completions that the process has not ended, by request: it may not have reported that it has them."""
         self._unsent: list[Call] = []
 
     # -------------------------------------------------------- start and close
@@ -94,17 +97,22 @@ class TransformersEngine(ProcessEngine):
         if self._reading is None:
             return
         self._send("close")
-        if not (await asyncio.wait({self._reading}, timeout=CLOSE_SECONDS))[0]:
+        try:
+            if (await asyncio.wait({self._reading}, timeout=CLOSE_SECONDS))[0]:
+                return
             log.warning("the engine did not end in time", extra={"seconds": CLOSE_SECONDS})
-            self._process.kill()
-            await asyncio.wait({self._reading})
+        finally:  # also when this is cancelled: a stopped process would outlive the rollout
+            if not self._reading.done():
+                self._process.kill()
+        await asyncio.wait({self._reading})
 
     @property
     def max_model_len(self) -> int:
         return self._ready.result().max_model_len
 
     def stats(self) -> EngineStats:
-        return self._stats
+        stats = self._stats
+        return replace(stats, waiting=max(stats.waiting, sum(self._unfinished.values()) - stats.running))
 
     def capabilities(self) -> list[str]:
         routed = ["routed_experts"] if self._ready.result().records_experts else []
@@ -118,6 +126,7 @@ class TransformersEngine(ProcessEngine):
         prompt = self._check_request(prompt_token_ids, n, sampling)
         number = next(self._numbers)
         outbox = self._outboxes[number] = asyncio.Queue()
+        self._unfinished[number] = n
         self._send("generate", number, prompt, n, sampling.model_dump())
         left = n
         try:
@@ -128,7 +137,7 @@ class TransformersEngine(ProcessEngine):
                 left -= 1
                 yield item
         finally:
-            del self._outboxes[number]
+            del self._outboxes[number], self._unfinished[number]
             if left:
                 self._send("abort", number)
 
@@ -204,6 +213,7 @@ class TransformersEngine(ProcessEngine):
                 self._stats, self._version = report.stats, report.policy_version
                 for number, completion in report.completions:
                     if (outbox := self._outboxes.get(number)) is not None:
+                        self._unfinished[number] -= 1
                         outbox.put_nowait(completion)
                 for answer in report.answers:
                     if (waiting := self._answers.get(answer.number)) is None or waiting.done():

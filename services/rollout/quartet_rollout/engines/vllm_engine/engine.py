@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 from transformers import AutoConfig
 from vllm import ModelRegistry
 from vllm.config import VllmConfig
@@ -58,12 +59,13 @@ class Statistics(StatLoggerBase):
     """vLLM's statistics of the last step."""
 
     def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
-        self.running = self.tokens = 0
+        self.running = self.tokens = self.steps = 0
         self.kv_cache_use = 0.0
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        self.steps += 1
         if scheduler_stats is not None:
             self.running, self.kv_cache_use = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
@@ -136,7 +138,12 @@ class VllmEngine(ProcessEngine):
         self._unpaused.set()
         if hasattr(self, "_llm"):
             await self._llm.abort(list(self._inside))
-            await asyncio.to_thread(self._llm.shutdown, CLOSE_SECONDS)
+            try:
+                await asyncio.to_thread(self._llm.shutdown, CLOSE_SECONDS)
+            except asyncio.CancelledError:  # a stopped process would outlive the rollout
+                for process in psutil.Process().children(recursive=True):
+                    process.kill()
+                raise
             del self._llm
 
     @property
@@ -171,6 +178,7 @@ class VllmEngine(ProcessEngine):
             waiting=len(self._inside) - running + self._parked,
             kv_cache_use=used if self._inside else 0.0,
             tokens_total=max(sum(each.tokens for each in self._statistics), self._ended_tokens),
+            steps=sum(each.steps for each in self._statistics),
         )
 
     # -------------------------------------------------------------- requests
