@@ -40,9 +40,7 @@ class LauncherSection(Section):
     max_restarts: int = Field(
         3, ge=0, description="Restarts of one service without a new step in between; at the next exit the run is ended."
     )
-    start_timeout_seconds: float = Field(
-        900.0, gt=0, description="Time for a service to become healthy; a rollout loads its model in it."
-    )
+    start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to answer; it may still load.")
     embedded_redis_memory: float = Field(
         0.5,
         gt=0,

@@ -38,7 +38,8 @@ class Process:
 
     Attributes:
         exited: of the current start: its result is the exit status. None before the first start.
-        ready: set when the current start has sent READY=1, as systemd services do (sd_notify).
+        answers_calls: set when the current start has sent READY=1, as systemd services do (sd_notify), or that it is
+            loading: it answers then, and what it waits for can be asked.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Process:
         self._log_start = 0
         self._popen: subprocess.Popen | None = None
         self.exited: asyncio.Future[int] | None = None
-        self.ready = asyncio.Event()
+        self.answers_calls = asyncio.Event()
 
     @property
     def running(self) -> bool:
@@ -82,7 +83,7 @@ class Process:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self.exited = loop.create_future()
-        self.ready.clear()
+        self.answers_calls.clear()
         loop.add_reader(notified, self._receive_notification, notified)
         threading.Thread(target=self._wait, args=(self._popen, self.exited, notified, loop), daemon=True).start()
 
@@ -90,8 +91,11 @@ class Process:
         message, ancillary, *_ = notified.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
         # Any user of the host can send to an abstract name.
         users = [_CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
-        if users == [os.getuid()] and b"READY=1" in message.split(b"\n"):
-            self.ready.set()
+        states = message.split(b"\n")
+        if users == [os.getuid()] and (
+            b"READY=1" in states or any(one.startswith(b"STATUS=loading") for one in states)
+        ):
+            self.answers_calls.set()
 
     @staticmethod
     def _wait(
@@ -112,9 +116,9 @@ class Process:
             raise RuntimeError(f"{self.name} was never started")
         return await asyncio.shield(self.exited)
 
-    async def until_ready(self) -> None:
-        """Return when the current start is ready or has exited."""
-        await until_first(self.ready.wait(), self.wait())
+    async def until_answers(self) -> None:
+        """Return when the current start answers or has exited."""
+        await until_first(self.answers_calls.wait(), self.wait())
 
     def terminate(self) -> None:
         """Send SIGTERM: it drains and exits. A second call kills it."""
@@ -200,7 +204,7 @@ class RedisProcess(Process):
         """Its address, for broker.redis_url."""
         return f"unix://{self._socket}"
 
-    async def until_ready(self) -> None:
+    async def until_answers(self) -> None:
         """Return when it answers or has exited."""
         while self.running and not await self.answers():
             await asyncio.sleep(_PING_PAUSE)

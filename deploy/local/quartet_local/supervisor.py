@@ -61,15 +61,15 @@ class Supervisor:
         return self._processes[name].log
 
     async def start(self, *names: str) -> None:
-        """Start those of the named processes that do not run, and return when all are healthy.
+        """Start those of the named processes that do not run, and return when all answer.
 
         Raises:
-            LaunchError: one exited or did not become healthy in time. The caller stops the others with `stop`.
+            LaunchError: one exited or did not answer in time. The caller stops the others with `stop`.
         """
         ended = [name for name in names if not self._processes[name].running]
         for name in ended:
             self._processes[name].start()
-        waits = [asyncio.create_task(self._until_healthy(name)) for name in ended]
+        waits = [asyncio.create_task(self._until_answers(name)) for name in ended]
         try:
             for wait in asyncio.as_completed(waits):
                 await wait
@@ -78,15 +78,15 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _until_healthy(self, name: str) -> None:
-        """Wait for one process. Raises LaunchError if it exits or does not become healthy in time."""
+    async def _until_answers(self, name: str) -> None:
+        """Wait for one process. Raises LaunchError if it exits or does not answer in time."""
         process, started, timeout = self._processes[name], time.monotonic(), self._settings.start_timeout_seconds
         try:
             async with asyncio.timeout(timeout):
-                await process.until_ready()
+                await process.until_answers()
         except TimeoutError:
             raise LaunchError(
-                f"{name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
+                f"{name} did not answer within {timeout:.0f} s (launcher.start_timeout_seconds); "
                 f"its log is {process.log}"
             ) from None
         if not process.running:
@@ -94,7 +94,7 @@ class Supervisor:
             if status == _CONFIGURATION_ERROR:
                 raise LaunchError(words, status)
             raise LaunchError(f"{name} {exit_reason(status)} while starting: {words} (log: {process.log})")
-        self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
+        self._say(f"{name} answers after {time.monotonic() - started:.1f} s")
 
     async def keep_up_until(
         self,
@@ -152,7 +152,7 @@ class Supervisor:
                 await self.start(name)
             except LaunchError:
                 if process.running:
-                    raise  # it runs but is not healthy; one that exited is handled by the next round
+                    raise  # it runs but does not answer; one that exited is handled by the next round
 
     async def _until_redis_answers(self) -> None:
         """Wait for the embedded Redis, if any: it may be restarting, too."""

@@ -63,7 +63,7 @@ def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path)
         with tempfile.TemporaryDirectory() as sockets:
             process = RedisProcess(tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25)
             process.start()
-            await process.until_ready()
+            await process.until_answers()
             reader, writer = await asyncio.open_unix_connection(process.url.removeprefix("unix://"))
             settings = {}
             for name in ("maxmemory", "maxmemory-policy"):

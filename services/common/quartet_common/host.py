@@ -169,7 +169,9 @@ class ServiceHost:
         await self.set_serving(False)
         await self.server.start()
         freeze_gc_heap()
-        if not self.loading:
+        if self.loading:
+            self._supervisor.notify(STATUS=f"loading, answers at {self.address}")
+        else:
             await self.set_ready()
         self.spawn(self._supervisor.feed_watchdog(), "watchdog")
         log.info("serving at %s", self.address)
