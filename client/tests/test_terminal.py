@@ -157,6 +157,8 @@ COMMANDS = {
     "dashboard": [["--host", LINE, "--no-open"]],
     "runs": [["list"], ["list", "--json"], ["show", "demo"], ["show", "demo", "--json"], ["finish", "demo"]],
     "audit": [[LINE]],
+    "backup": [["FOLDER/b", "--set", f"broker.redis_url={LINE}"]],
+    "restore": [[LINE], [f"FOLDER/{LINE}"]],
     "dead": [["list", "demo"], ["list", "demo", "--json"], ["show", "demo", DEAD], ["show", "demo", DEAD, "--json"]],
     "eval": [[LINE, "held"]],
     "plot": [[LINE]],
