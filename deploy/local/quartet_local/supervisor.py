@@ -94,7 +94,7 @@ class Supervisor:
             if status == _CONFIGURATION_ERROR:
                 raise LaunchError(words, status)
             raise LaunchError(f"{name} {exit_reason(status)} while starting: {words} (log: {process.log})")
-        self._say(f"{name} answers after {time.monotonic() - started:.1f} s")
+        self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def keep_up_until(
         self,

@@ -130,7 +130,7 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
         steps = steps_of(launched)
         os.kill(launched.service(service), signal.SIGKILL)
         launched.wait_for_line(f"{service} was killed by SIGKILL; starting it again (1 of 3)", 30)
-        launched.wait_for_line(f"{service} answers after", READY, times=2)
+        launched.wait_for_line(f"{service} ready after", READY, times=2)
         launched.wait_until(
             lambda steps=steps: launched.said().count("\nstep ") > steps, f"a step after {service}", READY
         )
@@ -166,7 +166,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     its_folder_is_its_own(launch, run_file)
     os.kill(int(services[3].instance_id.split("-")[-2]), signal.SIGKILL)
     launched.wait_for_line("rollout-2 was killed by SIGKILL; starting it again (1 of 3)", 30)
-    launched.wait_for_line("rollout-2 answers after", READY, times=2)
+    launched.wait_for_line("rollout-2 ready after", READY, times=2)
     interrupt(launched, "run launched is active")
 
 
