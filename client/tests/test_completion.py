@@ -14,8 +14,8 @@ BASH = shutil.which("bash")
 
 WANTED = {
     "quartet tra": {"trace"},
-    "quartet logs --lev": {"--level"},
-    "quartet logs --level err": {"error"},
+    "quartet certs issue --ro": {"--role"},
+    "quartet certs issue --role rew": {"reward"},
 }
 
 

@@ -152,7 +152,6 @@ COMMANDS = {
     "status": [[], ["--json"]],
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
     "env": [[LINE]],
-    "logs": [["FOLDER"], ["FOLDER", "--json"]],
     "trace": [[f"answer{LINE}", "--run", "demo"], [f"answer{LINE}", "--run", "demo", "--json"]],
     "dashboard": [["--host", LINE, "--no-open"]],
     "runs": [["list"], ["list", "--json"], ["show", "demo"], ["show", "demo", "--json"], ["finish", "demo"]],
@@ -178,10 +177,6 @@ def folder(tmp_path):
     (tmp_path / "run.toml").write_text(
         f"[run]\nid = 'demo'\n[data]\ntrain = '{tmp_path}/p.jsonl'\nrequire_reference = false\n"
     )
-    (tmp_path / "logs").mkdir()
-    record = {"level": "ERROR", "message": LINE, "service": "broker", "group": LINE, "time": "2026-11-22 08:00:00,123"}
-    lines = [json.dumps(record), json.dumps(record, ensure_ascii=False), SEQUENCES, '{"a": ' + "[" * 5000]
-    (tmp_path / "logs" / "broker.log").write_text("\n".join(lines) + "\n")
     return tmp_path
 
 

@@ -44,6 +44,10 @@ def checkout(tmp_path_factory) -> Path:
     for name, environment in PROGRAMS.items():
         (folder / "bin" / name).symlink_to(ENVIRONMENTS / environment / "bin" / name)
     prompts = "".join(json.dumps({"prompt": f"{n}+1=?", "gt_answer": str(n + 1)}) + "\n" for n in range(8))
+    logs = folder / "runs" / "arithmetic" / "logs"
+    logs.mkdir(parents=True)
+    record = {"time": "2026-11-22 08:00:00,123", "level": "WARNING", "message": "returned", "group": "pass-0/17"}
+    (logs / "rollout.log").write_text(json.dumps(record) + "\n")
     demo = folder / ".quartet" / "arithmetic"
     demo.mkdir()
     for path in (folder / "train.jsonl", folder / "heldout.jsonl", demo / "train.jsonl", demo / "heldout.jsonl"):
