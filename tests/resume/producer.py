@@ -18,6 +18,7 @@ from quartet_contract.world import put_group, rollout
 COMPLETIONS = 4
 VOCABULARY = 64
 AWAY_SECONDS = 0.1
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
 CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 1.0
 INVALID = "invalid/infinite"
@@ -80,12 +81,12 @@ class Producer:
         self._thread.join(10)
 
     def _insist(self, method, request):
-        """Make a call, with retries while Redis is down."""
+        """Make a call, with retries while Redis is down or lacks the run."""
         while True:
             try:
                 return method(request, timeout=CALL_SECONDS)
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE or self._closing.wait(AWAY_SECONDS):
+                if error.code() not in _AWAY or self._closing.wait(AWAY_SECONDS):
                     raise
 
     def _work(self) -> None:

