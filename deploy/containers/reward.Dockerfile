@@ -21,12 +21,13 @@ FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /var/lib/quartet --create-home --shell /usr/sbin/nologin quartet
 COPY --from=build /opt/quartet/reward /opt/quartet/reward
+COPY --chmod=755 deploy/containers/check.sh /usr/local/bin/quartet-check
 ENV PATH=/opt/quartet/reward/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/lib/quartet
 VOLUME /var/lib/quartet
 # The run file is mounted; its [addresses] and [server] bind_host = "0.0.0.0" say where to listen (docs/containers.md).
-HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["python", "-m", "quartet_common.probe", "reward", "/etc/quartet/run.toml"]
+HEALTHCHECK --interval=10s --timeout=40s --start-period=30s --retries=3 CMD ["quartet-check", "reward"]
 # tini forwards SIGTERM, which starts the drain, and reaps orphaned processes.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "quartet-reward", "/etc/quartet/run.toml", "--log-format", "json"]

@@ -25,12 +25,13 @@ FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /var/lib/quartet --create-home --shell /usr/sbin/nologin quartet
 COPY --from=build /opt/quartet/trainer /opt/quartet/trainer
+COPY --chmod=755 deploy/containers/check.sh /usr/local/bin/quartet-check
 ENV PATH=/opt/quartet/trainer/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/lib/quartet
 VOLUME /var/lib/quartet
 # The run file is mounted; its [addresses] and [server] bind_host = "0.0.0.0" say where to listen (docs/containers.md).
-HEALTHCHECK --interval=10s --timeout=6s --start-period=600s --retries=3 CMD ["python", "-m", "quartet_common.probe", "trainer", "/etc/quartet/run.toml"]
+HEALTHCHECK --interval=10s --timeout=40s --start-period=600s --retries=3 CMD ["quartet-check", "trainer"]
 # tini forwards SIGTERM, which starts the drain, and reaps orphaned processes.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "quartet-trainer", "/etc/quartet/run.toml", "--log-format", "json"]

@@ -4,7 +4,9 @@ No container engine is needed: hadolint reads the Dockerfiles, kubernetes-valida
 """
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +16,28 @@ import yaml
 
 from quartet_client.authority import EXPORTED
 from quartet_common.config import AddressesSection, load_config
+from quartet_common.ports import free_ports
 from quartet_common.probe import AnySection
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+from started import Started  # noqa: E402
+
 SERVICES = ("broker", "reward", "rollout", "trainer")
 PORTS = {kind: int(getattr(AddressesSection(), kind).rpartition(":")[2]) for kind in SERVICES}
+
+
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc")
+
+
+def may_unshare() -> bool:
+    return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def tool(name: str) -> str:
@@ -50,8 +67,8 @@ def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
     entry = json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", last_stage, re.MULTILINE)[1])
     assert entry[:3] == ["tini", "--", f"quartet-{service}"], "no shell between the engine's signals and the service"
     check = json.loads(re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", last_stage, re.MULTILINE)[1])
-    assert check[:4] == ["python", "-m", "quartet_common.probe", service]
-    copied = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
+    assert check == ["quartet-check", service]
+    copied = re.findall(r"^COPY (?!--from)(?:--chmod=755 )?(\S+)", text, re.MULTILINE)
     assert copied and all((ROOT / path).exists() for path in copied)
     for file in re.findall(r"services/\S+\.txt", text):
         for profile in ("", "-gpu"):
@@ -74,11 +91,38 @@ def test_compose_has_every_service_as_its_image_wants_it():
         composed = services[service]
         assert (ROOT / composed["build"]["dockerfile"]).is_file()
         assert composed["read_only"] and composed["cap_drop"] == ["ALL"]
-        assert composed["healthcheck"]["test"][1:5] == ["python", "-m", "quartet_common.probe", service]
+        assert "healthcheck" not in composed and composed["restart"] != "no", "the image's check ends what hangs"
         (keys,) = (volume for volume in composed["volumes"] if ":/etc/quartet/pki" in volume)
         assert re.fullmatch(rf"\$\{{QUARTET_KEYS:\?[^}}]+\}}/{service}:/etc/quartet/pki:ro", keys), "its own alone"
     assert services["trainer"]["restart"] == "on-failure", "a finished run is not started again"
     assert services["rollout"]["tmpfs"] == ["/tmp:exec"], "vLLM loads libraries that it compiles there"
+
+
+@pytest.mark.skipif(not may_unshare(), reason="namespaces of processes are not permitted here")
+def test_the_health_check_ends_a_container_whose_service_hangs(tmp_path):
+    """Process 1 is a shell called tini, in namespaces as of a container."""
+    address = f"127.0.0.1:{free_ports(1, neighbor=100)[0]}"
+    (tmp_path / "run.toml").write_text(f'[addresses]\nreward = "{address}"\n')
+    (tmp_path / "tini").symlink_to("/bin/sh")
+    check = (CONTAINERS / "check.sh").read_text().replace("/etc/quartet/run.toml", str(tmp_path / "run.toml"))
+    (tmp_path / "check.sh").write_text(check.replace("--timeout 15", "--timeout 2"))
+    reward = ROOT / ".quartet" / "envs" / "reward" / "bin"
+    service = [tmp_path / "tini", "-c", '"$@" & wait $!', "tini", reward / "quartet-reward", tmp_path / "run.toml"]
+    environment = {**os.environ, "PATH": f"{reward}:{os.environ['PATH']}"}
+    container = Started([*CONTAINER, *service], tmp_path / "reward.log", env=environment)
+    try:
+        container.wait_until(lambda: "serving at" in container.said(), "it serves")
+        (shell,) = children(container.pid)
+        (hung,) = children(shell)
+        assert os.readlink(f"/proc/{shell}/ns/pid") != os.readlink("/proc/self/ns/pid")
+        inside = ["nsenter", f"--target={shell}", "--user", "--pid", "--mount", "sh", tmp_path / "check.sh", "reward"]
+        healthy = subprocess.run(inside, env=environment, timeout=60, capture_output=True, text=True, check=False)
+        assert (healthy.returncode, healthy.stdout) == (0, "SERVING\n"), healthy.stderr
+        os.kill(hung, signal.SIGSTOP)
+        assert subprocess.run(inside, env=environment, timeout=60, capture_output=True, check=False).returncode
+        container.wait(20)
+    finally:
+        container.close()
 
 
 def test_on_gpus_rollout_and_trainer_are_built_for_them_and_have_one_each():

@@ -1,8 +1,9 @@
 """`python -m quartet_common.probe broker run.toml`: checks a service's health, for containers and scripts.
 
 It calls `grpc.health.v1` with the service's own run file: its address, its port, mutual TLS with its certificate.
-Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file. With `--live`, 0 is a service that answers,
-serving or not: its event loop runs, which a connection alone does not show, as the kernel accepts it.
+Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file; 3: no answer in time. With `--live`, 0 is a
+service that answers, serving or not: its event loop runs, which a connection alone does not show, as the kernel accepts
+it.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except grpc.aio.AioRpcError as error:
         print(one_line(f"probe: {describe(error)}"), file=sys.stderr)
-        return 1
+        return 3 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else 1
     print(state)
     return int(state != "SERVING" and not arguments.live)
 
