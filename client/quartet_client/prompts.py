@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
+from quartet_common.chats import called_tools, content_text, from_json, to_chat
 from quartet_common.config import EnvironmentSection, SamplingSection, Section, VerifierSection
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
@@ -24,8 +25,21 @@ def _json_text(value: Any) -> Any:
 class Message(Section):
     """One turn of a chat."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(content_text)]
+    tool_calls: Annotated[list[dict[str, Any]], BeforeValidator(called_tools)] = []
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning_content: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls(cls, fields: Any) -> Any:
+        """Leave out keys that are null; a message with tool calls needs no content."""
+        if not isinstance(fields, Mapping):
+            return fields
+        own = {key: value for key, value in fields.items() if value is not None}
+        return {"content": "", **own} if own.get("tool_calls") else own
 
 
 class TestCases(Section):
@@ -53,6 +67,13 @@ class Prompt(Section):
         None,
         min_length=1,
         description="A chat: a user's text, one message or a list; rendered with the model's chat template.",
+    )
+    tools: Annotated[list[dict[str, Any]], BeforeValidator(from_json)] = Field(
+        [],
+        description="Definitions of the chat's tools for its template: functions in JSON Schema, or their JSON text.",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(from_json)] = Field(
+        {}, description="Variables of the chat template, such as enable_thinking."
     )
     prompt: str | None = Field(None, min_length=1, description="Text, tokenized as it stands, without a template.")
     token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
@@ -146,6 +167,9 @@ class Prompt(Section):
             others = f", but {', '.join(self.columns)}" if self.columns else ""
             came = " and ".join(f'"{name}"' for name in given) if given else f"none of them{others}"
             raise ValueError(f'got {came}; exactly one of "messages", "prompt" and "token_ids" is allowed')
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(self, name) and self.messages is None:
+                raise ValueError(f'got "{name}" with "{given[0]}"; allowed with "messages", for their chat template')
         return self
 
     @property
@@ -196,8 +220,8 @@ class Prompt(Section):
             columns=json.dumps(self.columns, ensure_ascii=False) if self.columns else "",
         )
         if self.messages is not None:
-            turns = [experience_pb2.Message(role=turn.role, content=turn.content) for turn in self.messages]
-            message.chat.CopyFrom(experience_pb2.Chat(messages=turns))
+            turns = [turn.model_dump() for turn in self.messages]
+            message.chat.CopyFrom(to_chat(turns, self.tools, self.chat_template_kwargs))
         elif self.prompt is not None:
             message.text = self.prompt
         else:

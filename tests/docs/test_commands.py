@@ -53,7 +53,9 @@ def checkout(tmp_path_factory) -> Path:
     for path in (folder / "train.jsonl", folder / "heldout.jsonl", demo / "train.jsonl", demo / "heldout.jsonl"):
         path.write_text(prompts)
     (demo / "model").mkdir()  # the commands here only check the model, which needs no weights
-    (demo / "model" / "tokenizer.json").write_text("{}")
+    (demo / "model" / "tokenizer.json").write_text(
+        '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+    )
     (demo / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 256}')
     (demo / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (folder / "model").symlink_to(demo / "model")

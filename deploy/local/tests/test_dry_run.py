@@ -57,8 +57,8 @@ NAMED = {
 """None: part of another mistake."""
 
 LONG = (
-    "train.jsonl, line 9: the prompt has 303 tokens; allowed: at most 248, the model's context of 256 less "
-    "run.sampling.max_new_tokens (8)"
+    "train.jsonl, line 9: prompt.input: got 303 tokens; allowed: at most 248: the model's context of 256 less "
+    "max_new_tokens 8"
 )
 ROWS = (
     ({"prompt": "1+" * 150 + "1=?"}, LONG),
@@ -66,7 +66,7 @@ ROWS = (
     ({"prompt": "3", "environment": "sandbx"}, "line 11: environment.name: this rollout has no environment 'sandbx'"),
     (
         {"messages": [{"role": "assistant", "content": "4"}]},
-        "line 12: the model's chat template refuses the roles assistant: only users begin; allowed: a chat it renders",
+        "line 12: prompt.chat: got what the model's chat template refuses (only users begin); allowed: a chat it can",
     ),
 )
 TEMPLATE = "{% if messages[0].role != 'user' %}{{ raise_exception('only users begin') }}{% endif %}{{ messages }}"

@@ -19,6 +19,7 @@ from quartet.v1 import broker_pb2, common_pb2, experience_pb2, reward_pb2
 
 from quartet_common import sampling as sampling_parameters
 from quartet_common import tracing
+from quartet_common.chats import ROLES
 from quartet_common.config import split_address
 from quartet_common.durations import to_seconds
 from quartet_common.errors import ContractError, invalid_argument, permission_denied
@@ -27,7 +28,6 @@ from quartet_common.values import struct_content
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
-_ROLES = ("system", "user", "assistant", "tool")
 _MAX_WAIT_SECONDS = 30.0
 # A response that is sent this long before the caller's deadline arrives in time.
 _MARGIN_SECONDS = 0.25
@@ -200,9 +200,9 @@ def prompt(field: str, value: experience_pb2.Prompt) -> None:
             if not value.chat.messages:
                 raise invalid_argument(f"{field}.chat.messages", came="none", allowed="at least one")
             for n, message in enumerate(value.chat.messages):
-                if message.role not in _ROLES:
+                if message.role not in ROLES:
                     raise invalid_argument(
-                        f"{field}.chat.messages[{n}].role", came=repr(message.role), allowed=", ".join(_ROLES)
+                        f"{field}.chat.messages[{n}].role", came=repr(message.role), allowed=", ".join(ROLES)
                     )
     sampling(f"{field}.sampling", value.sampling)
     environment(f"{field}.environment", value.environment)

@@ -155,6 +155,9 @@ class RunSection(Section):
         [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts without their own."
     )
     system_prompt: str = Field("", description="Prepended to chats that have no system message.")
+    add_special_tokens: bool = Field(
+        False, description="Text prompts begin with the special tokens that the tokenizer adds. Chats: the template's."
+    )
     max_prompt_tokens: int = Field(
         0, ge=0, lt=2**31, description="Longest prompt; 0: the context minus max_new_tokens."
     )

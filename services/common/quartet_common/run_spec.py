@@ -23,6 +23,7 @@ _COLOSSALCHAT_LAST = 0.9
 _SAME_FIELDS = (
     *("group_size", "groups_per_step", "max_staleness", "max_deliveries", "max_queued_prompts", "max_experience_bytes"),
     *("max_steps", "system_prompt", "max_prompt_tokens", "labels", "sampling_masks", "router_replay"),
+    "add_special_tokens",
 )
 
 

@@ -12,7 +12,6 @@ In every case the lease ends exactly once: by the upload, by its release, or by 
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -26,6 +25,7 @@ from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
 from quartet_rollout.broker import UploadRefused
+from quartet_rollout.chats import as_json, continued_text, text_before_continued
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
@@ -176,7 +176,7 @@ class Group:
                         item = items[completion.index] = reward_pb2.ScoreItem()
                         item.CopyFrom(template)
                         last_turn = chosen is not None and chosen.scores_last_turn
-                        item.completion = self._last_turn(completion) if last_turn else info.text
+                        item.completion = self._scored_text(completion, info.text, last_turn)
                         item.completion_tokens = completion.token_ids.size
                         item.truncated = completion.finish_reason == "length"
                         self._score(item, info, began)
@@ -220,10 +220,14 @@ class Group:
         COMPLETIONS.labels(completion.finish_reason).inc()
         return self._reader.text(completion.token_ids)
 
-    def _last_turn(self, completion: EngineCompletion) -> str:
-        assert isinstance(completion, PlayedCompletion)
-        begin, end = completion.last_turn
-        return self._reader.text(completion.token_ids[begin:end])
+    def _scored_text(self, completion: EngineCompletion, text: str, last_turn: bool) -> str:
+        """Return what verifiers read of a completion: with the message that it continues, or only its last turn."""
+        if last_turn:
+            assert isinstance(completion, PlayedCompletion)
+            begin, end = completion.last_turn
+            if begin:
+                return self._reader.text(completion.token_ids[begin:end])
+        return continued_text(self.lease.instance.prompt.chat) + text
 
     def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
         """Return the fields shared by all score items of the group, or None for a serving prompt without a verifier."""
@@ -239,10 +243,10 @@ class Group:
             verifiers=verifiers,
             max_new_tokens=max_new_tokens,
             run_id=self._spec.run_id,
-            prompt=prompt_text,
+            prompt=text_before_continued(prompt_text, prompt.chat),
             traceparent=self.traceparent,
             columns=prompt.columns,
-            messages=_as_json(prompt.chat) if prompt.HasField("chat") else "",
+            messages=as_json(prompt.chat) if prompt.HasField("chat") else "",
         )
 
     def _check(self, completions: list[EngineCompletion]) -> None:
@@ -258,11 +262,6 @@ class Group:
         finite = all(np.isfinite(completion.log_probs).all() for completion in completions)
         if instance.purpose == experience_pb2.PURPOSE_TRAIN and not finite:
             raise LeaseReleased("the engine gave log-probs that are not finite")
-
-
-def _as_json(chat: experience_pb2.Chat) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in chat.messages]
-    return json.dumps(turns, ensure_ascii=False)
 
 
 def _check_temperature(instance: experience_pb2.PromptInstance, request: GenerationRequest) -> None:

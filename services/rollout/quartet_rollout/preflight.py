@@ -1,36 +1,38 @@
 """Checks before the rollout starts, and with --dry-run: engine, environments, model, and the data against the model, if
 both are on this host. Imports no torch.
-
-A chat template may reject some sequences of roles, so one chat of each sequence is rendered. This uses Jinja itself,
-because importing transformers takes seconds.
 """
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.chats import from_json, to_chat, turns_of
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.data_rows import data_rows, sections_of_rows
 from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
-from quartet_common.run_spec import environment_spec
+from quartet_common.run_spec import environment_spec, run_spec
 from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
-from quartet_rollout.engines.model_folder import context_length
+from quartet_rollout.engines.model_folder import context_length, load_tokenizer
 from quartet_rollout.environments import load_environments
 from quartet_rollout.environments.registry import UnknownEnvironment, read_environment
-from quartet_rollout.generation import PromptRefused
+from quartet_rollout.generation import PromptRefused, sampling_values
+from quartet_rollout.prompts import PromptReader, room_for_prompt
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
     """Check the configuration. Raises ConfigError with all problems. Returns a summary of what would run."""
     section = config.section
+    warnings: list[str] = []
     with Problems() as problems:
         with problems.collecting():
             _check_engine(section)
@@ -45,7 +47,9 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
                     read_environment(environments, environment_spec(environment), field)
         with problems.collecting():
             _check_model(config)
+            warnings = text_warnings(config)
     return {
+        "warnings": warnings,
         "engine": section.engine,
         "environments": list(environments),
         "model": str(config.model.path),
@@ -81,9 +85,28 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
             context = section.engine_options.max_model_len
             if section.engine in OWN_ENGINES:
                 context = context_length(str(folder), f"rollout.{section.engine}.max_model_len", context)
-            check_prompt_lengths(config, context)
-        with problems.collecting():
-            check_chats(folder, config.data, config.run.system_prompt)
+            check_prompts(config, context)
+
+
+def text_warnings(config: LoadedConfig[RolloutSection]) -> list[str]:
+    """Name text prompts that lack the special token with which the model's texts begin."""
+    assert config.model.path is not None, "it was checked"
+    tokenizer = config.model.path / "tokenizer.json"
+    if config.run.add_special_tokens or not tokenizer.is_file():
+        return []
+    from tokenizers import Tokenizer
+
+    try:
+        encoded = Tokenizer.from_file(str(tokenizer)).encode("a")
+    except Exception as error:  # the library raises no other
+        raise ConfigError(f"model.path: '{tokenizer}' cannot be read: {error}") from error
+    if not any(encoded.special_tokens_mask[:1]):
+        return []
+    for where, row in data_rows(config.data, "prompt"):
+        if isinstance(row["prompt"], str) and not row["prompt"].startswith(encoded.tokens[0]):
+            cure = "set run.add_special_tokens = true"
+            return [f"{where}: texts of this model begin with '{encoded.tokens[0]}', and this prompt will not; {cure}"]
+    return []
 
 
 def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, EnvironmentSection]]:
@@ -93,116 +116,81 @@ def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, E
     yield from sections_of_rows(config.data, "environment", EnvironmentSection)
 
 
-def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> None:
-    """Raise ConfigError, naming file and line, for the first prompt in [data] that leaves no room for a completion.
+def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
+    """Read the prompts of [data] as the rollout will, those that may be too long and one chat of each kind.
 
     The client checks files that are not on this host, and lines that are no prompts.
+
+    Raises:
+        ConfigError: with files and lines, a prompt leaves no room for a completion, or the chat template refuses it.
     """
     folder = config.model.path
-    if config.run.long_prompts == "truncate_left":
-        return
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return
+    assert folder is not None
     context = max_model_len or json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    if not context:
+    if not (folder / "tokenizer.json").is_file() or not context:
         return
-    sampling = config.run.sampling
-    room = context - sampling.max_new_tokens
-    why = f"the model's context of {context} less run.sampling.max_new_tokens ({sampling.max_new_tokens})"
-    if 0 < config.run.max_prompt_tokens < room:
-        room, why = config.run.max_prompt_tokens, "run.max_prompt_tokens"
-    tokenizer: Any = None
+    spec = run_spec(config.run)
+    readers: list[PromptReader] = []
+    found: dict[str, str] = {}  # the first problem of each field
+    sizes: dict[tuple[object, ...], float] = {}  # tokens per message, of the first chat of each kind
     for where, row in data_rows(config.data):
-        text = _text(row)
-        if len(text.encode()) <= room:
-            continue  # there are at most as many tokens as bytes
-        if tokenizer is None:
-            from tokenizers import Tokenizer
-
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
-        if tokens > room:
-            raise ConfigError(f"{where}: the prompt has {tokens} tokens; allowed: at most {room}, {why}")
-
-
-def _text(row: dict[str, Any]) -> str:
-    if isinstance(row.get("prompt"), str):
-        return row["prompt"]
-    return "".join(message["content"] for message in _messages(row.get("messages") or [], ""))
-
-
-Messages = list[dict[str, str]]
-
-
-def check_chats(model: Path, data: Mapping[str, Any], system_prompt: str) -> None:
-    """Raise ConfigError, naming file and line, for the first chat in [data] that the model's template rejects.
-
-    Args:
-        model: the model's folder. Without a template nothing is checked here.
-        data: the section [data].
-        system_prompt: prepended to chats without a system message.
-    """
-    template, tokens = _template(model)
-    seen = set()
-    for where, row in data_rows(data, "messages") if template else ():
-        messages = _messages(row["messages"], system_prompt)
-        roles = tuple(message["role"] for message in messages)
-        if roles in seen:
+        prompt = _prompt(row)
+        if prompt is None:
             continue
-        seen.add(roles)
-        if reason := _refusal(template, messages, tokens):
-            added = " after run.system_prompt" if system_prompt and messages[0]["content"] == system_prompt else ""
-            raise ConfigError(
-                f"{where}: the model's chat template refuses the roles {', '.join(roles)}{added}: {reason}; allowed: a "
-                'chat it renders, or "prompt", whose text is used as it stands'
-            )
+        try:
+            wanted = sampling_values(prompt, spec, experience_pb2.PURPOSE_TRAIN).get("max_new_tokens", 0)
+            room, _ = room_for_prompt(wanted, spec, context)
+            kind, turns = _kind(prompt.chat), len(prompt.chat.messages)
+            # There are at most as many tokens as bytes.
+            most = len(spec.system_prompt) + prompt.ByteSize() + sizes.get(kind, 0) * (turns + 1)
+            if (most <= room or config.run.long_prompts == "truncate_left") and (not turns or kind in sizes):
+                continue
+            token_ids = _read_prompt(readers, folder, context, prompt, spec)
+            sizes.setdefault(kind, token_ids.size / max(turns, 1))
+        except PromptRefused as error:
+            found.setdefault(error.field, f"{where}: {error}")
+    if found:
+        raise ConfigError(*found.values())
 
 
-def _template(model: Path) -> tuple[str, dict[str, str]]:
-    """Return the template, "" if there is none or it is not a string, and the special tokens that it may use."""
+def _read_prompt(
+    readers: list[PromptReader], folder: Path, context: int, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec
+) -> np.ndarray:
+    """Read a prompt with the first of the readers, made if there is none.
+
+    Importing the tokenizer's own class may take ten seconds, so it only confirms what the general one refuses: it may
+    know special tokens that are in no file.
+    """
+    if not readers:
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        readers.append(PromptReader(tokenizer, context))
     try:
-        settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        settings = {}
-    own = model / "chat_template.jinja"
-    template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
-    tokens = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if name.endswith("_token") and (isinstance(value, str) or isinstance(value, dict) and "content" in value)
-    }
-    return template if isinstance(template, str) else "", tokens
+        return readers[0].read(prompt, spec, experience_pb2.PURPOSE_TRAIN)[0]
+    except PromptRefused:
+        if len(readers) == 1:
+            readers.append(PromptReader(load_tokenizer(str(folder)), context))
+        readers.reverse()
+        return readers[0].read(prompt, spec, experience_pb2.PURPOSE_TRAIN)[0]
 
 
-def _messages(given: Any, system_prompt: str) -> Messages:
-    given = {"role": "user", "content": given} if isinstance(given, str) else given
-    turns = given if isinstance(given, list) else [given]
-    messages = [
-        {"role": str(turn.get("role")), "content": str(turn.get("content", ""))}
-        for turn in turns
-        if isinstance(turn, dict)
-    ]
-    if system_prompt and not any(message["role"] == "system" for message in messages):
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    return messages
-
-
-def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
-    """Return why the template rejects a chat; "" if it renders it, or has syntax that only transformers supports."""
-    from jinja2 import TemplateError, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+def _prompt(row: dict[str, Any]) -> experience_pb2.Prompt | None:
+    """Return the text or chat of a row; None if it has neither, or another input."""
     try:
-        environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
-    except TemplateSyntaxError:
-        return ""
-    except Exception as error:  # a template may raise anything
-        return str(error).strip().partition("\n")[0] or type(error).__name__
-    return ""
+        sampling = {key: value for key, value in (row.get("sampling") or {}).items() if value is not None}
+        prompt = experience_pb2.Prompt(sampling=experience_pb2.SamplingParams(**sampling))
+        if isinstance(row.get("prompt"), str):
+            prompt.text = row["prompt"]
+        elif row.get("messages"):
+            tools, arguments = from_json(row.get("tools")), from_json(row.get("chat_template_kwargs"))
+            prompt.chat.CopyFrom(to_chat(turns_of(row["messages"]), tools, arguments))
+        return prompt if prompt.WhichOneof("input") else None
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return None
+
+
+def _kind(chat: experience_pb2.Chat) -> tuple[object, ...]:
+    """Return what decides which parts of a template render a chat."""
+    roles = tuple((turn.role, *json.loads(turn.template_fields or "{}")) for turn in chat.messages)
+    return (roles, chat.template_arguments, bool(chat.tools))

@@ -11,6 +11,7 @@ import asyncio
 import os
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2
 
 from quartet_common.tensors import decode
 from quartet_common.text import encodable
+from quartet_rollout.chats import INSTRUCTIONS, Chat, ChatRenderer
 from quartet_rollout.engines.base import SamplingSettings
 from quartet_rollout.generation import GenerationRequest, PromptRefused, sampling_values
 from quartet_rollout.metrics import SHORTENED
@@ -27,7 +29,23 @@ LONG_BYTES = 1 << 16
 
 _MOST_COMPLETIONS = 1024
 
-Message = dict[str, str]
+
+def room_for_prompt(max_new_tokens: int, spec: broker_pb2.RunSpec, max_model_len: int) -> tuple[int, str]:
+    """Return how many tokens a prompt may have, and why.
+
+    Args:
+        max_new_tokens: of its completions; 0: as many as are left.
+
+    Raises:
+        PromptRefused: the completion alone has no room.
+    """
+    completion = max(max_new_tokens, 1)
+    if completion >= max_model_len:
+        raise PromptRefused("sampling.max_new_tokens", completion, f"below {max_model_len}, the model's context")
+    room = max_model_len - completion
+    if 0 < spec.max_prompt_tokens < room:
+        return spec.max_prompt_tokens, "the run's max_prompt_tokens"
+    return room, f"the model's context of {max_model_len} less max_new_tokens {completion}"
 
 
 class PromptReader:
@@ -39,6 +57,7 @@ class PromptReader:
         The tokenizer must not be shared: this calls it from two threads, and options of a call stay set in it.
         """
         self._tokenizer = tokenizer
+        self._chats = ChatRenderer(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._max_model_len = max_model_len
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
@@ -64,14 +83,11 @@ class PromptReader:
         n, wanted = values.pop("n"), values.pop("max_new_tokens", 0)
         if not 1 <= n <= _MOST_COMPLETIONS:
             raise PromptRefused("prompt.sampling.n", n, f"1 to {_MOST_COMPLETIONS}")
-        room = self._max_model_len - max(wanted, 1)
-        why = f": the model's context of {self._max_model_len} less max_new_tokens {max(wanted, 1)}"
-        if 0 < spec.max_prompt_tokens < room:
-            room, why = spec.max_prompt_tokens, ", the run's max_prompt_tokens"
-        truncate = spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT and room > 0
-        token_ids = self._token_ids(prompt, spec.system_prompt, room, truncate)
+        room, why = room_for_prompt(wanted, spec, self._max_model_len)
+        truncate = spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT
+        token_ids = self._token_ids(prompt, spec, room, truncate)
         if token_ids.size > room:
-            raise PromptRefused("prompt.input", f"{token_ids.size} tokens", f"at most {max(room, 0)}{why}")
+            raise PromptRefused("prompt.input", f"{token_ids.size} tokens", f"at most {room}: {why}")
         recorded = {}
         if purpose == experience_pb2.PURPOSE_TRAIN:
             recorded = {"masks": spec.sampling_masks, "routed_experts": spec.router_replay}
@@ -83,17 +99,19 @@ class PromptReader:
         text = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return encodable(text)
 
-    def _token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str, room: int, truncate: bool) -> np.ndarray:
+    def _token_ids(
+        self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec, room: int, truncate: bool
+    ) -> np.ndarray:
         """Return the prompt's tokens, int32 [P]; at most `room` with `truncate`."""
         form = prompt.WhichOneof("input")
-        messages: list[Message] = []
+        chat: Chat | None = None
         if form == "token_ids":
             token_ids = _given_ids(prompt.token_ids)
         elif form == "text":
-            token_ids = self._encode(prompt.text, whole=truncate)
+            token_ids = self._encode(prompt.text, whole=truncate, special=spec.add_special_tokens)
         elif form == "chat":
-            messages = self._messages(prompt.chat, system_prompt)
-            token_ids = self._encode(self._render(messages), whole=truncate)
+            chat = self._chats.read(prompt.chat, spec.system_prompt)
+            token_ids = self._encode(self._chats.render(chat), whole=truncate)
         else:
             raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
         if not token_ids.size:
@@ -101,45 +119,49 @@ class PromptReader:
         if not truncate or token_ids.size <= room:
             return token_ids
         SHORTENED.inc()
-        if form == "chat":
-            return self._truncate_chat(messages, room)
+        if chat is not None:
+            return self._truncate_chat(chat, room)
         begins = int(token_ids[0]) == getattr(self._tokenizer, "bos_token_id", None)
         return _cut(token_ids, int(begins), room, needed=int(begins) + 1)
 
-    def _truncate_chat(self, messages: list[Message], room: int) -> np.ndarray:
+    def _truncate_chat(self, chat: Chat, room: int) -> np.ndarray:
         """Return the chat's tokens, int32, at most `room`. Raises PromptRefused if what must stay is longer."""
-        turns = [at for at, message in enumerate(messages) if message["role"] != "system"]
+        messages = chat.messages
+        turns = [at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS]
         begins = [at for at in turns if messages[at]["role"] == messages[turns[0]]["role"]]
 
-        def kept(begin: int) -> list[Message]:
-            return [message for at, message in enumerate(messages) if at >= begin or message["role"] == "system"]
+        def kept(begin: int) -> Chat:
+            rest = [one for at, one in enumerate(messages) if at >= begin or one["role"] in INSTRUCTIONS]
+            return replace(chat, messages=rest)
 
         def fits(begin: int) -> bool:
-            return self._encode(self._render(kept(begin))).size <= room
+            return self._encode(self._chats.render(kept(begin))).size <= room
 
         # By bisection: a chat may have 100,000 turns, and each try renders and tokenizes it.
         fitting = bisect_left(begins, True, key=fits)
         if fitting < len(begins):
-            return self._encode(self._render(kept(begins[fitting])))
-        left = kept(begins[-1]) if begins else messages
-        text = self._render(left)
+            return self._encode(self._chats.render(kept(begins[fitting])))
+        left = kept(begins[-1]) if begins else chat
+        text = self._chats.render(left)
         token_ids, head = self._encode(text), self._encode(self._before_first_turn(left, text))
         same = int(np.argmin(np.append(head[: token_ids.size] == token_ids[: head.size], False)))
-        generation_prompt = self._encode(text.removeprefix(self._render(left, generation_prompt=False))).size
+        end = "" if chat.continued else text.removeprefix(self._chats.render(left, generation_prompt=False))
+        generation_prompt = self._encode(end).size
         return _cut(token_ids, same, room, needed=same + min(generation_prompt, token_ids.size - same) + 1)
 
-    def _before_first_turn(self, messages: list[Message], text: str) -> str:
+    def _before_first_turn(self, chat: Chat, text: str) -> str:
         """Return the text before the content of the first turn: the common prefix with a rendering in which that turn
         has different content."""
-        first = next((at for at, message in enumerate(messages) if message["role"] != "system"), None)
+        messages = chat.messages
+        first = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), None)
         if first is None:
             return ""
         other = "b" if messages[first]["content"].lstrip()[:1] == "a" else "a"
         changed = [{**message, "content": other} if at == first else message for at, message in enumerate(messages)]
-        return os.path.commonprefix([text, self._render(changed)])
+        return os.path.commonprefix([text, self._chats.render(replace(chat, messages=changed))])
 
-    def _encode(self, text: str, whole: bool = True) -> np.ndarray:
-        """Return the text's tokens, int32.
+    def _encode(self, text: str, whole: bool = True, special: bool = False) -> np.ndarray:
+        """Return the text's tokens, int32, with `special` those that the tokenizer adds.
 
         Unless `whole`, a text whose length shows that it cannot fit in the context is rejected without tokenizing it,
         which takes a second of CPU time per megabyte.
@@ -152,30 +174,7 @@ class PromptReader:
                 f"at most {most}: the model's context of {self._max_model_len} tokens of at most "
                 f"{self._longest_token} characters",
             )
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
-
-    def _messages(self, chat: experience_pb2.Chat, system_prompt: str) -> list[Message]:
-        if not chat.messages:
-            raise PromptRefused("prompt.chat.messages", "none", "at least one message")
-        if getattr(self._tokenizer, "chat_template", "") is None:
-            raise PromptRefused("prompt.chat", "a chat, and the model has no chat template", "text or token_ids")
-        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-        if system_prompt and not any(message["role"] == "system" for message in messages):
-            messages.insert(0, {"role": "system", "content": system_prompt})
-        return messages
-
-    def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=generation_prompt
-            )
-        except Exception as error:  # a chat template may raise anything
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise PromptRefused(
-                "prompt.chat",
-                f"what the model's chat template refuses ({reason})",
-                "a chat it can render, text or token_ids",
-            ) from error
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=special), dtype=np.int32)
 
 
 def _cut(token_ids: np.ndarray, head: int, room: int, needed: int) -> np.ndarray:

@@ -4,10 +4,12 @@ Each answer is tokenized once; the conversation before it is not tokenized again
 template puts between turns is found by rendering placeholders, once per role, so an answer costs one tokenizer call.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from quartet.v1 import experience_pb2
 
 from quartet_common.log import get_logger
 from quartet_common.text import encodable
@@ -34,23 +36,27 @@ class AnswerWriter:
     def __init__(self, tokenizer: Any):
         """`tokenizer` is the model's transformers tokenizer."""
         self._tokenizer = tokenizer
-        self._frames: dict[str, Frame] = {}
+        self._frames: dict[tuple[str, str], Frame] = {}
         self._special = set(getattr(tokenizer, "all_special_ids", ()))
 
     def spoken(self, token_ids: np.ndarray) -> np.ndarray:
         """Return a turn without the special token that ends it."""
         return token_ids[:-1] if token_ids.size and int(token_ids[-1]) in self._special else token_ids
 
-    def write(self, answer: Answer, chat: bool, last_token: int, room: int, most: int) -> np.ndarray | None:
+    def write(
+        self, answer: Answer, chat: experience_pb2.Chat | None, last_token: int, room: int, most: int
+    ) -> np.ndarray | None:
         """Return the tokens to append, int32, or None if they leave no room for another turn.
 
         Args:
-            chat: whether the prompt is a chat.
+            chat: the prompt, if it is a chat.
             last_token: the conversation's last token; if the template's frame begins with it, it is not repeated.
             room: tokens left for the completion.
             most: tokens of the answer itself; a marker replaces the middle of a longer one.
         """
-        before, after = self._frame(answer.role) if chat and answer.role else _NO_FRAME
+        before, after = _NO_FRAME
+        if chat is not None and answer.role:
+            before, after = self._frame(answer.role, chat.template_arguments)
         if before.size and int(before[0]) == last_token:
             before = before[1:]
         room -= before.size + after.size + LEAST_TURN_TOKENS
@@ -71,12 +77,12 @@ class AnswerWriter:
                 return np.concatenate([content[:head], mark, content[content.size - tail :]])
         return None
 
-    def _frame(self, role: str) -> Frame:
-        if role not in self._frames:
-            self._frames[role] = self._render(role)
-        return self._frames[role]
+    def _frame(self, role: str, arguments: str) -> Frame:
+        if (role, arguments) not in self._frames:
+            self._frames[role, arguments] = self._render(role, json.loads(arguments or "{}"))
+        return self._frames[role, arguments]
 
-    def _render(self, role: str) -> Frame:
+    def _render(self, role: str, arguments: dict[str, Any]) -> Frame:
         """Return the template's frame for `role`, else that for a user message, else an empty one."""
         if getattr(self._tokenizer, "chat_template", "") is None:
             return _NO_FRAME
@@ -87,7 +93,9 @@ class AnswerWriter:
                 {"role": named, "content": _ANSWER},
             ]
             try:
-                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                text = self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **arguments
+                )
             except Exception as error:  # a chat template may raise anything
                 log.info("the chat template refuses the role '%s': %s", named, error)
                 continue

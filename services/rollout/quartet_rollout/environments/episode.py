@@ -123,7 +123,7 @@ async def _converse(
 ) -> FinishReason:
     """Alternate turns and answers until the completion ends; return its finish reason."""
     chosen, turn = context.chosen, first
-    chat = context.prompt.WhichOneof("input") == "chat"
+    chat = context.prompt.chat if context.prompt.HasField("chat") else None
     while True:
         conversation.add_turn(turn)
         if turn.finish_reason != "stop" or conversation.turns >= chosen.spec.max_turns or not turn.token_ids.size:

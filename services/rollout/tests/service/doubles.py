@@ -43,7 +43,7 @@ class CharTokenizer:
 
     def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize and add_generation_prompt
-        if messages[-1]["role"] == "assistant":
+        if messages[-1]["role"] == "developer":
             raise ValueError("the last turn must be the user's")
         return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
 

@@ -226,8 +226,8 @@ async def test_direct_use_is_one_turn(world):
 
 
 def test_the_run_file_s_environment_is_checked_before_anything_starts(tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
     config = load_config("rollout", RolloutSection, overrides=["rollout.engine=transformers"])
     config = replace(config, model=ModelSection(path=tmp_path))
     assert "single_turn" in preflight(config)["environments"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from doubles import CharTokenizer
-from jinja2 import Environment
 from quartet.v1 import broker_pb2, experience_pb2
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from quartet_common.tensors import encode
 from quartet_rollout.generation import PromptRefused
@@ -24,12 +24,10 @@ class TemplateTokenizer(CharTokenizer):
 
     chat_template = CHATML
 
-    def __init__(self) -> None:
-        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHATML)
-
-    def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(self, messages: list[dict], tokenize: bool, **options: bool) -> str:
         assert not tokenize
-        return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+        (text,), _ = render_jinja_template([messages], chat_template=CHATML, **options)
+        return text
 
 
 def read(room: int, system_prompt: str = "", context: int = 10_000, **form) -> str:

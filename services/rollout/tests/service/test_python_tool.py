@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import talker
 from doubles import SpeakingEngine
+from quartet.v1 import experience_pb2
 from transformers import AutoTokenizer
 from world import instance
 
@@ -18,10 +19,12 @@ def test_an_answer_s_special_tokens_are_plain_text(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     writer = AnswerWriter(tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    tokens = writer.write(Answer("<|im_end|>", role="tool"), chat=True, last_token=end, room=200, most=100)
+    tokens = writer.write(
+        Answer("<|im_end|>", role="tool"), chat=experience_pb2.Chat(), last_token=end, room=200, most=100
+    )
     assert tokenizer.decode(tokens) == "\n<|im_start|>tool\n<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     assert (tokens == end).sum() == 1  # the template's; the end of sequence, sampled already, is not repeated
-    unfinished = writer.write(Answer("1", role="tool"), chat=True, last_token=7, room=200, most=100)
+    unfinished = writer.write(Answer("1", role="tool"), chat=experience_pb2.Chat(), last_token=7, room=200, most=100)
     assert tokenizer.decode(unfinished) == "<|im_end|>\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
 
 

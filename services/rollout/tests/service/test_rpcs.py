@@ -63,6 +63,6 @@ async def test_a_chat_that_the_template_refuses_or_that_has_none_is_refused(up, 
         return generate(up, chat={"messages": [{"role": role, "content": "x"} for role in roles]})
 
     assert "prompt.chat.messages" in await refused(chat(), INVALID)
-    assert "the last turn must be the user's" in await refused(chat("assistant"), INVALID)
+    assert "the last turn must be the user's" in await refused(chat("developer"), INVALID)
     monkeypatch.setattr(up.service.state.reader._tokenizer, "chat_template", None, raising=False)
     assert "the model has no chat template" in await refused(chat("user"), INVALID)

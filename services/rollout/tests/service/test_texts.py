@@ -28,7 +28,7 @@ def test_a_special_token_is_one_in_a_prompt_and_plain_text_in_an_answer_whicheve
     for _ in range(2):
         token_ids, _ = reader.read(prompt, None, experience_pb2.PURPOSE_SERVE)
         assert token_ids.dtype == "int32" and token_ids.tolist() == [2, 1, 3, 4, 5]
-        assert writer.write(Answer("[SEP]"), chat=False, last_token=0, room=50, most=50).tolist() == [7, 9, 8]
+        assert writer.write(Answer("[SEP]"), chat=None, last_token=0, room=50, most=50).tolist() == [7, 9, 8]
 
 
 async def test_the_event_loop_goes_on_while_a_long_prompt_is_read() -> None:
