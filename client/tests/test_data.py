@@ -1,5 +1,6 @@
 """Prompts in JSONL: what is accepted, and the sentence for each way of being wrong."""
 
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -50,6 +51,33 @@ def test_our_own_fields():
 GOOD = '{"prompt": "a", "gt_answer": "1"}\n'
 
 
+def test_a_chat_carries_tools_calls_and_variables_of_its_template():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    prompt = Prompt.parse(
+        {
+            "messages": [
+                {
+                    "role": "developer",
+                    "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Add."}],
+                },
+                {"role": "user", "content": "1+1?", "tool_calls": None},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "2", "tool_call_id": "c1", "name": None},
+            ],
+            "tools": json.dumps(tools),
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+    )
+    chat = prompt.to_proto().chat
+    assert [turn.content for turn in chat.messages] == ["Be brief.\nAdd.", "1+1?", "", "2"]
+    (called,) = json.loads(chat.messages[2].template_fields)["tool_calls"]
+    assert called["function"]["arguments"] == {"a": 1}, "templates expect an object"
+    assert json.loads(chat.messages[3].template_fields) == {"tool_call_id": "c1"}
+    assert json.loads(chat.tools) == tools and json.loads(chat.template_arguments) == {"enable_thinking": False}
+    assert not prompt.columns
+
+
 ONE_OF = 'exactly one of "messages", "prompt" and "token_ids" is allowed'
 FINITE = "allowed: a finite number"
 
@@ -71,6 +99,12 @@ def verifier(more: str) -> str:
         ('{"prompt": "a", "gt_answer": [1, 2]}', '"gt_answer": got [1, 2]; a list of 2 answers; one is allowed'),
         ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
         ('{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}', "\"messages.0.role\": got 'robot'; "),
+        ('{"messages": {"role": "user", "content": null}, "gt_answer": "1"}', '"messages.0.content" is missing'),
+        (
+            '{"messages": {"role": "user", "content": [{"type": "image_url"}]}, "gt_answer": "1"}',
+            "got a part 'image_url'; allowed: parts of text",
+        ),
+        ('{"prompt": "a", "tools": [{}], "gt_answer": "1"}', 'got "tools" with "prompt"; allowed with "messages"'),
         (fields('"test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}'), "2 inputs and 1 outputs; there must be as"),
         (fields('"level": 1, "columns": "a"'), "\"columns\": got 'a'; input should be a valid dictionary"),
         (fields('"sampling": {"temperature": -1}'), '"sampling.temperature": got -1; input should be greater than or'),
