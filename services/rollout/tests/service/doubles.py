@@ -41,11 +41,18 @@ class CharTokenizer:
         assert not skip_special_tokens and not clean_up_tokenization_spaces
         return "".join(chr(token) for token in ids)
 
-    def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
-        assert not tokenize and add_generation_prompt
+    def apply_chat_template(
+        self,
+        messages: list[dict],
+        tokenize: bool,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+    ) -> str:
+        assert not tokenize and add_generation_prompt != continue_final_message
         if messages[-1]["role"] == "developer":
             raise ValueError("the last turn must be the user's")
-        return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
+        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        return text + "[assistant]" * add_generation_prompt
 
 
 class ScriptedEngine:

@@ -1,5 +1,6 @@
 """The life of a prompt group, end to end through the service."""
 
+import json
 import time
 from dataclasses import replace
 
@@ -247,6 +248,17 @@ async def test_an_engine_that_fails_ends_the_service(world):
     assert "out of memory" in (await world.release(instance())).failure
     await world.until(world.host.stopping.is_set)
     assert await world.stop() == 1
+
+
+async def test_verifiers_read_the_message_that_completions_continue(world):
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "I think "}]
+    prompt = experience_pb2.Prompt(chat={"messages": turns}, reference=reward_pb2.Reference(answer="2"))
+    await world.put(instance(prompt=prompt))
+    item = min(world.reward.items, key=lambda item: item.completion)
+    assert item.completion == "I think aaa" and item.completion_tokens == 3
+    assert item.prompt.endswith("[assistant]") and json.loads(item.messages) == turns[:1]
+    assert world.broker.transcript().prompt_text.endswith("[assistant]I think ")
+    assert world.broker.transcript().completions[0].text == "aaa"
 
 
 async def test_serving_prompts_without_reference_are_not_scored(world):
