@@ -65,7 +65,7 @@ ROWS = (
     ({"prompt": "2", "verifiers": ["mathh"]}, "line 10: verifiers[0].name: got 'mathh'; allowed: "),
     ({"prompt": "3", "environment": "sandbx"}, "line 11: environment.name: this rollout has no environment 'sandbx'"),
     (
-        {"messages": [{"role": "assistant", "content": "4"}]},
+        {"messages": [{"role": "system", "content": "4"}]},
         "line 12: prompt.chat: got what the model's chat template refuses (only users begin); allowed: a chat it can",
     ),
 )
