@@ -67,7 +67,10 @@ class SamplingParameters(BaseModel):
     stop: tuple[Text, ...] = Field((), description="Strings that end a completion; they are kept in it.")
     stop_token_ids: tuple[TokenId, ...] = Field((), description="Token ids that end a completion.")
     seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="Seed of each prompt's first completion; unset: not reproducible."
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="Makes, with a prompt's id, the seed of its completions; unset: random.",
     )
 
 

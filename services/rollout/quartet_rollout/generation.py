@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,21 @@ def scheduled(
         return request
     value = temperature(spec.temperature_schedule, policy_version)
     return replace(request, settings=request.settings.model_copy(update={"temperature": value}))
+
+
+def seeded(request: GenerationRequest, instance: experience_pb2.PromptInstance) -> GenerationRequest:
+    """Return the request with a seed of the prompt's own, made of its seed and its instance id.
+
+    Equal prompts, and the same one in the next pass, get other noise. An evaluation set gets the same noise in each
+    evaluation (common random numbers): the evaluation's mark is left out of the id. Serving prompts keep their seed.
+    """
+    seed = request.settings.seed
+    if seed is None or instance.purpose == experience_pb2.PURPOSE_SERVE:
+        return request
+    _, at, evaluation = instance.evaluation_id.partition("@")
+    name = instance.instance_id.removesuffix(at + evaluation)
+    own = int.from_bytes(sha256(f"{seed}/{name}".encode()).digest()[:8]) >> 2  # completions and turns add to it
+    return replace(request, settings=request.settings.model_copy(update={"seed": own}))
 
 
 def temperature(schedule: experience_pb2.TemperatureSchedule, version: int) -> float:

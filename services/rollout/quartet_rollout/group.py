@@ -38,6 +38,7 @@ from quartet_rollout.generation import (
     generate_completions,
     sampling_values,
     scheduled,
+    seeded,
 )
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.scoring import Scorer, ScoringFailed
@@ -153,6 +154,7 @@ class Group:
         instance = self.lease.instance
         token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
+        request = seeded(request, instance)
         _check_temperature(instance, request)
         chosen = self._environments.choose(instance.prompt, self._spec)
         transcript = experience_pb2.GroupTranscript(

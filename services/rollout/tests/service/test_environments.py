@@ -209,8 +209,8 @@ async def test_seeds_of_turns_differ(world):
     made.prompt.sampling.seed = 5
     await world.put(made)
     seeds = [request[3].seed for request in world.engine.requests]
-    assert seeds[0] == 5 and len(set(seeds)) == len(seeds) == 5
-    assert set(seeds[1:]) == {5 + index + (turn << 32) for index in (0, 1) for turn in (1, 2)}
+    assert len(set(seeds)) == len(seeds) == 5
+    assert set(seeds[1:]) == {seeds[0] + index + (turn << 32) for index in (0, 1) for turn in (1, 2)}
 
 
 async def test_direct_use_is_one_turn(world):

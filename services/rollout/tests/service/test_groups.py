@@ -261,6 +261,23 @@ async def test_verifiers_read_the_message_that_completions_continue(world):
     assert world.broker.transcript().completions[0].text == "aaa"
 
 
+async def test_equal_prompts_and_passes_get_other_noise_and_evaluations_the_same(world):
+    async def seed_of(name: str, **fields) -> int:
+        made = instance(name, **fields)
+        made.prompt.sampling.seed = 5
+        await world.put(made)
+        return world.engine.requests[-1][3].seed
+
+    names = [f"pass-{data_pass}/{place}" for data_pass in (0, 1) for place in (0, 1)]
+    seeds = [await seed_of(name) for name in names]
+    assert len(set(seeds)) == 4 and min(seeds) >= 0 and max(seeds) < 2**62
+    evaluation = {"purpose": experience_pb2.PURPOSE_EVALUATE}
+    first = await seed_of("heldout/0@3", evaluation_id="heldout@3", **evaluation)
+    assert first == await seed_of("heldout/0@4", evaluation_id="heldout@4", **evaluation)
+    assert first != await seed_of("heldout/1@4", evaluation_id="heldout@4", **evaluation)
+    assert await seed_of("served", purpose=experience_pb2.PURPOSE_SERVE) == 5
+
+
 async def test_serving_prompts_without_reference_are_not_scored(world):
     prompt = experience_pb2.Prompt(text="hello")
     await world.put(instance(purpose=experience_pb2.PURPOSE_SERVE, prompt=prompt))
