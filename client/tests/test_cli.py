@@ -213,7 +213,8 @@ def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
 
 def test_what_the_locale_cannot_write_is_escaped(tmp_path):
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "latin-1"}
-    command = [sys.executable, "-m", "quartet_client", "doctor", "broker"]
+    (tmp_path / "broker.log").write_text("✗ program\n", encoding="utf-8")
+    command = [sys.executable, "-m", "quartet_client", "logs", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}, timeout=60, check=False
     )

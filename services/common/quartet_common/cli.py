@@ -1,104 +1,29 @@
-"""The command line of all four services: options, exit codes, and standard error as JSON lines."""
+"""The command line of all four services: options, checks, exit codes."""
 
 import argparse
 import asyncio
 import dataclasses
-import fcntl
 import json
-import logging
 import os
-import re
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from quartet_common import __version__, metrics, tracing
+from quartet_common import __version__, tracing
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.hub import located
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.ports import check_ports_free
 from quartet_common.process import Supervisor, keep_freed_memory
 from quartet_common.run_file import Problems
-from quartet_common.text import Repeats, one_line
+from quartet_common.text import one_line
 
 log = get_logger(__name__)
 
-_FAILED = metrics.counter(
-    "quartet_tls_handshakes_failed_total",
-    "TLS handshakes that failed, by which end this process was and why (no_certificate, certificate, not_tls, "
-    "other); with --log-format json",
-    ["side", "reason"],
-)
-# Large enough that a library which writes much at once, while it holds the GIL, does not block.
-_PIPE_BYTES = 1 << 20
-_READER_SECONDS = 2.0
-_CAUSES = (
-    ("no_certificate", re.compile("PEER_DID_NOT_RETURN_A_CERTIFICATE")),
-    ("not_tls", re.compile("WRONG_VERSION_NUMBER|HTTP_REQUEST|UNSUPPORTED_PROTOCOL")),
-    ("certificate", re.compile("certificate|Verification|BAD_SIGNATURE|UNKNOWN_CA", re.IGNORECASE)),
-)
-
-
-@contextmanager
-def watched_stderr(service: str, instance: str) -> Iterator[None]:
-    """Pipe standard error through `stderr_reader.py`; logs go to the original standard error directly."""
-    read, write = os.pipe()
-    with suppress(OSError):  # the user's limit on pipe buffers is reached
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    original = os.dup(2)
-    reader = str(Path(__file__).with_name("stderr_reader.py"))
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", reader, service, instance],
-        stdin=read,
-        stdout=subprocess.PIPE,
-        stderr=original,
-        text=True,
-        start_new_session=True,  # it ends after its last writer, not by a signal to the process group
-    )
-    os.close(read)
-    os.dup2(write, 2)
-    os.close(write)
-    direct = os.fdopen(original, "w", buffering=1, errors="backslashreplace")
-    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
-    for handler in handlers:
-        handler.setStream(direct)
-    if process.stdout is not None:
-        threading.Thread(target=_count_failures, args=(process.stdout,), name="handshakes", daemon=True).start()
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(original, 2)
-        for handler in handlers:
-            handler.setStream(sys.stderr)
-        # The reader lives on as long as a child process can write to it.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_READER_SECONDS)
-
-
-def _count_failures(lines: IO[str]) -> None:
-    repeats = Repeats()
-    for line in lines:
-        failed = json.loads(line)
-        cause = next((name for name, pattern in _CAUSES if pattern.search(failed["reason"])), "other")
-        _FAILED.labels(failed["side"], cause).inc()
-        host = failed["peer"].rpartition(":")[0]
-        if (repeated := repeats.count((failed["side"], host, cause))) is not None:
-            extra = {**failed, "cause": cause, "repeated": repeated}
-            log.warning("TLS handshake failed: %s", failed["reason"], extra=extra)
-
-
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost
-
-# For watched_stderr. gRPC reads it when it is imported, which services do before they call service_main.
-if "--log-format json" in " ".join(sys.argv).replace("=", " "):
-    os.environ["GRPC_TRACE"] = ",".join(filter(None, (os.environ.get("GRPC_TRACE"), "handshaker")))
 
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
@@ -145,8 +70,7 @@ def service_main(
         # The trainer's other ranks only follow rank 0: they have nothing to trace.
         if os.environ.get("RANK", "0") == "0":
             tracing.configure(kind, instance, config.tracing)
-        watched = watched_stderr(kind, instance) if arguments.log_format == "json" else nullcontext()
-        with watched, asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
         Supervisor().notify(STATUS=error.problems[0])
