@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import documented_user, on_both
+from conftest import on_both
 from redis_process import free_port
 
 from quartet_broker.config import BrokerSection, parse, without_password
@@ -37,18 +37,6 @@ def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
     assert run("--set", f"broker.redis_url={redis_server.url.replace('SECRET', 'hunter2')}") == 2
     captured = capsys.readouterr()
     assert "quartet:***@" in captured.err and "hunter2" not in captured.out + captured.err
-
-
-@pytest.mark.parametrize(
-    ("rule", "missing"), [("-evalsha", "evalsha"), ("resetchannels", "channel"), ("resetkeys", "key")]
-)
-def test_rights_that_are_missing_are_told_before_anything_starts(redis_server, rule, missing, capsys):
-    with redis_server.client() as client:
-        client.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *documented_user()[3:], rule)
-    url = redis_server.url.replace("quartet:SECRET", "poor:poor")
-    assert run("--set", f"broker.redis_url={url}") == 2
-    error = capsys.readouterr().err
-    assert "see docs/redis.md" in error and missing in error
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common.config import ConfigError, LoadedConfig, Section, is_loopback, load_config, split_address
 from quartet_common.hub import located
-from quartet_common.log import configure_logging, get_logger
-from quartet_common.ports import check_ports_free
+from quartet_common.log import collected_warnings, configure_logging, get_logger
+from quartet_common.ports import check_ports
 from quartet_common.process import Supervisor, keep_freed_memory
 from quartet_common.run_file import Problems
 from quartet_common.text import one_line
@@ -24,6 +24,9 @@ log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost
+
+_LEADS = os.environ.get("RANK", "0") == "0"
+"""False in a trainer's other ranks, which serve nothing and have nothing to trace."""
 
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
@@ -62,13 +65,12 @@ def service_main(
             preflight = _nothing_more
         if kind in ("rollout", "trainer"):
             config = located(config, weights=not arguments.dry_run)
-        plan = _check(kind, config, preflight, ports=arguments.check_port and arguments.dry_run)
+        plan = _check(kind, config, preflight, bind=arguments.check_port and arguments.dry_run)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
-        check_ports_free(kind, getattr(config.addresses, kind), config.server)
-        # The trainer's other ranks only follow rank 0: they have nothing to trace.
-        if os.environ.get("RANK", "0") == "0":
+        check_ports(kind, getattr(config.addresses, kind), config.server)
+        if _LEADS:
             tracing.configure(kind, instance, config.tracing)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
@@ -91,21 +93,35 @@ def service_main(
         tracing.shutdown()
 
 
-def _check(kind: str, config: LoadedConfig, preflight: Preflight, ports: bool) -> dict[str, Any]:
-    """Return what would run. Raises ConfigError with all problems."""
-    plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id}
-    with Problems() as problems:
-        if config.security.tls:
+def _check(kind: str, config: LoadedConfig, preflight: Preflight, bind: bool) -> dict[str, Any]:
+    """Return what would run, with all warnings. Raises ConfigError with all problems."""
+    address, security, server = getattr(config.addresses, kind), config.security, config.server
+    plan = {"service": kind, "address": address, "run": config.run.id}
+    with collected_warnings() as warnings, Problems() as problems:
+        with problems.collecting():
+            security.token()
+        with problems.collecting():
+            security.check_listening(kind, server.bind_host or split_address(address)[0])
+        if security.tls:
             from quartet_common.certificates import check_service_files  # it imports grpc
 
             with problems.collecting():
-                check_service_files(config.security)
+                check_service_files(security, kind, _called_host(config, address))
+        if _LEADS:
+            with problems.collecting():
+                tracing.check(config.tracing, connect=config.dry_run)
         with problems.collecting():
             plan |= preflight(config)
-        if ports:
-            with problems.collecting():
-                check_ports_free(kind, getattr(config.addresses, kind), config.server)
-    return plan
+        with problems.collecting():
+            check_ports(kind, address, server, bind)
+    return {**plan, "warnings": warnings}
+
+
+def _called_host(config: LoadedConfig, address: str) -> str:
+    """Return the host by which others call the service; "" if its run file does not say it."""
+    host, _ = split_address(getattr(config.section, "advertise_address", "") or address)
+    only_here = is_loopback(host) and not is_loopback(config.server.bind_host or host)
+    return "" if only_here or host in ("0.0.0.0", "::") or not _LEADS else host
 
 
 def _nothing_more(config: LoadedConfig) -> dict[str, Any]:

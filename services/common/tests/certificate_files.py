@@ -1,34 +1,50 @@
-"""Certificates as `quartet certs` makes them, and ones whose dates it would not write."""
+"""Certificates as `quartet certs` makes them, and ones with dates and purposes that it would not write."""
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from quartet_client.authority import create_authority, issue
+from quartet_client.authority import EXPORTED, create_authority, export, issue
 from quartet_common.config import SecuritySection
 
 
-def make(folder: Path, role: str = "reward", hosts: tuple[str, ...] = (), days: int = 90) -> SecuritySection:
-    """Make a CA in `folder` and a certificate of `role`."""
-    if not (folder / "ca.pem").exists():
-        create_authority(folder)
-    issue(folder, role, [role], hosts, days)
-    return held(folder, role)
-
-
-def held(folder: Path, name: str) -> SecuritySection:
-    """Return what names the certificate `name` of a folder."""
-    files = folder / f"{name}.pem", folder / f"{name}-key.pem"
-    return SecuritySection(tls_ca=folder / "ca.pem", tls_certificate=files[0], tls_key=files[1])
-
-
-def sign_again(folder: Path, name: str, since: int, until: int, **usage: object) -> None:
-    """Sign a certificate again, valid from `since` to `until` in days from now.
+def make(
+    folder: Path,
+    role: str,
+    hosts: Sequence[str] = (),
+    dates: tuple[int, int] = (0, 90),
+    purposes: Sequence[x509.ObjectIdentifier] = (),
+) -> SecuritySection:
+    """Make a certificate of `role`, with a CA in folder/pki if there is none, and export it to folder/ROLE.
 
     Args:
-        usage: `purposes`, the object identifiers of its extended key usage in place of its own.
+        dates: when it begins and ends, in days from now.
+        purposes: of its extended key usage.
+    """
+    if not (folder / "pki").exists():
+        create_authority(folder / "pki")
+    issue(folder / "pki", role, [role], hosts)
+    sign_again(folder / "pki", role, *dates, purposes)
+    export(folder / "pki", role, folder / role)
+    ca, certificate, key = (folder / role / name for name in EXPORTED)
+    return SecuritySection(tls_ca=ca, tls_certificate=certificate, tls_key=key)
+
+
+def sign_again(
+    folder: Path,
+    name: str,
+    since: int,
+    until: int,
+    purposes: Sequence[x509.ObjectIdentifier] = (),
+    without: Sequence[str] = (),
+) -> None:
+    """Sign a certificate of a CA's folder again, valid from `since` to `until` in days from now.
+
+    Args:
+        without: hosts to leave out.
     """
     path = folder / f"{name}.pem"
     old = x509.load_pem_x509_certificate(path.read_bytes())
@@ -36,8 +52,11 @@ def sign_again(folder: Path, name: str, since: int, until: int, **usage: object)
     begin, end = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day) for day in (since, until))
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number, begin, end)
     for extension in old.extensions:
-        value = extension.value
-        if "purposes" in usage and isinstance(value, x509.ExtendedKeyUsage):
-            value = x509.ExtendedKeyUsage(usage["purposes"])
+        replaced = purposes and isinstance(extension.value, x509.ExtendedKeyUsage)
+        value = x509.ExtendedKeyUsage(purposes) if replaced else extension.value
+        if isinstance(value, x509.SubjectAlternativeName):
+            value = x509.SubjectAlternativeName(
+                [each for each in value if not str(each.value).startswith(tuple(without))] if without else list(value)
+            )
         builder = builder.add_extension(value, extension.critical)
     path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))

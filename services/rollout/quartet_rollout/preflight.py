@@ -14,6 +14,7 @@ from typing import Any
 
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.data_rows import data_rows, sections_of_rows
+from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
@@ -45,6 +46,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
                     read_environment(environments, environment_spec(environment), field)
         with problems.collecting():
             _check_model(config)
+    if section.engine == "vllm":
+        warn_of_little_shared_memory()
     return {
         "engine": section.engine,
         "environments": list(environments),
