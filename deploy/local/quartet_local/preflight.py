@@ -30,6 +30,7 @@ from quartet_local.config import (
     service_python,
 )
 from quartet_local.placement import Service, check_memory, place
+from quartet_local.process import find_server
 
 _ASKED_SECONDS = 3.0
 
@@ -171,6 +172,9 @@ async def _check(
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
                     settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
             complaints, warnings = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
+        if own_redis:
+            with problems.collecting(LaunchError):
+                await asyncio.to_thread(find_server)
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading

@@ -61,6 +61,8 @@ async def _check(server: Redis, section: BrokerSection, where: str) -> str:
     if memory["maxmemory"] and memory["maxmemory_policy"] != "noeviction":
         policy = memory["maxmemory_policy"]
         log.warning("Redis at %s may evict experience: set maxmemory-policy noeviction, not %s", where, policy)
+    if (await server.info("replication"))["role"] != "master":
+        log.warning("Redis at %s is a replica, which refuses writes: name its master in broker.redis_url", where)
     if "valkey_version" in info:
         return f"valkey {info['valkey_version']}"
     return version

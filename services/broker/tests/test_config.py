@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conftest import on_both
-from redis_process import free_port
+from redis_process import RedisProcess, free_port
 
 from quartet_broker.config import BrokerSection, parse, without_password
 from quartet_broker.preflight import preflight
@@ -37,6 +37,16 @@ def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
     assert run("--set", f"broker.redis_url={redis_server.url.replace('SECRET', 'hunter2')}") == 2
     captured = capsys.readouterr()
     assert "quartet:***@" in captured.err and "hunter2" not in captured.out + captured.err
+
+
+def test_a_replica_is_a_warning(redis_server, tmp_path, capsys):
+    replica = RedisProcess(tmp_path, "--replicaof", f"127.0.0.1 {redis_server.port}")
+    replica.start()
+    try:
+        assert run("--set", f"broker.redis_url={replica.url}") == 0
+    finally:
+        replica.kill()
+    assert "is a replica, which refuses writes: name its master" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
         with problems.collecting():
             verifiers = load_verifiers(load_functions(config))
             specs = SpecReader(verifiers)
-            problems.add(*_refused(specs, [*named, *sections_of_rows(config.data, "verifiers", VerifierSection)]))
+            named += sections_of_rows(config.data, "verifiers", VerifierSection)
+            problems.add(*_refused(specs, named))
             if config.dry_run:
                 errors, warnings = check_references(config, specs)
                 problems.add(*errors)
@@ -49,7 +50,7 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
                 )
         with problems.collecting():
             check_reward_model(section.reward_model)
-        if section.sandbox.required or any(one.name == "code" for one in run.verifiers):
+        if section.sandbox.required or any(one.name == "code" for _, one in named):
             with problems.collecting(SandboxUnavailable):
                 sandbox = asyncio.run(check_sandbox(section.sandbox))
     plan = {"verifiers": list(verifiers), "workers": section.workers}

@@ -100,3 +100,11 @@ def test_many_references_for_a_worker_are_sampled(dry_run, monkeypatch):
     rows = [{"gt_answer": rf"\frac{{1}}{{{n}"} for n in range(40)]
     (line,) = dry_run([{"gt_answer": "1"}, *rows], "math")
     assert line.startswith("train.jsonl: 4 of 5 references (a sample) are unusable")
+
+
+def test_a_row_whose_programs_are_run_has_the_sandbox_checked(tmp_path):
+    def plan(verifier: str) -> dict:
+        train = write(tmp_path / "train.jsonl", [{"tests": OUTPUTS, "verifiers": [verifier]}])
+        return preflight(load_config("reward", RewardSection, overrides=[f"data.train='{train}'"]))
+
+    assert "sandbox" in plan("code") and "sandbox" not in plan("exact")

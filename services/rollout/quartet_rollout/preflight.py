@@ -83,7 +83,8 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
         with problems.collecting(EngineError):
             context = section.engine_options.max_model_len
             if section.engine in OWN_ENGINES:
-                context = context_length(str(folder), f"rollout.{section.engine}.max_model_len", context)
+                key, bounded = f"rollout.{section.engine}.max_model_len", section.engine == "transformers"
+                context = context_length(str(folder), key, context, bounded)
             check_prompt_lengths(config, context)
         with problems.collecting():
             check_chats(folder, config.data, config.run.system_prompt)
