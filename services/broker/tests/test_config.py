@@ -40,7 +40,7 @@ def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
 
 
 def test_a_replica_is_a_warning(redis_server, tmp_path, capsys):
-    replica = RedisProcess(tmp_path, "--replicaof", f"127.0.0.1 {redis_server.port}")
+    replica = RedisProcess(tmp_path, "--replicaof", "127.0.0.1", str(redis_server.port))
     replica.start()
     try:
         assert run("--set", f"broker.redis_url={replica.url}") == 0
