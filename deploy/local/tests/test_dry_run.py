@@ -56,7 +56,7 @@ NAMED = {
     "trainer.schedule=linear": "trainer.schedule: a linear over 3 steps with 5 steps of warm-up has no room",
     "trainer.warmup_steps=5": None,
     "trainer.ptx={coefficient=0.1, data='gone.jsonl'}": "trainer.ptx.data: gone.jsonl cannot be read",
-    "trainer.checkpoint.folder=/dev/null/here": "trainer.checkpoint.folder: '/dev/null/here' cannot be created",
+    "trainer.checkpoint.folder=/dev/null/here": "trainer.checkpoint.folder: '/dev/null/here' cannot be written",
 }
 """None: part of another mistake."""
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 
 from quartet_common.config import ConfigError, SecuritySection, split_address
+from quartet_common.disk import warn_of_open_secret
 from quartet_common.identity import roles_of, server_name
 from quartet_common.log import get_logger
 
@@ -87,8 +88,7 @@ def check_service_files(security: SecuritySection, kind: str, host: str) -> None
         ConfigError: a file cannot be used, peers would refuse the certificate, or this process can read the CA's key.
     """
     read_certificates(security)
-    if Path(str(security.tls_key)).stat().st_mode & 0o004:
-        log.warning("security.tls_key: '%s' can be read by every user of this host: chmod o-r", security.tls_key)
+    warn_of_open_secret("security.tls_key", Path(str(security.tls_key)))
     folders = {Path(str(getattr(security, name))).parent for name in _FILES}
     for path in sorted(file for folder in folders for file in _files(folder)):
         if _is_key_of_ca(security, path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
 from quartet_common.config import ConfigError, LoadedConfig, Section, is_loopback, load_config, split_address
+from quartet_common.disk import warn_of_open_secret
 from quartet_common.hub import located
 from quartet_common.log import collected_warnings, configure_logging, get_logger
 from quartet_common.ports import check_ports
@@ -99,7 +100,8 @@ def _check(kind: str, config: LoadedConfig, preflight: Preflight, bind: bool) ->
     plan = {"service": kind, "address": address, "run": config.run.id}
     with collected_warnings() as warnings, Problems() as problems:
         with problems.collecting():
-            security.token()
+            if security.token() and security.token_file:
+                warn_of_open_secret("security.token_file", security.token_file)
         with problems.collecting():
             security.check_listening(kind, server.bind_host or split_address(address)[0])
         if security.tls:

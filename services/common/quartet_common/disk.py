@@ -17,7 +17,7 @@ def check_folder(key: str, folder: Path) -> None:
     """Raise ConfigError if this process cannot create files in a folder, which is created with its parents."""
     existing = _nearest(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: '{folder}' cannot be created: '{existing}' is not a writable folder")
+        raise ConfigError(f"{key}: '{folder}' cannot be written: '{existing}' is not a writable folder")
 
 
 def check_file(key: str, file: Path) -> None:
@@ -26,6 +26,12 @@ def check_file(key: str, file: Path) -> None:
         check_folder(key, file.parent)
     elif file.is_dir() or not os.access(file, os.W_OK):
         raise ConfigError(f"{key}: cannot write '{file}': {'it is a folder' if file.is_dir() else 'no permission'}")
+
+
+def warn_of_open_secret(key: str, file: Path) -> None:
+    """Warn if every user of this host may read a file that holds a secret."""
+    if file.stat().st_mode & 0o004:
+        log.warning("%s: '%s' can be read by every user of this host: chmod o-r", key, file)
 
 
 def free_bytes(folder: Path) -> int:

@@ -60,7 +60,7 @@ def test_settings_that_the_start_refuses(said, tmp_path):
         "security.token_file=/gone": "security.token_file: cannot read '/gone': no such file or directory",
         "server.bind_host=0.0.0.0": "reward: 0.0.0.0 is not loopback and [security] has no TLS",
         "server.metrics_port_offset=9999": "server.metrics_port_offset: 69998 is no port; ports end at 65535",
-        "tracing.file=/dev/null/trace.json": "tracing.file: '/dev/null' cannot be created: '/dev/null' is not a",
+        "tracing.file=/dev/null/trace.json": "tracing.file: '/dev/null' cannot be written: '/dev/null' is not a",
         f"tracing.tls_ca={tmp_path / 'garbage.pem'}": "garbage.pem' holds no PEM certificate",
     }
     for setting, sentence in mistakes.items():
@@ -109,8 +109,8 @@ def names(security: SecuritySection) -> list[str]:
 
 
 def test_a_good_certificate_is_accepted(said, certificate):
-    own = certificate(hosts=("gpu7.example", "10.0.0.7"))
-    for address in ("127.0.0.1", "gpu7.example", "10.0.0.7", "[::1]"):
+    own = certificate(hosts=("gpu7.example", "10.0.0.7", "*.rollout"))
+    for address in ("127.0.0.1", "gpu7.example", "10.0.0.7", "[::1]", "pod-0.rollout"):
         answer = said("rollout", *own, f"addresses.rollout={address}:7103")
         assert answer.status == 0 and answer.plan["warnings"] == [], answer.problems
 
@@ -180,9 +180,12 @@ def test_a_certificate_for_servers_alone_is_enough_for_a_service_that_calls_nobo
     assert all("extended key usage" in problem for problem in answer.problems)
 
 
-def test_a_key_that_anybody_may_read_is_a_warning(said, tmp_path):
-    own = make(tmp_path, "rollout")
-    Path(str(own.tls_key)).chmod(0o644)
-    answer = said("rollout", *names(own))
-    (warning,) = answer.plan["warnings"]
-    assert answer.status == 0 and "can be read by every user of this host: chmod o-r" in warning
+def test_a_secret_that_anybody_may_read_is_a_warning(said, tmp_path):
+    own, token = make(tmp_path, "rollout"), tmp_path / "token"
+    token.write_text("secret")
+    for mode, keys in ((0o640, []), (0o644, ["security.token_file", "security.tls_key"])):
+        token.chmod(mode)
+        Path(str(own.tls_key)).chmod(mode)
+        answer = said("rollout", *names(own), f"security.token_file={token}")
+        assert answer.status == 0 and [warning.partition(":")[0] for warning in answer.plan["warnings"]] == keys
+    assert "can be read by every user of this host: chmod o-r" in answer.plan["warnings"][0]

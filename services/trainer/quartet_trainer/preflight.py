@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
-from quartet_common.disk import GIB, check_folder, free_bytes, warn_of_little_shared_memory
+from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.log import get_logger
 from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
 from quartet_common.ports import check_own_host
@@ -156,16 +156,19 @@ def _check_texts(config: Config, model: dict[str, Any]) -> None:
 
 
 def _check_folders(config: Config) -> None:
-    weights = config.section.weights
+    run, section = config.run.path, config.section
     with Problems() as problems:
-        for key, folder in (
-            ("run.folder", config.run.path),
-            ("trainer.checkpoint.folder", config.section.checkpoint.folder),
-            ("trainer.weights.folder", weights.folder if weights.transport == "file" else None),
+        with problems.collecting():
+            for folder in (run, *(run / name for name in ("checkpoints", "evaluations", "tensorboard", "weights"))):
+                check_folder("run.folder", folder)
+            check_file("run.folder", run / "metrics.jsonl")
+        for key, named in (
+            ("trainer.checkpoint.folder", section.checkpoint.folder),
+            ("trainer.weights.folder", section.weights.folder),
         ):
-            if folder is not None:
+            if named is not None:
                 with problems.collecting():
-                    check_folder(key, folder)
+                    check_folder(key, named)
 
 
 def _check_store(config: Config) -> None:

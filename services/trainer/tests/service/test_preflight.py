@@ -132,8 +132,19 @@ def test_each_folder_that_cannot_be_made_is_named_by_its_key(model_path: Path, t
     with pytest.raises(ConfigError) as refusal:
         check(model_path, tmp_path, "trainer.weights.transport=file", f"{key}=/dev/null/here")
     assert refusal.value.problems == (
-        f"{key}: '/dev/null/here' cannot be created: '/dev/null' is not a writable folder",
+        f"{key}: '/dev/null/here' cannot be written: '/dev/null' is not a writable folder",
     )
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "weights"])
+def test_what_is_in_the_way_in_the_run_folder_is_named(model_path: Path, tmp_path: Path, name: str):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=f"run.folder: '.*/{name}' cannot be written: '.*/{name}' is not a writable"):
+        check(model_path, tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="run.folder: cannot write '.*/metrics.jsonl': it is a folder"):
+        check(model_path, tmp_path)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid"])
