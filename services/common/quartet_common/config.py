@@ -301,11 +301,6 @@ class TracingSection(Section):
             split_address(address)
         return self
 
-    @property
-    def address(self) -> str:
-        """The collector's host:port."""
-        return self.endpoint.rpartition("://")[2]
-
 
 SectionT = TypeVar("SectionT", bound=Section)
 

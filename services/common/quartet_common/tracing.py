@@ -126,11 +126,12 @@ def check(section: TracingSection, connect: bool = False) -> None:
     if section.file:
         check_file("tracing.file", section.file)
     if connect and section.endpoint:
+        address = section.endpoint.rpartition("://")[2]
         try:
-            socket.create_connection(split_address(section.address), _CONNECT_SECONDS).close()
+            socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
         except OSError as error:
             reason = error.strerror or error
-            log.warning("tracing.endpoint: no collector answers at %s (%s): traces are lost", section.address, reason)
+            log.warning("tracing.endpoint: no collector answers at %s (%s): traces are lost", address, reason)
 
 
 def _authority(path: Path) -> bytes:
