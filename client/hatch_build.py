@@ -5,7 +5,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SERVER_PARTS = {f"{name}.py" for name in ("cli", "host", "interceptor", "metrics", "stderr_reader")}
+SERVER_PARTS = {f"{name}.py" for name in ("cli", "host", "interceptor", "metrics")}
 """Of `quartet_common`: what servers alone need, with packages that the client does without."""
 
 CONTRACT_SUITE = "tests/contract/suite/quartet_contract"

@@ -213,11 +213,11 @@ def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
 
 def test_what_the_locale_cannot_write_is_escaped(tmp_path):
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "latin-1"}
-    command = [sys.executable, "-m", "quartet_client", "doctor", "broker"]
+    command = [sys.executable, "-m", "quartet_client", "status", "--broker", "✗:1"]
     done = subprocess.run(
         command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}, timeout=60, check=False
     )
-    assert b"\\u2717 program" in done.stdout and done.stderr == b""
+    assert b"\\u2717:1" in done.stdout and done.stderr == b""
 
 
 def test_ctrl_c_ends_the_dashboard_although_its_browser_is_open(address):

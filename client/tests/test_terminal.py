@@ -163,7 +163,6 @@ COMMANDS = {
     "plot": [[LINE]],
     "export": [[LINE, "--push", "own/mine"], ["FOLDER", "--push", LINE]],
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
-    "doctor": [["reward", "--set", f"run.id={LINE}"]],
     "contract-test": [["--service", "reward", "--target", LINE]],
     "migrate-colossalchat": [["-m", LINE, "-d", "d"], ["-m", "m", "-d", "d", "--unheard-of", LINE]],
     "completion": [[LINE]],
@@ -185,8 +184,7 @@ def folder(tmp_path):
     [(name, each) for name, given in COMMANDS.items() for each in given],
     ids=lambda part: part if isinstance(part, str) else ascii(" ".join(part))[:40],
 )
-def test_no_command_lets_others_steer_the_terminal(quartet, folder, monkeypatch, command, arguments):
-    monkeypatch.setattr("quartet_client.doctor.find_program", lambda kind: None)
+def test_no_command_lets_others_steer_the_terminal(quartet, folder, command, arguments):
     _, shown = quartet(command, *(each.replace("FOLDER", str(folder)) for each in arguments))
     text = OWN.sub("", shown)
     assert not CONTROLS.search(text) and not FORGED.search(text), text

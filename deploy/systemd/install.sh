@@ -2,6 +2,7 @@
 # Installs or removes one of Quartet's services on this host. Run it as root, from a checkout.
 #
 #   install.sh SERVICE                     user, environment, configuration, unit; running it again upgrades
+#   install.sh --check SERVICE             only its dry run, as the unit makes it: user, folder, variables, options
 #   install.sh --uninstall SERVICE         unit, environment; keeps configuration, data and user
 #   install.sh --uninstall --purge SERVICE and configuration, data and user
 #
@@ -23,7 +24,7 @@ readonly UNITS=/etc/systemd/system
 fail() { echo "install.sh: $*" >&2; exit 2; }
 say() { echo "install.sh: $*"; }
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 # Whether systemd runs this host. Without it, as in a container build, the service is installed but not started.
 has_systemd() { [[ -d /run/systemd/system ]]; }
@@ -114,6 +115,7 @@ make_environment() {
 make_configuration() {
     local service="$1" user="quartet-$1"
     install -d -m 755 "$CONFIGURATION"
+    install -d -m 750 -o "$user" -g "$user" "/var/lib/$user"
     local file
     for file in toml env; do
         if [[ ! -e $CONFIGURATION/$service.$file ]]; then
@@ -124,10 +126,19 @@ make_configuration() {
     done
 }
 
-# As the service's user: root could read keys that the service cannot.
+# What the unit runs, with --dry-run. As the service's user: root could read keys that the service cannot.
 check_configuration() {
-    local service="$1"
-    (cd / && runuser -u "quartet-$service" -- "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" --dry-run >/dev/null)
+    local service="$1" user="quartet-$1" line value
+    (
+        while IFS= read -r line; do # as systemd reads it, not as a shell would
+            [[ $line =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]] || continue
+            value="${BASH_REMATCH[2]}"
+            [[ $value =~ ^\"(.*)\"$ || $value =~ ^\'(.*)\'$ ]] && value="${BASH_REMATCH[1]}"
+            export "${line%%=*}=$value"
+        done <"$CONFIGURATION/$service.env"
+        cd "/var/lib/$user"
+        runuser -u "$user" -- "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" ${QUARTET_OPTIONS:-} --dry-run
+    )
 }
 
 install_service() {
@@ -139,7 +150,7 @@ install_service() {
     make_configuration "$service"
     install -m 644 "$HERE/quartet-$service.service" "$UNITS/quartet-$service.service"
     has_systemd && systemctl daemon-reload
-    if ! check_configuration "$service"; then
+    if ! check_configuration "$service" >/dev/null; then
         say "not started: quartet-$service cannot use $CONFIGURATION/$service.toml as the user quartet-$service; it says why above"
         [[ $start == no ]] || exit 1
         return
@@ -175,12 +186,13 @@ main() {
     while (($#)); do
         case "$1" in
             --uninstall) action=uninstall ;;
+            --check) action=check ;;
             --purge) purge=yes ;;
             --no-start) start=no ;;
             --gpu | --cpu) profile="${1#--}" ;;
             --python) (($# > 1)) || fail "--python needs a path"; python="$2"; shift ;;
             -h | --help) usage; exit 0 ;;
-            -*) fail "option $1 does not exist; there are --uninstall, --purge, --no-start, --python, --gpu, --cpu, --help" ;;
+            -*) fail "option $1 does not exist; there are --check, --uninstall, --purge, --no-start, --python, --gpu, --cpu, --help" ;;
             *) [[ -z $service ]] || fail "one service at a time, got $service and $1"; service="$1" ;;
         esac
         shift
@@ -191,6 +203,11 @@ main() {
         *) fail "service is '$service'; allowed: broker, reward, rollout, trainer" ;;
     esac
     [[ $EUID == 0 ]] || fail "run it as root: it makes a user and a unit"
+    if [[ $action == check ]]; then
+        [[ -x $PREFIX/$service/bin/quartet-$service ]] || fail "$service is not installed; install it with: install.sh $service"
+        check_configuration "$service"
+        return
+    fi
     if [[ $action == uninstall ]]; then
         uninstall_service "$service" "$purge"
         return

@@ -126,16 +126,16 @@ def test_a_service_refuses_the_key_of_the_authority(pki, tmp_path):
     export(pki, "broker", folder)
     assert sorted(file.name for file in folder.iterdir()) == sorted(EXPORTED)
     own = exported(folder)
-    certificates.check_service_files(own)
+    certificates.check_service_files(own, "broker", "127.0.0.1")
     with pytest.raises(ConfigError, match="ca-key.pem' is the private key of the CA"):
-        certificates.check_service_files(held(pki, "broker"))
+        certificates.check_service_files(held(pki, "broker"), "broker", "127.0.0.1")
     # Under any name, of any of the CAs it trusts.
     create_authority(tmp_path / "second")
     put(folder / "ca.crt", (pki / "ca.pem").read_bytes() + (tmp_path / "second" / "ca.pem").read_bytes())
-    certificates.check_service_files(own)
+    certificates.check_service_files(own, "broker", "127.0.0.1")
     (folder / "notes").write_bytes((tmp_path / "second" / "ca-key.pem").read_bytes())
     with pytest.raises(ConfigError, match="notes' is the private key of the CA"):
-        certificates.check_service_files(own)
+        certificates.check_service_files(own, "broker", "127.0.0.1")
     (folder / "notes").unlink()
     with pytest.raises(ConfigError, match="is the private key of the CA"):
-        certificates.check_service_files(held(pki, "ca"))
+        certificates.check_service_files(held(pki, "ca"), "broker", "127.0.0.1")

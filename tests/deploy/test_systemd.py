@@ -4,6 +4,7 @@ Tests have no running systemd: the installer is executed, and the unit's command
 a notification socket, as systemd would.
 """
 
+import json
 import os
 import pwd
 import re
@@ -133,6 +134,12 @@ def a_key_that_its_user_cannot_read_is_told(configuration: Path) -> None:
     assert says in last_state("reward")
     export(keys.with_name("pki"), "reward", keys, pwd.getpwnam("quartet-reward").pw_uid)
     assert "not started" not in install("--no-start", "reward").stdout
+    assert json.loads(install("--check", "reward").stdout)["address"] == "127.0.0.1:17102"
+    variables = Path("/etc/quartet/reward.env")
+    variables.write_text(f"{variables.read_text()}\nQUARTET_OPTIONS=--set reward.workers=0\n")
+    told = install("--check", "reward")
+    assert told.returncode == 2 and "reward.workers: got 0" in told.stderr, "the unit's options count"
+    variables.write_text(variables.read_text().replace("reward.workers=0", "reward.workers=2"))
 
 
 def last_state(service: str) -> str:

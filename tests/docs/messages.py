@@ -27,8 +27,6 @@ FORMS = {
     "PromptRefused": "{0}: got {1}; allowed: {2}",
     "not_found": "{0} '{1}' does not exist: {2}",
     "already_exists": "{0} '{1}' exists and differs: {2}",
-    "failure": "{0}: {1}",
-    "warning": "{0}: {1}",
     **dict.fromkeys(
         ("failed_precondition", "resource_exhausted", "unavailable", "aborted", "data_loss", "unimplemented"),
         "{0}: {1}",

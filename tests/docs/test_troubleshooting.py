@@ -14,7 +14,6 @@ SECTIONS = {
     "The rollout": ("rollout",),
     "The trainer": ("trainer",),
     "The client": ("client",),
-    "quartet doctor": ("client",),
     "The launcher": ("launcher",),
 }
 

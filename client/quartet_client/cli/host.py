@@ -1,4 +1,4 @@
-"""`quartet certs`, `doctor`, `env`, `completion`: this host; `contract-test`: an implementation of a service."""
+"""`quartet certs`, `env`, `completion`: this host; `contract-test`: an implementation of a service."""
 
 import importlib.util
 import pwd
@@ -19,9 +19,8 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import asynchronous, json_option, print_json, table, the_launcher
+from quartet_client.cli.options import json_option, print_json, table, the_launcher
 from quartet_client.connection import KINDS
-from quartet_client.doctor import Finding, examine
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import Terminal, echo
 from quartet_common.config import SecuritySection, split_address, validate_section
@@ -29,7 +28,6 @@ from quartet_common.diagnosis import Peer
 from quartet_common.identity import ROLES
 from quartet_common.plugins import install_command
 from quartet_common.run_file import RunFile
-from quartet_common.text import one_line
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False))
 _hosts = click.option(
@@ -163,41 +161,6 @@ def _show(found: list[CertificateInfo]) -> None:
         rows.append([info.name, ", ".join(info.roles), ", ".join(info.hosts), f"{info.not_after:%Y-%m-%d %H:%M}", days])
     headings = ("certificate", "roles", "hosts", "good until", "days left")
     Terminal().print(table(headings, rows) if found else "no certificates there")
-
-
-# A sign besides the color, for color-blind readers and plain terminals.
-_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "red")}
-
-
-@click.command()
-@click.argument("service", type=click.Choice(KINDS))
-@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
-@click.option("--running", is_flag=True, help="The service runs already: do not check that its port is free.")
-@click.option("--user", metavar="NAME", help="Who runs it. Default: the systemd unit's user, where there is one.")
-@json_option
-@asynchronous
-async def doctor(
-    service: str, file: Path | None, overrides: tuple[str, ...], running: bool, user: str | None, as_json: bool
-) -> int:
-    """Check whether SERVICE can run on this host with the run file FILE. Exit status 1 if not."""
-    found = []
-    async for finding in examine(service, file, overrides, running, user):
-        found.append(finding)
-        if not as_json:
-            Terminal().print(_line(finding))
-    if as_json:
-        print_json(found)
-    return int(any(finding.state == "failure" for finding in found))
-
-
-def _line(finding: Finding) -> Text:
-    sign, style = _SIGNS[finding.state]
-    line = Text(f"{sign} {finding.check:<13} ", style)
-    line.append(f"\n  {'':<13} ".join(map(one_line, finding.what.splitlines())), "")
-    if finding.cure:
-        line.append(f"\n  {'':<13} → {one_line(finding.cure)}", "dim")
-    return line
 
 
 @click.group()

@@ -15,7 +15,7 @@ import click
 from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.export import export, plot
-from quartet_client.cli.host import certs, completion, contract_test, doctor, env
+from quartet_client.cli.host import certs, completion, contract_test, env
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
 from quartet_client.cli.run import dashboard, run, status, trace, watch
@@ -50,7 +50,6 @@ for command in (
     plot,
     export,
     certs,
-    doctor,
     env,
     contract_test,
     migrate_colossalchat,

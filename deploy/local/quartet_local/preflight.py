@@ -15,10 +15,11 @@ from pydantic import ConfigDict
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
+from quartet_common import tracing
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
 from quartet_common.gpus import GpuError, read_gpus
 from quartet_common.hub import is_hub_id
-from quartet_common.ports import check_ports_free, free_ports
+from quartet_common.ports import check_ports, free_ports
 from quartet_common.run_file import Problems, RunFile
 from quartet_local.config import (
     SERVICES,
@@ -29,6 +30,7 @@ from quartet_local.config import (
     service_python,
 )
 from quartet_local.placement import Service, check_memory, place
+from quartet_local.process import find_server
 
 _ASKED_SECONDS = 3.0
 
@@ -42,7 +44,7 @@ async def free_addresses(config: LoadedConfig, kinds: Sequence[str]) -> tuple[li
         return [], ""
     for kind in kinds:
         try:
-            check_ports_free(kind, getattr(config.addresses, kind), config.server)
+            check_ports(kind, getattr(config.addresses, kind), config.server)
         except ConfigError as error:
             ports = free_ports(len(kinds), neighbor=config.server.metrics_port_offset)
             found = [f'addresses.{each}="127.0.0.1:{port}"' for each, port in zip(kinds, ports, strict=True)]
@@ -160,6 +162,7 @@ async def _check(
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
             services = _placed(config, names, overrides)
             lines_alone = _lines_alone(config)
+            tracing.check(config.tracing)  # the launcher feeds the run, and traces that
             say("checking the run file with every service")
         with tempfile.TemporaryDirectory(prefix="quartet-data-") as folder:
             settings: list[str] = []
@@ -169,12 +172,15 @@ async def _check(
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
                     settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
             complaints, warnings = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
+        if own_redis:
+            with problems.collecting(LaunchError):
+                await asyncio.to_thread(find_server)
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
         problems.add(*(_with_titles(complaint, titles) for complaint in complaints))
-    for warning in warnings:
+    for warning in dict.fromkeys(warnings):
         say(f"warning: {_with_titles(warning, titles)}")
     return Plan(config, asked, found, held, services, own_redis, data)
 

@@ -11,7 +11,10 @@ import socket
 
 import pytest
 
+from quartet_common.config import ConfigError
 from quartet_common.ports import free_port
+from quartet_local import process
+from quartet_local.preflight import check_run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,6 +26,7 @@ KEYS = {
     "trainer.algorithm=grop": "trainer.algorithm: got 'grop' in --set: there is no such algorithm here",
     "trainer.weights.transport=ncll": "trainer.weights.transport: got 'ncll' in --set: there is no such transport here",
     "rollout.vllm.gpu_memory_utilisation=0.5": "no such engine argument; did you mean gpu_memory_utilization",
+    "rollout.advertise_address=gpu7": "rollout.advertise_address: got 'gpu7' in --set: an address is host:port",
     "reward.worker=2": "unknown key reward.worker in --set: did you mean 'workers'?",
     "reward.sandbox.slot=4": "unknown key reward.sandbox.slot in --set: did you mean 'slots'?",
     "broker.max_run=1": "unknown key broker.max_run in --set: did you mean 'max_runs'?",
@@ -52,7 +56,7 @@ NAMED = {
     "trainer.schedule=linear": "trainer.schedule: a linear over 3 steps with 5 steps of warm-up has no room",
     "trainer.warmup_steps=5": None,
     "trainer.ptx={coefficient=0.1, data='gone.jsonl'}": "trainer.ptx.data: gone.jsonl cannot be read",
-    "trainer.checkpoint.folder=/dev/null/here": "run.folder: '/dev/null/here' cannot be created",
+    "trainer.checkpoint.folder=/dev/null/here": "trainer.checkpoint.folder: '/dev/null/here' cannot be written",
 }
 """None: part of another mistake."""
 
@@ -128,3 +132,20 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
             expected.append(f"addresses.{service}: cannot listen on {at}")
         lines = dry_run(f"model.path={chatty}", held, *settings, *NAMED)
     assert_each_is_reported_once(lines, [*expected, *(words for _, words in ROWS)])
+
+
+def test_a_host_without_a_redis_server_is_told(run_file, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(process, "_FIND_EMBEDDED", "raise SystemExit(1)")
+    with pytest.raises(ConfigError) as refused:
+        check_run(run_file, ["trainer.tp_size=2"])
+    assert [problem for problem in refused.value.problems if "no redis-server of version 6.2 or later" in problem]
+    assert len(refused.value.problems) == 2, "with the other problems"
+
+
+def test_warnings_of_every_service_are_shown_once(run_file, tmp_path):
+    said: list[str] = []
+    nobody = free_port()
+    check_run(run_file, [f"tracing.endpoint=127.0.0.1:{nobody}", "run.sampling.top_p=0.9"], said.append)
+    warnings = [line for line in said if line.startswith("warning: ")]
+    assert [sum(words in line for line in warnings) for words in ("no collector answers", "top_p = 0.9")] == [1, 1]

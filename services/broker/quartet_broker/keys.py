@@ -3,6 +3,9 @@
 RUNS = "q:runs"
 """Sorted set of run ids by time of creation, in milliseconds. The only key outside a run's hash tag."""
 
+KEYS = "q:*"
+"""Pattern of all keys."""
+
 CHANNELS = "q:*:bell"
 """Pattern of the channels on which scripts announce changes."""
 

@@ -1,17 +1,17 @@
 """What `--dry-run` checks: Redis answers, is recent enough, and permits this user what a broker needs."""
 
 import asyncio
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
-from quartet_broker import keys
-from quartet_broker.config import BrokerSection, parse, without_password
+from quartet_broker import rights
+from quartet_broker.config import BrokerSection, RedisUrl, parse, without_password
 from quartet_broker.servers import Servers, connect
-from quartet_broker.store import Command, Store, execute
 from quartet_common.config import ConfigError, LoadedConfig
-from quartet_common.errors import ContractError
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -29,6 +29,10 @@ def check_redis(section: BrokerSection) -> str:
     where = without_password(section.redis_url)
     try:
         return asyncio.run(_check_all(section, where))
+    except NoPermissionError as error:  # of a command by which a connection begins, or INFO
+        needed = re.search("'(.+?)'", str(error))
+        word = f"+{needed[1]}" if needed else str(error)
+        raise _refused(where, parse(section.redis_url), [word]) from error
     except (RedisError, OSError, ValueError, TypeError) as error:
         raise ConfigError(f"Redis at {where} does not answer ({error}): start it, or set broker.redis_url") from error
 
@@ -36,8 +40,8 @@ def check_redis(section: BrokerSection) -> str:
 async def _check_all(section: BrokerSection, where: str) -> str:
     servers = connect(section)
     try:
-        versions = [await _check(server, section, where) for server in await servers.all()]
         await _check_rights(servers, section, where)
+        versions = [await _check(server, section, where) for server in await servers.all()]
         return ", ".join(dict.fromkeys(versions))
     finally:
         await servers.aclose()
@@ -57,25 +61,29 @@ async def _check(server: Redis, section: BrokerSection, where: str) -> str:
     if memory["maxmemory"] and memory["maxmemory_policy"] != "noeviction":
         policy = memory["maxmemory_policy"]
         log.warning("Redis at %s may evict experience: set maxmemory-policy noeviction, not %s", where, policy)
+    if (await server.info("replication"))["role"] != "master":
+        log.warning("Redis at %s is a replica, which refuses writes: name its master in broker.redis_url", where)
     if "valkey_version" in info:
         return f"valkey {info['valkey_version']}"
     return version
 
 
 async def _check_rights(servers: Servers, section: BrokerSection, where: str) -> None:
-    try:
-        await Store(servers, section).run_many("list_members", "no-such-run", [()], missing_ok=True)
-        server = await servers.any()
-        # The commands of a put, discarded.
-        put: list[Command] = [("MULTI",), ("MSET", keys.run("no-such-run"), b""), ("EVAL", "return 1", 0), ("DISCARD",)]
-        for answer in await execute(server, put, section.redis_timeout):
-            if isinstance(answer, NoPermissionError):
-                raise answer
-        async with server.pubsub() as subscription:
-            await subscription.psubscribe(keys.CHANNELS)
-            await subscription.parse_response()
-    except NoPermissionError as error:
-        description = f"does not let this user do all that a broker needs ({error}): see docs/redis.md for the ACL"
-        raise ConfigError(f"Redis at {where} {description}") from error
-    except ContractError as error:
-        raise ConfigError(error.message) from error
+    commands = [*rights.COMMANDS, *([rights.WITH_REPLICAS] if section.redis_replicas else [])]
+    url = parse(section.redis_url)
+    if url.form == "cluster":
+        commands.append(rights.IN_A_CLUSTER)
+    for server in await servers.all():  # each has users of its own
+        if words := await rights.missing_rights(server, commands, section.redis_timeout):
+            raise _refused(where, url, words)
+        if words := await rights.missing_rights(server, rights.FOR_BACKUPS, section.redis_timeout):
+            log.warning("%s: only quartet backup needs them", _refused(where, url, words))
+
+
+def _refused(where: str, url: RedisUrl, words: Sequence[str]) -> ConfigError:
+    """Return the error about rights that are missing, with the command that grants them."""
+    user = url.options.get("username") or "default"
+    return ConfigError(
+        f"Redis at {where} does not let the user '{user}' do all that a broker needs: "
+        f"ACL SETUSER {user} {' '.join(words)} (docs/redis.md)"
+    )

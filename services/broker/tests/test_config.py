@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from conftest import documented_user, on_both
-from redis_process import free_port
+from conftest import on_both
+from redis_process import RedisProcess, free_port
 
 from quartet_broker.config import BrokerSection, parse, without_password
 from quartet_broker.preflight import preflight
@@ -39,16 +39,14 @@ def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
     assert "quartet:***@" in captured.err and "hunter2" not in captured.out + captured.err
 
 
-@pytest.mark.parametrize(
-    ("rule", "missing"), [("-evalsha", "evalsha"), ("resetchannels", "channel"), ("resetkeys", "key")]
-)
-def test_rights_that_are_missing_are_told_before_anything_starts(redis_server, rule, missing, capsys):
-    with redis_server.client() as client:
-        client.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *documented_user()[3:], rule)
-    url = redis_server.url.replace("quartet:SECRET", "poor:poor")
-    assert run("--set", f"broker.redis_url={url}") == 2
-    error = capsys.readouterr().err
-    assert "see docs/redis.md" in error and missing in error
+def test_a_replica_is_a_warning(redis_server, tmp_path, capsys):
+    replica = RedisProcess(tmp_path, "--replicaof", "127.0.0.1", str(redis_server.port))
+    replica.start()
+    try:
+        assert run("--set", f"broker.redis_url={replica.url}") == 0
+    finally:
+        replica.kill()
+    assert "is a replica, which refuses writes: name its master" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

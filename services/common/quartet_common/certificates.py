@@ -9,21 +9,27 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
 from quartet_common.config import ConfigError, SecuritySection, split_address
-from quartet_common.identity import server_name
+from quartet_common.disk import warn_of_open_secret
+from quartet_common.identity import roles_of, server_name
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 
 _FILES = ("tls_ca", "tls_certificate", "tls_key")
 _CHECK_SECONDS = 1.0
+_SOON = 0.2
+"""Share of its life that a certificate should have left when a service starts."""
+_CALLERS = ("rollout", "trainer")
+"""Services that call others."""
 _KEY_BYTES = 1 << 16  # a PEM key is smaller
 _PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -70,13 +76,19 @@ def _check(security: SecuritySection) -> None:
         ) from error
 
 
-def check_service_files(security: SecuritySection) -> None:
-    """Check a service's files: its set, and that the CA's private key is not in the same folders.
+def check_service_files(security: SecuritySection, kind: str, host: str) -> None:
+    """Check a service's files: its set, its certificate as peers will, and that the CA's private key is not in the same
+    folders. Warn of a certificate that expires soon and of a key that any user may read.
+
+    Args:
+        kind: the service.
+        host: by which others call it; "": not known.
 
     Raises:
-        ConfigError: a file cannot be used, or this process can read the CA's key.
+        ConfigError: a file cannot be used, peers would refuse the certificate, or this process can read the CA's key.
     """
     read_certificates(security)
+    warn_of_open_secret("security.tls_key", Path(str(security.tls_key)))
     folders = {Path(str(getattr(security, name))).parent for name in _FILES}
     for path in sorted(file for folder in folders for file in _files(folder)):
         if _is_key_of_ca(security, path):
@@ -85,6 +97,76 @@ def check_service_files(security: SecuritySection) -> None:
                 "a folder with the service's own key and certificate and the CA's certificate "
                 "(quartet certs export SERVICE FOLDER)"
             )
+    _check_as_peers(security, kind, host)
+
+
+def _check_as_peers(security: SecuritySection, kind: str, host: str) -> None:
+    where = f"security.tls_certificate: '{security.tls_certificate}'"
+    name = (name_to_check(security, f"{host}:0", kind) or host) if host else None
+    try:
+        found = handshake_with_itself(security, name, as_client=kind in _CALLERS)
+    except ssl.SSLCertVerificationError as error:
+        wanted = f"a {kind} at '{host}'; issue it with --role {kind} --host {host}, or correct [addresses]"
+        raise ConfigError(f"{where} {certificate_fault(error, wanted)}") from error
+    roles = roles_of(value for _, value in found.get("subjectAltName", ()))
+    if security.roles and kind not in roles:
+        raise ConfigError(
+            f"{where} has {'the role ' + ', '.join(sorted(roles)) if roles else 'no role'}; allowed: {kind} (issue it "
+            f"with --role {kind}), or security.roles = false"
+        )
+    begin, end = (ssl.cert_time_to_seconds(found[date]) for date in ("notBefore", "notAfter"))
+    if (left := end - time.time()) < _SOON * (end - begin):
+        log.warning("%s expires in %.1f days: renew it", where, left / 86400)
+
+
+def handshake_with_itself(
+    security: SecuritySection, name: str | None = None, as_client: bool = False
+) -> dict[str, Any]:
+    """Return the set's certificate, as `SSLSocket.getpeercert`, after a handshake under its own CA.
+
+    Args:
+        name: that the certificate must be for; None: any.
+        as_client: the certificate must be good for a client, too.
+
+    Raises:
+        ssl.SSLCertVerificationError: a peer with the same CA would refuse it.
+    """
+    client = ssl.create_default_context(cafile=security.tls_ca)
+    client.check_hostname = name is not None
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=security.tls_ca)
+    for end in (client, server):
+        end.load_cert_chain(str(security.tls_certificate), security.tls_key)
+    if as_client:
+        server.verify_mode = ssl.CERT_REQUIRED
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    called = client.wrap_bio(to_client, to_server, server_hostname=name)
+    calling = server.wrap_bio(to_server, to_client, server_side=True)
+    for half in (called, calling, called, calling):
+        with suppress(ssl.SSLWantReadError):
+            half.do_handshake()
+    return cast(dict[str, Any], called.getpeercert())
+
+
+# OpenSSL's codes of X509_verify_cert_error_string.
+_NOT_YET_VALID, _EXPIRED, _PURPOSE = 9, 10, 26
+_OTHER_NAME = (62, 63, 64)
+
+
+def certificate_fault(error: ssl.SSLCertVerificationError, wanted: str = "") -> str:
+    """Return what is wrong with a certificate, as the end of a sentence.
+
+    Args:
+        wanted: whose certificate it should be, and what to do if it is another's.
+    """
+    if error.verify_code == _EXPIRED:
+        return "has expired; issue it again"
+    if error.verify_code == _NOT_YET_VALID:
+        return "is not valid yet; are the clocks of both hosts right?"
+    if error.verify_code in _OTHER_NAME:
+        return f"is not that of {wanted}"
+    if error.verify_code == _PURPOSE:
+        return "is not for servers and clients (extended key usage); issue it again for both"
+    return f"is of another CA than security.tls_ca ({error.verify_message}); both sides need the same"
 
 
 def _files(folder: Path) -> list[Path]:

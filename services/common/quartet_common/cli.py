@@ -1,104 +1,33 @@
-"""The command line of all four services: options, exit codes, and standard error as JSON lines."""
+"""The command line of all four services: options, checks, exit codes."""
 
 import argparse
 import asyncio
 import dataclasses
-import fcntl
 import json
-import logging
 import os
-import re
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from quartet_common import __version__, metrics, tracing
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common import __version__, tracing
+from quartet_common.config import ConfigError, LoadedConfig, Section, is_loopback, load_config, split_address
+from quartet_common.disk import warn_of_open_secret
 from quartet_common.hub import located
-from quartet_common.log import configure_logging, get_logger
-from quartet_common.ports import check_ports_free
+from quartet_common.log import collected_warnings, configure_logging, get_logger
+from quartet_common.ports import check_ports
 from quartet_common.process import Supervisor, keep_freed_memory
 from quartet_common.run_file import Problems
-from quartet_common.text import Repeats, one_line
+from quartet_common.text import one_line
 
 log = get_logger(__name__)
-
-_FAILED = metrics.counter(
-    "quartet_tls_handshakes_failed_total",
-    "TLS handshakes that failed, by which end this process was and why (no_certificate, certificate, not_tls, "
-    "other); with --log-format json",
-    ["side", "reason"],
-)
-# Large enough that a library which writes much at once, while it holds the GIL, does not block.
-_PIPE_BYTES = 1 << 20
-_READER_SECONDS = 2.0
-_CAUSES = (
-    ("no_certificate", re.compile("PEER_DID_NOT_RETURN_A_CERTIFICATE")),
-    ("not_tls", re.compile("WRONG_VERSION_NUMBER|HTTP_REQUEST|UNSUPPORTED_PROTOCOL")),
-    ("certificate", re.compile("certificate|Verification|BAD_SIGNATURE|UNKNOWN_CA", re.IGNORECASE)),
-)
-
-
-@contextmanager
-def watched_stderr(service: str, instance: str) -> Iterator[None]:
-    """Pipe standard error through `stderr_reader.py`; logs go to the original standard error directly."""
-    read, write = os.pipe()
-    with suppress(OSError):  # the user's limit on pipe buffers is reached
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    original = os.dup(2)
-    reader = str(Path(__file__).with_name("stderr_reader.py"))
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", reader, service, instance],
-        stdin=read,
-        stdout=subprocess.PIPE,
-        stderr=original,
-        text=True,
-        start_new_session=True,  # it ends after its last writer, not by a signal to the process group
-    )
-    os.close(read)
-    os.dup2(write, 2)
-    os.close(write)
-    direct = os.fdopen(original, "w", buffering=1, errors="backslashreplace")
-    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
-    for handler in handlers:
-        handler.setStream(direct)
-    if process.stdout is not None:
-        threading.Thread(target=_count_failures, args=(process.stdout,), name="handshakes", daemon=True).start()
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(original, 2)
-        for handler in handlers:
-            handler.setStream(sys.stderr)
-        # The reader lives on as long as a child process can write to it.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_READER_SECONDS)
-
-
-def _count_failures(lines: IO[str]) -> None:
-    repeats = Repeats()
-    for line in lines:
-        failed = json.loads(line)
-        cause = next((name for name, pattern in _CAUSES if pattern.search(failed["reason"])), "other")
-        _FAILED.labels(failed["side"], cause).inc()
-        host = failed["peer"].rpartition(":")[0]
-        if (repeated := repeats.count((failed["side"], host, cause))) is not None:
-            extra = {**failed, "cause": cause, "repeated": repeated}
-            log.warning("TLS handshake failed: %s", failed["reason"], extra=extra)
-
 
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost
 
-# For watched_stderr. gRPC reads it when it is imported, which services do before they call service_main.
-if "--log-format json" in " ".join(sys.argv).replace("=", " "):
-    os.environ["GRPC_TRACE"] = ",".join(filter(None, (os.environ.get("GRPC_TRACE"), "handshaker")))
+_LEADS = os.environ.get("RANK", "0") == "0"
+"""False in a trainer's other ranks, which serve nothing and have nothing to trace."""
 
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
@@ -137,16 +66,14 @@ def service_main(
             preflight = _nothing_more
         if kind in ("rollout", "trainer"):
             config = located(config, weights=not arguments.dry_run)
-        plan = _check(kind, config, preflight, ports=arguments.check_port and arguments.dry_run)
+        plan = _check(kind, config, preflight, bind=arguments.check_port and arguments.dry_run)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
-        check_ports_free(kind, getattr(config.addresses, kind), config.server)
-        # The trainer's other ranks only follow rank 0: they have nothing to trace.
-        if os.environ.get("RANK", "0") == "0":
+        check_ports(kind, getattr(config.addresses, kind), config.server)
+        if _LEADS:
             tracing.configure(kind, instance, config.tracing)
-        watched = watched_stderr(kind, instance) if arguments.log_format == "json" else nullcontext()
-        with watched, asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
         Supervisor().notify(STATUS=error.problems[0])
@@ -167,21 +94,36 @@ def service_main(
         tracing.shutdown()
 
 
-def _check(kind: str, config: LoadedConfig, preflight: Preflight, ports: bool) -> dict[str, Any]:
-    """Return what would run. Raises ConfigError with all problems."""
-    plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id}
-    with Problems() as problems:
-        if config.security.tls:
+def _check(kind: str, config: LoadedConfig, preflight: Preflight, bind: bool) -> dict[str, Any]:
+    """Return what would run, with all warnings. Raises ConfigError with all problems."""
+    address, security, server = getattr(config.addresses, kind), config.security, config.server
+    plan = {"service": kind, "address": address, "run": config.run.id}
+    with collected_warnings() as warnings, Problems() as problems:
+        with problems.collecting():
+            if security.token() and security.token_file:
+                warn_of_open_secret("security.token_file", security.token_file)
+        with problems.collecting():
+            security.check_listening(kind, server.bind_host or split_address(address)[0])
+        if security.tls:
             from quartet_common.certificates import check_service_files  # it imports grpc
 
             with problems.collecting():
-                check_service_files(config.security)
+                check_service_files(security, kind, _called_host(config, address))
+        if _LEADS:
+            with problems.collecting():
+                tracing.check(config.tracing, connect=config.dry_run)
         with problems.collecting():
             plan |= preflight(config)
-        if ports:
-            with problems.collecting():
-                check_ports_free(kind, getattr(config.addresses, kind), config.server)
-    return plan
+        with problems.collecting():
+            check_ports(kind, address, server, bind)
+    return {**plan, "warnings": warnings}
+
+
+def _called_host(config: LoadedConfig, address: str) -> str:
+    """Return the host by which others call the service; "" if its run file does not say it."""
+    host, _ = split_address(getattr(config.section, "advertise_address", "") or address)
+    only_here = is_loopback(host) and not is_loopback(config.server.bind_host or host)
+    return "" if only_here or host in ("0.0.0.0", "::") or not _LEADS else host
 
 
 def _nothing_more(config: LoadedConfig) -> dict[str, Any]:

@@ -248,6 +248,14 @@ class SecuritySection(Section):
         """True if mutual TLS is configured."""
         return self.tls_ca is not None
 
+    def check_listening(self, kind: str, host: str) -> None:
+        """Raise ConfigError if a service would listen at `host` in plaintext, which only loopback allows."""
+        if not (self.tls or self.insecure or is_loopback(host)):
+            raise ConfigError(
+                f"{kind}: {host} is not loopback and [security] has no TLS: set tls_ca, tls_certificate and "
+                "tls_key, or insecure = true if the network is trusted"
+            )
+
     def token(self) -> str | None:
         """Return the bearer token, or None if none is configured. Raises ConfigError if the file cannot be used."""
         if self.token_file is None:

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 
 import grpc
 
-from quartet_common.certificates import name_to_check
+from quartet_common.certificates import certificate_fault, handshake_with_itself, name_to_check
 from quartet_common.config import SecuritySection, split_address
 from quartet_common.errors import describe, is_answer
 
 _SECONDS = 3.0
-
-# OpenSSL's codes of X509_verify_cert_error_string.
-_NOT_YET_VALID, _EXPIRED = 9, 10
-_OTHER_NAME = (62, 63, 64)
 
 
 @dataclass(frozen=True)
@@ -84,16 +80,18 @@ def _handshake(connection: socket.socket, kind: str, address: str, security: Sec
             refused = not tls.recv(1)  # with TLS 1.3 a server checks the client's certificate after the handshake
     except ssl.SSLCertVerificationError as error:
         wanted = f"a {kind} at '{host}'; issue it with --role {kind} --host {host}, or correct [addresses]"
-        return f"its certificate {_fault(error, wanted)}"
+        return f"its certificate {certificate_fault(error, wanted)}"
     except ssl.SSLError as error:
         refused = "ALERT" in (error.reason or "")
     if not security.tls:
         speaks_tls = "it speaks TLS, and this side plaintext; set tls_ca, tls_certificate and tls_key in [security]"
         return speaks_tls if encrypted or refused else None
     if refused:
-        other_ca = "it does not trust the CA of this side's certificate; both sides need the same"
-        own = _own_fault(security)
-        return other_ca if own is None else own
+        try:
+            handshake_with_itself(security, as_client=True)
+        except ssl.SSLCertVerificationError as error:
+            return f"this side's certificate '{security.tls_certificate}' {certificate_fault(error)}"
+        return "it does not trust the CA of this side's certificate; both sides need the same"
     return None if encrypted else "it speaks plaintext, and this side TLS; its [security] needs a certificate too"
 
 
@@ -101,31 +99,3 @@ def _trusting(security: SecuritySection) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=security.tls_ca)
     context.load_cert_chain(str(security.tls_certificate), security.tls_key)
     return context
-
-
-def _own_fault(security: SecuritySection) -> str | None:
-    """Return what is wrong with this side's own certificate, by a handshake with itself under its own CA."""
-    context = _trusting(security)
-    context.check_hostname = False
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(str(security.tls_certificate), security.tls_key)
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = context.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
-    for end in (ends[0], ends[1], ends[0]):
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            return f"this side's certificate '{security.tls_certificate}' {_fault(error)}"
-    return None
-
-
-def _fault(error: ssl.SSLCertVerificationError, wanted: str = "") -> str:
-    if error.verify_code == _EXPIRED:
-        return "has expired; issue it again"
-    if error.verify_code == _NOT_YET_VALID:
-        return "is not valid yet; are the clocks of both hosts right?"
-    if error.verify_code in _OTHER_NAME:
-        return f"is not that of {wanted}"
-    return f"is of another CA than security.tls_ca ({error.verify_message}); both sides need the same"

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from quartet.v1 import common_pb2, common_pb2_grpc
 
 from quartet_common.certificates import server_credentials
-from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
+from quartet_common.config import ConfigError, SecuritySection, ServerSection, split_address
 from quartet_common.handshake import HandshakeServicer, Identity, Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
@@ -52,11 +52,7 @@ class ServiceHost:
         """
         host, port = split_address(address)
         self._bind_host = settings.bind_host or host
-        if not (security.tls or security.insecure or is_loopback(self._bind_host)):
-            raise ConfigError(
-                f"{kind}: {self._bind_host} is not loopback and [security] has no TLS: set tls_ca, tls_certificate and "
-                "tls_key, or insecure = true if the network is trusted"
-            )
+        security.check_listening(kind, self._bind_host)
         self.kind = kind
         self.address = address
         self.instance_id = f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -115,6 +115,19 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the text of every warning that is logged inside."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
 def configure_logging(
     service: str, instance: str, log_format: LogFormat = "text", level: str = "info", run: str = ""
 ) -> None:

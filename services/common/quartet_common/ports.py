@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quartet_common.config import ConfigError, ServerSection, split_address
 
-_LOWEST = 10_000
+_LOWEST, _HIGHEST = 10_000, 65_535
 _FEW = 1000
 _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()  # that this process has returned
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def _bind(host: str, port: int) -> None:
-    """Bind a port and release it. Raises OSError, OverflowError."""
+    """Bind a port and release it. Raises OSError."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not matter
         probe.bind((host, port))
@@ -78,8 +78,18 @@ def check_interface(key: str, name: str) -> None:
         raise ConfigError(f"{key}: this host has no network interface '{name}'; allowed: {', '.join(there)}")
 
 
-def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
-    """Raise AddressUnavailable if the address or its metrics port cannot be bound, ConfigError for an invalid port."""
+def check_own_host(key: str, host: str) -> None:
+    """Raise ConfigError if this host cannot listen at `host`, a name or an address."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot listen on {host}: {(error.strerror or str(error)).lower()}") from error
+
+
+def check_ports(kind: str, address: str, server: ServerSection, bind: bool = True) -> None:
+    """Raise ConfigError for an invalid metrics port; with `bind` AddressUnavailable if a port cannot be bound."""
     host, port = split_address(address)
     host = server.bind_host or host
     if port == 0:
@@ -88,9 +98,10 @@ def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
     if server.metrics:
         wanted["server.metrics_port_offset"] = port + server.metrics_port_offset
     for key, each in wanted.items():
+        if each > _HIGHEST:
+            raise ConfigError(f"{key}: {each} is no port; ports end at {_HIGHEST}")
         try:
-            _bind(host, each)
+            if bind:
+                _bind(host, each)
         except OSError as error:
             raise AddressUnavailable(f"{key}: cannot listen on {host}:{each}: {str(error.strerror).lower()}") from error
-        except OverflowError as error:
-            raise ConfigError(f"{key}: {each} is no port; ports end at 65535") from error

@@ -9,8 +9,11 @@ is imported only if traces are configured.
 import atexit
 import io
 import json
+import logging
 import os
 import re
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quartet_common.config import ConfigError, TracingSection, read_text
+from quartet_common.config import ConfigError, TracingSection, read_text, split_address
+from quartet_common.disk import check_file
 from quartet_common.plugins import install_command
 
 if TYPE_CHECKING:
@@ -34,6 +38,9 @@ HEADER = "traceparent"
 # https://www.w3.org/TR/trace-context/#traceparent-header, version 00; ids of zeros are invalid.
 _FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
+log = logging.getLogger(__name__)  # quartet_common.log imports this module
+
+_CONNECT_SECONDS = 3.0
 _EXPORT_SECONDS = 5
 _PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc")
 _SHUTDOWN_SECONDS = 5.0
@@ -76,19 +83,13 @@ def configure(service: str, instance: str, section: TracingSection) -> None:
     global _active
     if not (section.endpoint or section.file) or _active is not None:
         return
-    try:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    check(section)
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-        exporters = list(_exporters(section, f"{service} {instance}"))
-    except ImportError as error:
-        asked = f"endpoint is '{section.endpoint}'" if section.endpoint else f"file is '{section.file}'"
-        raise ConfigError(
-            f"tracing.{asked}, and the packages that send traces are not installed "
-            f"({error.name}): {install_command(*_PACKAGES)}, or leave it out"
-        ) from error
+    exporters = list(_exporters(section, f"{service} {instance}"))
     resource = Resource.create({"service.name": f"quartet-{service}", "service.instance.id": instance})
     # Not OpenTelemetry's global provider, which other libraries in the process (vLLM) may set.
     provider = TracerProvider(
@@ -100,13 +101,55 @@ def configure(service: str, instance: str, section: TracingSection) -> None:
     atexit.register(shutdown)
 
 
+def check(section: TracingSection, connect: bool = False) -> None:
+    """Check all that `configure` needs; nothing is made.
+
+    Args:
+        connect: also warn if no collector answers, which may take seconds.
+
+    Raises:
+        ConfigError: as `configure`.
+    """
+    try:
+        if section.endpoint:
+            import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
+        if section.endpoint or section.file:
+            import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as error:
+        asked = f"endpoint is '{section.endpoint}'" if section.endpoint else f"file is '{section.file}'"
+        raise ConfigError(
+            f"tracing.{asked}, and the packages that send traces are not installed "
+            f"({error.name}): {install_command(*_PACKAGES)}, or leave it out"
+        ) from error
+    if section.tls_ca:
+        _authority(section.tls_ca)
+    if section.file:
+        check_file("tracing.file", section.file)
+    if connect and section.endpoint:
+        address = section.endpoint.rpartition("://")[2]
+        try:
+            socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
+        except OSError as error:
+            reason = error.strerror or error
+            log.warning("tracing.endpoint: no collector answers at %s (%s): traces are lost", address, reason)
+
+
+def _authority(path: Path) -> bytes:
+    """Return the PEM of the CA. Raises ConfigError."""
+    pem = read_text(path, "tracing.tls_ca")
+    try:
+        ssl.create_default_context(cadata=pem)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"tracing.tls_ca: '{path}' holds no PEM certificate") from error
+    return pem.encode()
+
+
 def _exporters(section: TracingSection, process: str) -> "Iterator[SpanExporter]":
     if section.endpoint:
         import grpc
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        authority = read_text(section.tls_ca, "tracing.tls_ca").encode() if section.tls_ca else None
-        credentials = grpc.ssl_channel_credentials(authority) if authority else None
+        credentials = grpc.ssl_channel_credentials(_authority(section.tls_ca)) if section.tls_ca else None
         yield OTLPSpanExporter(
             endpoint=section.endpoint, insecure=credentials is None, credentials=credentials, timeout=_EXPORT_SECONDS
         )

@@ -8,6 +8,7 @@ from typing import Any
 from quartet_common.config import LoadedConfig, VerifierSection
 from quartet_common.data_rows import sections_of_rows
 from quartet_common.errors import ContractError
+from quartet_common.log import get_logger
 from quartet_common.run_file import Problems
 from quartet_reward.config import RewardSection, check_reward_model
 from quartet_reward.reference_check import check_references
@@ -15,6 +16,8 @@ from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import check_sandbox
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+
+log = get_logger(__name__)
 
 
 def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
@@ -26,17 +29,19 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
     run, section = config.run, config.section
     named = [(f"run.verifiers[{i}]", one) for i, one in enumerate(run.verifiers)]
     sandbox = None
-    warnings: list[str] = []
     with Problems() as problems:
         if find_spec("math_verify") is None:
             problems.add("the package math-verify is not installed in the reward service's environment")
         with problems.collecting():
             verifiers = load_verifiers(load_functions(config))
             specs = SpecReader(verifiers)
-            problems.add(*_refused(specs, [*named, *sections_of_rows(config.data, "verifiers", VerifierSection)]))
+            named += sections_of_rows(config.data, "verifiers", VerifierSection)
+            problems.add(*_refused(specs, named))
             if config.dry_run:
                 errors, warnings = check_references(config, specs)
                 problems.add(*errors)
+                for warning in warnings:
+                    log.warning("%s", warning)
         for where, one in named:
             if one.name == "reward_model" and section.reward_model.path is None:
                 problems.add(
@@ -45,10 +50,10 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
                 )
         with problems.collecting():
             check_reward_model(section.reward_model)
-        if section.sandbox.required or any(one.name == "code" for one in run.verifiers):
+        if section.sandbox.required or any(one.name == "code" for _, one in named):
             with problems.collecting(SandboxUnavailable):
                 sandbox = asyncio.run(check_sandbox(section.sandbox))
-    plan = {"verifiers": list(verifiers), "workers": section.workers, "warnings": warnings}
+    plan = {"verifiers": list(verifiers), "workers": section.workers}
     return {**plan, "sandbox": sandbox} if sandbox is not None else plan
 
 

@@ -18,7 +18,7 @@ CALLS = {"fn_name": "f", "inputs": ["1"], "outputs": ["two"]}
 
 
 @pytest.fixture
-def dry_run(tmp_path):
+def dry_run(tmp_path, caplog):
     """Return the errors, or else the warnings, of a dry run over rows."""
 
     def run(rows: list[dict], *verifiers: str | dict, **sets: list[dict]) -> list[str]:
@@ -26,10 +26,13 @@ def dry_run(tmp_path):
         settings = [f"run.verifiers={toml(named)}", f"data.train='{write(tmp_path / 'train.jsonl', rows)}'"]
         settings += [f"data.evaluation.{name}='{write(tmp_path / f'{name}.jsonl', own)}'" for name, own in sets.items()]
         config = load_config("reward", RewardSection, overrides=settings)
-        assert not preflight(config)["warnings"], "only a dry run takes seconds"
+        caplog.clear()
+        preflight(config)
+        assert not caplog.messages, "only a dry run takes seconds"
         config = dataclasses.replace(config, dry_run=True)
         try:
-            return [line.replace(f"{tmp_path}/", "") for line in preflight(config)["warnings"]]
+            preflight(config)
+            return [line.replace(f"{tmp_path}/", "") for line in caplog.messages]
         except ConfigError as error:
             return [f"error: {line}".replace(f"{tmp_path}/", "") for line in error.problems]
 
@@ -97,3 +100,11 @@ def test_many_references_for_a_worker_are_sampled(dry_run, monkeypatch):
     rows = [{"gt_answer": rf"\frac{{1}}{{{n}"} for n in range(40)]
     (line,) = dry_run([{"gt_answer": "1"}, *rows], "math")
     assert line.startswith("train.jsonl: 4 of 5 references (a sample) are unusable")
+
+
+def test_a_row_whose_programs_are_run_has_the_sandbox_checked(tmp_path):
+    def plan(verifier: str) -> dict:
+        train = write(tmp_path / "train.jsonl", [{"tests": OUTPUTS, "verifiers": [verifier]}])
+        return preflight(load_config("reward", RewardSection, overrides=[f"data.train='{train}'"]))
+
+    assert "sandbox" in plan("code") and "sandbox" not in plan("exact")

@@ -3,9 +3,9 @@
 import os
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quartet_common.config import Section
+from quartet_common.config import Section, split_address
 from quartet_common.plugins import read_parameters
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
@@ -86,6 +86,13 @@ class RolloutSection(Section):
         "the route to the trainer.",
     )
     scoring: ScoringSection = Field(ScoringSection(), description="Scoring by the reward service.")
+
+    @field_validator("advertise_address")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
 
     @model_validator(mode="after")
     def _engine_is_there(self) -> "RolloutSection":

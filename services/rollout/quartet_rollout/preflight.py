@@ -14,7 +14,9 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_common.chats import from_json, to_chat, turns_of
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.data_rows import data_rows, sections_of_rows
+from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
+from quartet_common.log import get_logger
 from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
@@ -28,11 +30,12 @@ from quartet_rollout.environments.registry import UnknownEnvironment, read_envir
 from quartet_rollout.generation import PromptRefused, sampling_values
 from quartet_rollout.prompts import PromptReader, room_for_prompt
 
+log = get_logger(__name__)
+
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
     """Check the configuration. Raises ConfigError with all problems. Returns a summary of what would run."""
     section = config.section
-    warnings: list[str] = []
     with Problems() as problems:
         with problems.collecting():
             _check_engine(section)
@@ -47,9 +50,10 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
                     read_environment(environments, environment_spec(environment), field)
         with problems.collecting():
             _check_model(config)
-            warnings = text_warnings(config)
+            warn_of_missing_special_token(config)
+    if section.engine == "vllm":
+        warn_of_little_shared_memory()
     return {
-        "warnings": warnings,
         "engine": section.engine,
         "environments": list(environments),
         "model": str(config.model.path),
@@ -84,16 +88,17 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
         with problems.collecting(EngineError):
             context = section.engine_options.max_model_len
             if section.engine in OWN_ENGINES:
-                context = context_length(str(folder), f"rollout.{section.engine}.max_model_len", context)
+                key, bounded = f"rollout.{section.engine}.max_model_len", section.engine == "transformers"
+                context = context_length(str(folder), key, context, bounded)
             check_prompts(config, context)
 
 
-def text_warnings(config: LoadedConfig[RolloutSection]) -> list[str]:
-    """Name text prompts that lack the special token with which the model's texts begin."""
+def warn_of_missing_special_token(config: LoadedConfig[RolloutSection]) -> None:
+    """Warn of a text prompt that lacks the special token with which the model's texts begin."""
     assert config.model.path is not None, "it was checked"
     tokenizer = config.model.path / "tokenizer.json"
     if config.run.add_special_tokens or not tokenizer.is_file():
-        return []
+        return
     from tokenizers import Tokenizer
 
     try:
@@ -101,12 +106,15 @@ def text_warnings(config: LoadedConfig[RolloutSection]) -> list[str]:
     except Exception as error:  # the library raises no other
         raise ConfigError(f"model.path: '{tokenizer}' cannot be read: {error}") from error
     if not any(encoded.special_tokens_mask[:1]):
-        return []
+        return
     for where, row in data_rows(config.data, "prompt"):
         if isinstance(row["prompt"], str) and not row["prompt"].startswith(encoded.tokens[0]):
-            cure = "set run.add_special_tokens = true"
-            return [f"{where}: texts of this model begin with '{encoded.tokens[0]}', and this prompt will not; {cure}"]
-    return []
+            log.warning(
+                "%s: texts of this model begin with '%s', and this prompt will not; set run.add_special_tokens = true",
+                where,
+                encoded.tokens[0],
+            )
+            return
 
 
 def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, EnvironmentSection]]:

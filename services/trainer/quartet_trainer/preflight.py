@@ -1,18 +1,21 @@
 """What the trainer checks before it starts, and with --dry-run. Imports no torch."""
 
-import os
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.config import ConfigError, LoadedConfig, split_address
+from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.log import get_logger
 from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
+from quartet_common.ports import check_own_host
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
 from quartet_common.sampling import Effect, altered
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
+from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection, check_transport
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.evaluation import metric_names
@@ -49,10 +52,11 @@ def preflight(config: Config) -> dict[str, Any]:
                 _check_plugin,
                 _check_critic,
                 _check_texts,
+                _check_disk,
             ):
                 with problems.collecting(ModelFolderError, LearnerError):
                     model_check(config, model)
-        for check in (_check_folders, _check_sampling, _check_evaluation_sets, _check_metrics):
+        for check in (_check_folders, _check_store, _check_sampling, _check_evaluation_sets, _check_metrics):
             with problems.collecting():
                 check(config)
         for settings_check in (
@@ -68,6 +72,8 @@ def preflight(config: Config) -> dict[str, Any]:
                 settings_check()
     if launch.rank() == 0:
         _warn(config)
+        if section.ranks > 1:
+            warn_of_little_shared_memory()
     return {
         "model": str(config.model.path),
         "algorithm": section.algorithm,
@@ -150,10 +156,56 @@ def _check_texts(config: Config, model: dict[str, Any]) -> None:
 
 
 def _check_folders(config: Config) -> None:
-    for folder in (config.run.path, checkpoint_root(config)):
-        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise ConfigError(f"run.folder: '{folder}' cannot be created: '{existing}' is not a writable folder")
+    run, section = config.run.path, config.section
+    with Problems() as problems:
+        with problems.collecting():
+            for folder in (run, *(run / name for name in ("checkpoints", "evaluations", "tensorboard", "weights"))):
+                check_folder("run.folder", folder)
+            check_file("run.folder", run / "metrics.jsonl")
+        for key, named in (
+            ("trainer.checkpoint.folder", section.checkpoint.folder),
+            ("trainer.weights.folder", section.weights.folder),
+        ):
+            if named is not None:
+                with problems.collecting():
+                    check_folder(key, named)
+
+
+def _check_store(config: Config) -> None:
+    """In a dry run check that this host has the address of the weight group's store. A start needs it later, when the
+    model is loaded: a name that is not published yet may be by then."""
+    weights = config.section.weights
+    if config.dry_run and weights.transport in ("gloo", "nccl") and not weights.interface:
+        host = weights.store_host or split_address(config.addresses.trainer)[0]
+        check_own_host("trainer.weights.store_host", host)
+
+
+def _check_disk(config: Config, model: dict[str, Any]) -> None:
+    """Compare the free space with the size of a checkpoint: of the newest one, else computed from the model."""
+    root, keep = checkpoint_root(config), config.section.checkpoint.keep_last
+    there = find_checkpoints(root)
+    size = sum(there[-1].manifest["files"].values()) if there else _checkpoint_bytes(config)
+    free = free_bytes(root)
+    room = f"trainer.checkpoint: {free / GIB:.1f} GiB are free at '{root}', and a checkpoint takes {size / GIB:.1f} GiB"
+    if free < size and not there:
+        raise ConfigError(f"{room}; make room, or set trainer.checkpoint.folder")
+    # The oldest is removed when the next is complete.
+    if free < size * (1 + max(0, keep - len(there))) and launch.rank() == 0:
+        log.warning("%s: too little for trainer.checkpoint.keep_last (%d) and one more; make room", room, keep)
+
+
+def _checkpoint_bytes(config: Config) -> int:
+    """Return the size of a checkpoint: weights and AdamW's two moments, in float32 (learner/storage.py); 0 if it is
+    not known, or small, as an adapter's is."""
+    critic = config.section.critic
+    models = [config.model.path]
+    if config.section.algorithm == "ppo" and critic.form == "separate":
+        models.append(critic.model or config.model.path)
+    if config.section.lora.r or not config.weights:
+        return 0
+    headers = [read_safetensors_header(file) for model in models if model for file in model.glob("*.safetensors")]
+    count = sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values())
+    return 3 * count * (8 if config.section.precision == "fp64" else 4)
 
 
 def _check_sampling(config: Config) -> None:

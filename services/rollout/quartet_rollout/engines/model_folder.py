@@ -19,8 +19,11 @@ def check_model_folder(model_path: str) -> None:
         raise EngineError(f"model folder '{model_path}' has no config.json")
 
 
-def context_length(model_path: str, key: str, wanted: int | None) -> int | None:
+def context_length(model_path: str, key: str, wanted: int | None, within_positions: bool = False) -> int | None:
     """Return the engine's context: `wanted`, or if that is None the limit of the rotary embedding, if it has one.
+
+    Args:
+        within_positions: the engine does not go beyond the model's `max_position_embeddings`.
 
     Raises:
         EngineError: `wanted` is above the limit; the text names its `key` in the run file.
@@ -29,6 +32,9 @@ def context_length(model_path: str, key: str, wanted: int | None) -> int | None:
     longest = fixed_rope_length(config)
     if wanted is not None and longest is not None and wanted > longest:
         raise EngineError(f"{key} is {wanted}; allowed: {at_most(longest)}")
+    positions = config.get("max_position_embeddings")
+    if within_positions and wanted and positions and wanted > positions:
+        raise EngineError(f"{key} is {wanted}; allowed: at most the model's {positions}")
     return wanted or longest
 
 

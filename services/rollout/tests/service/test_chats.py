@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from quartet_common.chats import to_chat
 from quartet_common.config import ConfigError, ModelSection, load_config
+from quartet_common.log import collected_warnings
 from quartet_rollout.chats import as_json, continued_text, text_before_continued
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.generation import PromptRefused
-from quartet_rollout.preflight import check_prompts, text_warnings
+from quartet_rollout.preflight import check_prompts, warn_of_missing_special_token
 from quartet_rollout.prompts import PromptReader
 
 TURNS = (
@@ -194,5 +195,6 @@ def test_a_text_begins_with_the_tokenizers_special_token_if_the_run_says_so(tmp_
         data.write_text('{"prompt": "<s>has it"}\n{"prompt": "hi"}\n')
         config = load_config("rollout", RolloutSection, None, [f"run.add_special_tokens={str(wanted).lower()}"])
         config = replace(config, model=ModelSection(path=tmp_path), data={"train": str(data)})
-        told = text_warnings(config)
+        with collected_warnings() as told:
+            warn_of_missing_special_token(config)
         assert not told if wanted else "line 2: texts of this model begin with '<s>'" in told[0]

@@ -1,21 +1,27 @@
 """What the trainer says of a run file before it starts."""
 
+import dataclasses
 import logging
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from learner_helpers import make_batch, make_learner, make_model
 
 from quartet_common.config import ConfigError, load_config
+from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.preflight import preflight
 
 LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
 
 
-def check(model_path: Path, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+def check(model_path: Path, tmp_path: Path, *overrides: str, dry_run: bool = False) -> dict[str, Any]:
     basics = [f"model.path={model_path}", f"run.folder={tmp_path}"]
-    return preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
+    config = load_config("trainer", TrainerSection, None, [*basics, *overrides])
+    return preflight(dataclasses.replace(config, dry_run=dry_run))
 
 
 @pytest.mark.parametrize(
@@ -64,3 +70,86 @@ def test_what_cannot_be_trained_is_refused(
         check(model_path, tmp_path, *overrides)
     for problem, start in zip(refusal.value.problems, sentences, strict=True):
         assert problem.startswith(start)
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Set the free bytes of every file system."""
+
+    def set_to(count: int) -> None:
+        usage = SimpleNamespace(total=1 << 40, used=0, free=count)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    return set_to
+
+
+PPO = {"algorithm": "ppo", "max_mean_ratio": 0}
+
+
+@pytest.mark.parametrize("values", [{"precision": "fp32"}, {"precision": "fp64"}, PPO], ids=str)
+def test_the_size_of_a_checkpoint_is_known_before_there_is_one(tmp_path: Path, free, caplog, values: dict[str, Any]):
+    model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
+    learner = make_learner(model, **values)
+    learner.train_step(make_batch())
+    learner.snapshot(tmp_path / "step-00000001", {})()
+    size = sum(file.stat().st_size for file in (tmp_path / "step-00000001").rglob("*.safetensors"))
+    overrides = [f"trainer.{key}={value}" for key, value in ({"precision": "fp64"} | values).items()]
+    free(int(0.97 * size))
+    with pytest.raises(ConfigError, match="trainer.checkpoint: 0.0 GiB are free at .*; make room, or set"):
+        check(model, tmp_path / "run", *overrides)
+    for checkpoints, warns in ((1.03, True), (2.97, True), (3.03, False)):
+        caplog.clear()
+        free(int(checkpoints * size))
+        check(model, tmp_path / "run", *overrides)
+        assert [("keep_last (2) and one more" in message) for message in caplog.messages] == [True] * warns
+
+
+def test_a_full_disk_does_not_keep_a_trainer_from_resuming(model_path: Path, tmp_path: Path, free, caplog):
+    for step in (1, 2):
+        with atomic_folder(checkpoint_folder(tmp_path / "checkpoints", step), {"step": step}) as writing:
+            (writing / "weights").write_bytes(bytes(1000))
+    free(1000)
+    check(model_path, tmp_path)
+    assert not caplog.messages
+    free(999)
+    check(model_path, tmp_path)
+    assert ["make room" in message for message in caplog.messages] == [True]
+
+
+def test_little_shared_memory_is_a_warning_where_there_are_several_ranks(
+    model_path: Path, tmp_path: Path, caplog, monkeypatch
+):
+    usage = SimpleNamespace(total=64 << 20, used=0, free=1 << 40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    check(model_path, tmp_path)
+    assert not caplog.messages
+    check(model_path, tmp_path, "trainer.ranks=2")
+    assert caplog.messages == ["/dev/shm holds 0.06 GiB, too little for several processes or GPUs: --shm-size=8g"]
+
+
+@pytest.mark.parametrize("key", ["run.folder", "trainer.checkpoint.folder", "trainer.weights.folder"])
+def test_each_folder_that_cannot_be_made_is_named_by_its_key(model_path: Path, tmp_path: Path, key: str):
+    with pytest.raises(ConfigError) as refusal:
+        check(model_path, tmp_path, "trainer.weights.transport=file", f"{key}=/dev/null/here")
+    assert refusal.value.problems == (
+        f"{key}: '/dev/null/here' cannot be written: '/dev/null' is not a writable folder",
+    )
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "weights"])
+def test_what_is_in_the_way_in_the_run_folder_is_named(model_path: Path, tmp_path: Path, name: str):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=f"run.folder: '.*/{name}' cannot be written: '.*/{name}' is not a writable"):
+        check(model_path, tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="run.folder: cannot write '.*/metrics.jsonl': it is a folder"):
+        check(model_path, tmp_path)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid"])
+def test_a_dry_run_refuses_a_store_at_an_address_of_another_host(model_path: Path, tmp_path: Path, host: str):
+    setting = f"trainer.weights.store_host={host}"
+    with pytest.raises(ConfigError, match=f"trainer.weights.store_host: cannot listen on {host}: "):
+        check(model_path, tmp_path, setting, dry_run=True)
+    check(model_path, tmp_path, setting)  # a start binds it later: the name may not be published yet
