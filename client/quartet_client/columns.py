@@ -43,17 +43,10 @@ def mapped(row: Row, fields: Mapping[str, Columns], where: str, key: str) -> Row
             except ValueError as error:
                 raise InputError(f"{key}.fields.{field}: {where}: {error}") from None
         if value is not None:
-            found[field] = given(value)
+            found[field] = value
     others = {column: value for column, value in row.items() if column not in used}
     own = found.get("columns", {})
     return {**found, "columns": others | own} if others and isinstance(own, dict) else found
-
-
-def given(value: Any) -> Any:
-    """Remove the keys that are null: in a table every row has the keys of all rows."""
-    if isinstance(value, dict):
-        return {key: given(one) for key, one in value.items() if one is not None}
-    return [given(one) for one in value] if isinstance(value, list) else value
 
 
 def _value(row: Row, name: str) -> Any:

@@ -7,17 +7,19 @@ import json
 import random
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from quartet.v1 import experience_pb2
 
-from quartet_client.columns import JOINED, Columns, given, mapped, proposal
+from quartet_client.columns import JOINED, Columns, mapped, proposal
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
@@ -28,7 +30,7 @@ STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _SET_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _MODULE_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_NO_JSON = (date, time, timedelta, Decimal)  # become text; a datetime is a date
+_NO_JSON = (date, time, timedelta, Decimal, UUID)  # become text; a datetime is a date
 
 Row = tuple[str, Any]
 """A row with its place in its source, "line 7" or "row 7"."""
@@ -165,7 +167,7 @@ def _rows_of_parquet(path: Path) -> Iterator[Row]:
         try:
             rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
-                yield f"row {number}", _plain(row)
+                yield f"row {number}", row
         except ArrowException as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"cannot read '{path}': it is not a complete Parquet file: {reason}") from error
@@ -196,14 +198,25 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
     except Exception as error:  # of datasets, huggingface_hub, the HTTP library beneath, the disk
         raise InputError(hub_sentence(error, name, source.revision, f"{key}.dataset", "dataset")) from error
     for number, row in enumerate(read, start=1):
-        yield f"row {number}", _plain(row)
+        yield f"row {number}", row
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Convert a table's row to JSON values: dates become text, fields of a prompt that are null are left out."""
-    texts = {key: str(value) if isinstance(value, _NO_JSON) else value for key, value in row.items()}
-    fields = {key: given(value) for key, value in texts.items() if key in Prompt.model_fields and value is not None}
-    return {**{key: value for key, value in texts.items() if key not in Prompt.model_fields}, **fields}
+def _plain(value: Any) -> Any:
+    """Convert what a row has to JSON values: dates and the like become text, bytes too, as UTF-8 or base64.
+
+    A null is a key not given, since in a table every row has the keys of all rows; in a list it stays.
+    """
+    match value:
+        case dict():
+            return {key: _plain(each) for key, each in value.items() if each is not None}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return b64encode(value).decode()
+    return str(value) if isinstance(value, _NO_JSON) else value
 
 
 def _rows_of_function(function: str) -> Iterator[Row]:
@@ -295,7 +308,7 @@ def parse_rows(
     prompts = []
     for place, row in rows:
         where = f"{title}, {place}"
-        own = mapped(row, fields, where, key) if fields and isinstance(row, dict) else row
+        own = _plain(mapped(row, fields, where, key) if fields and isinstance(row, dict) else row)
         try:
             prompt = Prompt.parse(own, where)
             if require_reference and not prompt.has_reference:

@@ -85,14 +85,18 @@ class Prompt(Section):
     test_program: Annotated[str, BeforeValidator(program_text)] = Field(
         "", description="Assert-style test program, as in HumanEval and MBPP; a list of statements is one."
     )
-    id: str = Field("", description="Name of the problem, stable from pass to pass; at most 256 bytes.")
+    id: str = Field(
+        "", coerce_numbers_to_str=True, description="Name of the problem, stable from pass to pass; at most 256 bytes."
+    )
     verifiers: list[VerifierSection] = Field([], description="Verifiers of this prompt; empty: the run's.")
     sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
     environment: EnvironmentSection | None = Field(
         None,
         description="Environment of this prompt, by name or with parameters; unset: the run's.",
     )
-    metadata: dict[str, Annotated[str, BeforeValidator(_json_text)]] = Field({}, description="Notes, kept as text.")
+    metadata: Annotated[dict[str, Annotated[str, BeforeValidator(_json_text)]], BeforeValidator(from_json)] = Field(
+        {}, description="Notes, kept as text: an object, or its JSON text."
+    )
     columns: dict[str, Any] = Field(
         {}, description="Further values for reward functions; keys that are not listed here are added to them."
     )

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -55,6 +57,30 @@ def test_a_parquet_file_gives_what_the_same_lines_give(tmp_path, write):
     lines = [{**rows[0], "id": "row-1"}, {**rows[1], "id": "row-2", "made": "2026-01-02"}]
     path = write("train.jsonl", "".join(json.dumps(row) + "\n" for row in lines))
     assert load_prompts(tmp_path / "train.parquet", require_reference=True) == load_prompts(path)
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": "prompt", "id": "key", "metadata": "notes"}])
+def test_nulls_are_not_given_and_values_without_json_become_text_at_any_depth(tmp_path, fields):
+    key = UUID(int=7)
+    row = {
+        "prompt": "a",
+        "gt_answer": None,
+        "sampling": None,
+        "key": key if fields else 12,
+        "notes": '{"level": 1}',
+        "made": {"on": date(2026, 1, 2), "by": None, "costs": [Decimal("1.50"), None]},
+        "picture": {"bytes": b"\xff\x00", "text": "né".encode()},
+    }
+    (tmp_path / "own.py").write_text(
+        "from datetime import date\nfrom decimal import Decimal\nfrom uuid import UUID\n"
+        f"def train():\n    import datetime\n    yield {row!r}\n"
+    )
+    (prompt,) = load_prompts(DataSource(path=f"{tmp_path}/own.py:train", fields=fields))
+    assert prompt.columns["made"] == {"on": "2026-01-02", "costs": ["1.50", None]}
+    assert prompt.columns["picture"] == {"bytes": "/wA=", "text": "né"}
+    assert "gt_answer" not in prompt.columns and prompt.sampling is None
+    if fields:
+        assert prompt.id == str(key) and prompt.metadata == {"level": "1"}
 
 
 def test_a_map_takes_columns_as_fields_and_leaves_the_others_to_reward_functions(tmp_path, write):
