@@ -54,6 +54,8 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
             ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"],
             ["run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"],
         ),
+        (["trainer.interface=eth77"], ["trainer.interface: this host has no network interface 'eth77' with an add"]),
+        (["trainer.weights.interface=eth77"], ["trainer.weights.interface: this host has no network interface 'et"]),
     ],
     ids=lambda values: values[0],
 )
@@ -64,3 +66,23 @@ def test_what_cannot_be_trained_is_refused(
         check(model_path, tmp_path, *overrides)
     for problem, start in zip(refusal.value.problems, sentences, strict=True):
         assert problem.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RANK": "one"}, "RANK: got 'one'; allowed: a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: got 2; allowed: 0 to WORLD_SIZE - 1, 1"),
+        ({"WORLD_SIZE": "2"}, "RANK: got None; allowed: 0 to WORLD_SIZE - 1, 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha"}, "MASTER_ADDR, MASTER_PORT: an address is host:por"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_variables_of_no_rank_are_refused(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as refusal:
+        check(model_path, tmp_path)
+    assert [problem[: len(sentence)] for problem in refusal.value.problems] == [sentence]
