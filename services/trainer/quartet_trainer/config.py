@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from quartet_common.config import ConfigError, Section
 from quartet_common.plugins import read_parameters
 from quartet_common.ports import interface_address
+from quartet_common.run_file import Problems
 from quartet_common.transports import OWN_TRANSPORTS, load_transports, transport_names
 from quartet_trainer.callbacks import CallbackSection
 from quartet_trainer.learner_settings import LearnerSettings
@@ -139,9 +140,7 @@ class WeightsSection(Section):
 class TrainerSection(LearnerSettings):
     """[trainer]: the policy's training, and the trainer service."""
 
-    ranks: int = Field(
-        1, ge=1, description="Processes of the training job on this host; for several hosts use torchrun."
-    )
+    ranks: int = Field(1, ge=1, description="Processes of the training job on this host; several hosts: docs/hosts.md.")
     interface: str = Field(
         "",
         description="Network interface of the ranks' own process groups, Gloo's and NCCL's, e.g. eth1. Default: that "
@@ -211,8 +210,10 @@ def check_transport(settings: WeightsSection) -> None:
 def check_interfaces(settings: TrainerSection) -> None:
     """Raise ConfigError if an interface is not of this host, has no address, or cannot be NCCL's."""
     own, other = settings.interface, settings.weights.interface
-    for key, name in (("trainer.interface", own), ("trainer.weights.interface", other)):
-        if name:
-            interface_address(key, name)
+    with Problems() as problems:
+        for key, name in (("trainer.interface", own), ("trainer.weights.interface", other)):
+            with problems.collecting():
+                if name:
+                    interface_address(key, name)
     if settings.weights.transport == "nccl" and own and other and own != other:
         raise ConfigError(f"trainer.weights.interface: got '{other}'; a process has one for NCCL: allowed: '{own}'")

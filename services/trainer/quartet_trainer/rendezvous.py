@@ -96,7 +96,7 @@ class Rendezvous:
             if not named:
                 own = address_toward(host, port)
                 there = psutil.net_if_addrs().items()
-                named = next(name for name, addresses in there if own in {each.address for each in addresses})
+                named = next((name for name, addresses in there if own in {each.address for each in addresses}), "")
             return named, interface_address("trainer.interface", named)
         except (ConfigError, OSError) as error:
             self._fail(ConfigError, f"{self._me}: {error}")
@@ -113,14 +113,12 @@ class Rendezvous:
                     self._world = max(self._world, other["world"])
                     self._fail(ConfigError, f"{came}; set the same on every host")
                 if error := self._unreachable(other["address"], other["port"]):
-                    came = (
-                        f"{self._me}, at {address} ({interface}), cannot reach {there} at {other['address']}: {error}"
-                    )
+                    came = f"{self._me}, at {address} ({interface}), cannot reach {there} at {other['address']}"
                     cure = "set trainer.interface to one with a network that all hosts share"
                     if is_loopback(other["address"]):
-                        other_cure = "MASTER_ADDR to an address that is loopback on no host"
-                        self._fail(ConfigError, f"{came}; {cure}, or {other_cure}")
-                    self._fail(TrainingError, f"{came}; {cure}, whose firewalls let it pass")
+                        cure += ", or MASTER_ADDR to an address that is loopback on no host"
+                    kind = ConfigError if is_loopback(other["address"]) else TrainingError
+                    self._fail(kind, f"{came}: {error}; {cure}")
             self._exchange("reached", {})
 
     def _exchange(self, phase: str, mine: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from quartet_common.ports import free_port
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.launch import leave_process
-from quartet_trainer.learner.distributed import initialize, shutdown
+from quartet_trainer.learner.distributed import Announcements, initialize, shutdown
 from quartet_trainer.rendezvous import Rendezvous
 
 SECONDS = 3.0
@@ -37,6 +37,18 @@ def meet(seconds: float, interface: str) -> None:
     leave_process(0)
 
 
+def follow(seconds: float, interface: str) -> None:
+    """As the service's ranks: rank 0 ends, the other waits for what it announces."""
+    _kept = Rendezvous(TrainerSection(rendezvous_seconds=seconds, interface=interface))
+    initialize(seed=0)
+    announcements = Announcements()
+    if dist.get_rank() == 0:
+        leave_process(0)
+    with pytest.raises(TrainingError, match="rank 0 of the training job is lost: "):
+        announcements.receive()
+    leave_process(0)
+
+
 class Ranks:
     """Starts ranks of one job."""
 
@@ -45,11 +57,13 @@ class Ranks:
         self._folder = folder
         self.started: list[Forked] = []
 
-    def start(self, rank: int, world_size: int = 2, interface: str = "", seconds: float = SECONDS) -> None:
+    def start(
+        self, rank: int, world_size: int = 2, interface: str = "", seconds: float = SECONDS, does: Callable = meet
+    ) -> None:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         errors = self._folder / f"{len(self.started)}.stderr"
         environment = {**place, "MASTER_PORT": str(self.port)}
-        self.started.append(Forked(errors, meet, seconds, interface, environment=environment))
+        self.started.append(Forked(errors, does, seconds, interface, environment=environment))
 
     def sentences(self, *statuses: int) -> list[str]:
         """Wait for all; return what each has failed with, one sentence each and before its deadline."""
@@ -118,3 +132,9 @@ def test_ranks_on_an_interface_meet(ranks: Ranks):
     ranks.start(0, interface="lo", seconds=60)
     ranks.start(1, seconds=60)
     assert [rank.wait(60) for rank in ranks.started] == [0, 0]
+
+
+def test_a_rank_that_follows_says_that_rank_0_is_lost(ranks: Ranks):
+    for rank in range(2):
+        ranks.start(rank, seconds=60, does=follow)
+    assert [rank.wait(60) for rank in ranks.started] == [0, 0], [rank.said() for rank in ranks.started]
