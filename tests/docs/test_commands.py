@@ -20,7 +20,8 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"
 HERE = [block for block in SHELL if not block.mark]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 PROGRAMS = {"quartet": "client", **{f"quartet-{name}": name for name in ("broker", "reward", "rollout", "trainer")}}
-RUN_FROM_THE_PAGE = ("docs/start.md",)  # tests/learning/test_learning.py reads its commands from the page
+# tests/learning/test_learning.py and tests/hosts/scenario.py read their commands from the page.
+RUN_FROM_THE_PAGE = ("docs/start.md", "docs/hosts.md")
 RUN_FILE = """\
 [run]
 id = "mine"

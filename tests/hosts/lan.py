@@ -1,5 +1,7 @@
 """Hosts on one network: a network namespace for each, connected by a bridge, with links that can be cut or slowed.
 
+Each command on a host also has the host's name and, as on Debian, an /etc/hosts that maps this name to 127.0.1.1.
+
 `within` puts all of it into new network, mount and process namespaces: it cannot reach the machine's own network, and
 the kernel removes it, with all processes, when the harness exits. The harness is on the bridge too, at OPERATOR.
 """
@@ -8,12 +10,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 OPERATOR = "10.79.0.254"
 INTERFACE = "lan0"  # of every host
 
 _TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
 _NAMESPACES = "/run/netns"
+_NAMED = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 _SECONDS = 20.0
 
 
@@ -34,10 +38,12 @@ class Lan:
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
             _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+            _names(name).write_text(f"127.0.0.1\tlocalhost\n127.0.1.1\t{name}\n\n::1\tlocalhost ip6-localhost\n")
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs on a host, in the same process: nsenter executes it."""
-        return ["nsenter", f"--net={_NAMESPACES}/{host}", *command]
+        """Return the command line that runs on a host, in the same process: each executes the next."""
+        own = ["unshare", "--uts", "--mount", "sh", "-c", _NAMED, host, str(_names(host))]
+        return ["nsenter", f"--net={_NAMESPACES}/{host}", *own, *command]
 
     def cut(self, host: str) -> None:
         """Drop all packets from and to a host."""
@@ -63,6 +69,10 @@ class Lan:
     def quick(self, host: str) -> None:
         _run("tc", "qdisc", "del", "dev", host, "root")
         _run("tc", "-n", host, "qdisc", "del", "dev", INTERFACE, "root")
+
+
+def _names(host: str) -> Path:
+    return Path(f"/run/hosts.{host}")
 
 
 def why_not() -> str:

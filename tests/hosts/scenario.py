@@ -1,4 +1,6 @@
-"""A run with each service on its own host and mutual TLS: a host is cut off, then a link is slow; an audit follows.
+"""A run with each service on its own host, the trainer on two, and mutual TLS: a host is cut off, then a link is slow.
+
+Before, the trainer's ranks are started with a wrong interface; at the end, the run is audited.
 
     python tests/hosts/scenario.py FOLDER       # run `lan.within`; the folder, for data and logs, is empty or new
 
@@ -7,6 +9,8 @@ exactly once.
 """
 
 import asyncio
+import re
+import shlex
 import sys
 from contextlib import closing
 from datetime import UTC, datetime
@@ -22,7 +26,8 @@ from quartet_common.config import SecuritySection
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "upgrade"))
 from live_run import SERVICES, EventWaiter, LiveRun, steps  # noqa: E402 (beside the other suite's tests)
-from preloaded import Pythons, make_models  # noqa: E402
+from preloaded import ROOT, Pythons, make_models  # noqa: E402
+from started import Started  # noqa: E402
 
 HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
 PLACES = {
@@ -31,11 +36,28 @@ PLACES = {
     "reward": "beta",
     "rollout": "beta",
     "trainer": "gamma",
+    "rank-1": "delta",
     "client": "delta",
 }
 PORTS = {"broker": 7101, "reward": 7102, "rollout": 7103, "trainer": 7104}
 TTL_SECONDS = 4.0  # of leases and members
 SLOW_KBIT = 8000
+REFUSED_SECONDS = 120.0  # most of it imports
+PAGE = ROOT / "docs" / "hosts.md"
+
+
+class SeveralHosts(LiveRun):
+    """The trainer's ranks are started by the commands of docs/hosts.md, each in an interpreter of its own."""
+
+    def start_rank(self, rank: int, *options: str) -> Started:
+        """Start a rank in a folder with what the commands name. The page's `alpha` is the first rank's host here."""
+        name = ("trainer", "rank-1")[rank]
+        (function, *_), (line,) = (
+            re.findall(line, PAGE.read_text(), re.MULTILINE) for line in (r"^tls\(\) .*", f"^RANK={rank} .*(?= &)")
+        )
+        line = line.replace("MASTER_ADDR=10.79.0.1 ", f"MASTER_ADDR={HOSTS[PLACES['trainer']]} ")
+        self._start(name, ["sh", "-c", f"{function}\nexec env {line} {shlex.join([*self.arguments[1:], *options])}"])
+        return self.processes[name]
 
 
 def rollout_gone(events: list[RunEvent]) -> bool:
@@ -63,11 +85,13 @@ def tls(folder: Path, name: str) -> dict[str, object]:
     return {f"security.{key}": folder / name / file for key, file in files}
 
 
-def make_run(folder: Path, pythons: Pythons, lan: Lan) -> LiveRun:
+def make_run(folder: Path, pythons: Pythons, lan: Lan) -> SeveralHosts:
     """Return the run, nothing started."""
-    pki = folder / "pki"
+    pki = folder / "keys"
     make_certificates(pki)
-    return LiveRun(
+    (folder / "run.toml").symlink_to(ROOT / "examples" / "arithmetic" / "run.toml")
+    (folder / ".quartet").symlink_to(ROOT / ".quartet")
+    return SeveralHosts(
         folder,
         folder / "model",
         pythons,
@@ -89,10 +113,14 @@ async def run_scenario(folder: Path, pythons: Pythons) -> int:
     make_models(pythons["trainer"], folder / "model")
     live = make_run(folder, pythons, lan)
     try:
+        ranks = [live.start_rank(rank, "--set", "trainer.interface=lo") for rank in range(2)]
         live.start_redis()
-        for kind in SERVICES:
+        for kind in SERVICES[:-1]:
             live.start(kind)
-        files = {key.partition(".")[2]: value for key, value in tls(folder / "pki", "operator").items()}
+        refused(ranks)
+        for rank in range(2):
+            live.start_rank(rank)
+        files = {key.partition(".")[2]: value for key, value in tls(folder / "keys", "operator").items()}
         async with AsyncClient(**live.addresses, security=SecuritySection(**files)) as client:
 
             async def serving() -> bool:
@@ -111,6 +139,17 @@ async def run_scenario(folder: Path, pythons: Pythons) -> int:
     finally:
         live.close()
     return run.stats.committed
+
+
+def refused(ranks: list[Started]) -> None:
+    """Wait until both ranks, whose interface is loopback, have ended with the same sentence and status 2."""
+    for rank in ranks:
+        assert rank.wait(REFUSED_SECONDS) == 2, rank.said()
+        assert "Traceback" not in rank.said(), rank.said()
+    sentences = [re.findall(r"rank \d on \w+, at 127.*", rank.said()) for rank in ranks]
+    assert len(sentences[0]) == 1 and sentences[0] == sentences[1], sentences
+    assert re.search(r"\(lo\), cannot reach rank . on (gamma|delta) at 127.0.0.1: .*; set trainer.inter", *sentences[0])
+    print("with loopback as their interface, both ranks end", flush=True)
 
 
 async def partition(waiter: EventWaiter, lan: Lan) -> None:

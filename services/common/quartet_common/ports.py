@@ -71,11 +71,23 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def check_interface(key: str, name: str) -> None:
-    """Raise ConfigError if `name` is set and this host has no such network interface."""
-    there = [interface for _, interface in socket.if_nameindex()]
-    if name and name not in there:
-        raise ConfigError(f"{key}: this host has no network interface '{name}'; allowed: {', '.join(there)}")
+def interface_address(key: str, name: str) -> str:
+    """Return the first IPv4 address of a network interface, else its first IPv6 address that is not link-local.
+
+    Raises ConfigError, which names `key`, without.
+    """
+    import psutil  # the services whose keys name interfaces have it
+
+    there: dict[str, str] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for each, addresses in psutil.net_if_addrs().items():
+            for address in addresses:
+                if address.family == family and not address.address.startswith("fe80:"):
+                    there.setdefault(each, address.address)
+    if name in there:
+        return there[name]
+    allowed = ", ".join(f"{each} ({address})" for each, address in there.items())
+    raise ConfigError(f"{key}: this host has no network interface '{name}' with an address; allowed: {allowed}")
 
 
 def check_own_host(key: str, host: str) -> None:

@@ -18,7 +18,7 @@ from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.log import get_logger
 from quartet_common.model_folder import read_model_folder
-from quartet_common.ports import check_interface
+from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec, run_spec
 from quartet_common.transports import load_transports
@@ -40,7 +40,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             _check_engine(section)
         with problems.collecting():
-            check_interface("rollout.weight_interface", section.weight_interface)
+            if section.weight_interface:
+                interface_address("rollout.weight_interface", section.weight_interface)
         with problems.collecting():
             load_transports()  # the rollout offers them all, so all must load
         with problems.collecting():

@@ -1,18 +1,19 @@
 """The command `quartet-trainer`, also `python -m quartet_trainer`."""
 
+import os
 import sys
 
 from quartet_common.cli import service_main
 from quartet_trainer.app import serve
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.launch import leave_process, rank
+from quartet_trainer.launch import leave_process
 from quartet_trainer.preflight import preflight
 
 
 def main() -> int:
     """Run the trainer from its command line; see `quartet_common.cli.service_main` for the exit status."""
     arguments = sys.argv[1:]
-    if rank() > 0:
+    if os.environ.get("RANK", "0") != "0":
         arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # only rank 0 has a server
     status = service_main("trainer", TrainerSection, preflight, serve, arguments)
     if "torch" in sys.modules:

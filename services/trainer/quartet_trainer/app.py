@@ -30,9 +30,14 @@ async def serve(config: Config, host: ServiceHost) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
     # OpenMP threads sleep while idle; spinning, they would take CPU time from the other services.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # What fails is raised, too.
     if launch.rank() > 0:
         launch.ignore_signals()
-        await _in_thread("training", lambda: _import_training().run_worker(config))
+        try:
+            await _in_thread("training", lambda: _import_training().run_worker(config))
+        except (TrainingError, LearnerError) as error:
+            log.error(str(error))
+            host.exit_code = 1
         return
     workers = launch.WorkerProcesses(config.section.ranks)
     control, status = Control(), Status(config.run.id)

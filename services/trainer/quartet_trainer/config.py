@@ -7,7 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import ConfigError, Section
 from quartet_common.plugins import read_parameters
-from quartet_common.ports import check_interface
+from quartet_common.ports import interface_address
+from quartet_common.run_file import Problems
 from quartet_common.transports import OWN_TRANSPORTS, load_transports, transport_names
 from quartet_trainer.callbacks import CallbackSection
 from quartet_trainer.learner_settings import LearnerSettings
@@ -139,8 +140,14 @@ class WeightsSection(Section):
 class TrainerSection(LearnerSettings):
     """[trainer]: the policy's training, and the trainer service."""
 
-    ranks: int = Field(
-        1, ge=1, description="Processes of the training job on this host; for several hosts use torchrun."
+    ranks: int = Field(1, ge=1, description="Processes of the training job on this host; several hosts: docs/hosts.md.")
+    interface: str = Field(
+        "",
+        description="Network interface of the ranks' own process groups, Gloo's and NCCL's, e.g. eth1. Default: that "
+        "of the route to MASTER_ADDR.",
+    )
+    rendezvous_seconds: float = Field(
+        300.0, gt=0, description="How long ranks wait at the start until all have come and reach one another."
     )
     torch_threads: int = Field(1, ge=1, description="Threads of torch's operators, per rank.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="Evaluations.")
@@ -195,7 +202,18 @@ def check_transport(settings: WeightsSection) -> None:
 
         if reason := nccl_missing():
             raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
-    check_interface("trainer.weights.interface", settings.interface)
     if settings.transport not in OWN_TRANSPORTS:
         model = load_transports()[settings.transport].parameters
         read_parameters(model, settings.transport_parameters, "trainer.weights.transport_parameters")
+
+
+def check_interfaces(settings: TrainerSection) -> None:
+    """Raise ConfigError if an interface is not of this host, has no address, or cannot be NCCL's."""
+    own, other = settings.interface, settings.weights.interface
+    with Problems() as problems:
+        for key, name in (("trainer.interface", own), ("trainer.weights.interface", other)):
+            with problems.collecting():
+                if name:
+                    interface_address(key, name)
+    if settings.weights.transport == "nccl" and own and other and own != other:
+        raise ConfigError(f"trainer.weights.interface: got '{other}'; a process has one for NCCL: allowed: '{own}'")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import NoReturn
 
+from quartet_common.config import ConfigError, split_address
 from quartet_common.log import get_logger
 from quartet_common.ports import free_port
 from quartet_trainer.errors import TrainingError
@@ -26,6 +27,20 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of ranks; 1 if WORLD_SIZE is not set."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_environment() -> None:
+    """Raise ConfigError if torchrun's variables, which may be set by hand, are not those of a rank."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise ConfigError(f"{name}: got '{value}'; allowed: a number")
+    if rank() >= world_size() or ("WORLD_SIZE" in os.environ and "RANK" not in os.environ):
+        raise ConfigError(f"RANK: got {os.environ.get('RANK')}; allowed: 0 to WORLD_SIZE - 1, {world_size() - 1}")
+    if world_size() > 1:
+        try:
+            split_address(f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}")
+        except ValueError as error:
+            raise ConfigError(f"MASTER_ADDR, MASTER_PORT: {error}") from error
 
 
 def leave_process(status: int) -> NoReturn:

@@ -16,7 +16,7 @@ from quartet_common.sampling import Effect, altered
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.checkpoints import find_checkpoints
-from quartet_trainer.config import TrainerSection, check_transport
+from quartet_trainer.config import TrainerSection, check_interfaces, check_transport
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.evaluation import metric_names
 from quartet_trainer.learner.checks import (
@@ -66,6 +66,8 @@ def preflight(config: Config) -> dict[str, Any]:
                 section, sampling_masks=config.run.sampling_masks, router_replay=config.run.router_replay
             ),
             lambda: check_transport(section.weights),
+            lambda: check_interfaces(section),
+            launch.check_environment,
             lambda: check_callbacks(section.callbacks),
         ):
             with problems.collecting(LearnerError):

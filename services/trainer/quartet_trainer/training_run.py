@@ -18,6 +18,7 @@ from quartet.v1 import broker_pb2, trainer_pb2
 from quartet_common.channel import connect_sync
 from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.diagnosis import Peer
+from quartet_common.ports import interface_address
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
 from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
@@ -35,10 +36,11 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.preflight import checkpoint_root, evaluation_sets
 from quartet_trainer.records.journal import Journal, writing
 from quartet_trainer.records.traces import GroupTraces
+from quartet_trainer.rendezvous import Rendezvous
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Publisher
-from quartet_trainer.weight_sync.process_group import WeightStore, interface_address
+from quartet_trainer.weight_sync.process_group import WeightStore
 from quartet_trainer.weight_sync.sync import WeightSync
 
 if TYPE_CHECKING:
@@ -180,7 +182,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
 def _publisher(context: TrainerContext, members: Members, learner: Learner, stopping: Callable[[], bool]) -> Publisher:
     config, weights = context.config, context.config.section.weights
     if weights.interface and not weights.store_host:
-        store_host = interface_address(weights.interface)
+        store_host = interface_address("trainer.weights.interface", weights.interface)
     else:
         store_host = weights.store_host or split_address(config.addresses.trainer)[0]
     return Publisher(
@@ -213,4 +215,5 @@ def _callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: 
 def _load(config: LoadedConfig[TrainerSection]) -> Learner:
     torch.set_num_threads(config.section.torch_threads)
     assert config.model.path is not None, "preflight checked it"
+    _kept = Rendezvous(config.section)
     return create_learner(config.section, config.model.path, config.run)

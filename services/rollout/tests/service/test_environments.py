@@ -237,3 +237,9 @@ def test_the_run_file_s_environment_is_checked_before_anything_starts(tmp_path):
     ):
         with pytest.raises(ConfigError, match=sentence):
             preflight(replace(config, run=RunSection(environment=EnvironmentSection(**section))))
+
+
+def test_a_weight_interface_that_is_not_here_is_refused(tmp_path):
+    config = load_config("rollout", RolloutSection, overrides=["rollout.weight_interface=eth77"])
+    with pytest.raises(ConfigError, match=r"rollout.weight_interface: this host has no .* 'eth77' with an address"):
+        preflight(config)

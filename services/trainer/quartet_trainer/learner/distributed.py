@@ -134,11 +134,14 @@ class Announcements:
             raise TrainingError(f"a rank of the training job is lost: {str(error).splitlines()[0]}") from error
 
     def receive(self) -> tuple[str, list[bytes], dict[str, Any]]:
-        """On other ranks: wait for the next command, payloads and arguments. Raises RuntimeError if rank 0 is lost."""
+        """On other ranks: wait for the next command, payloads and arguments. Raises TrainingError if rank 0 is lost."""
         size = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size, 0, group=self._group)
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(buffer, 0, group=self._group)
+        try:
+            dist.broadcast(size, 0, group=self._group)
+            buffer = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(buffer, 0, group=self._group)
+        except RuntimeError as error:
+            raise TrainingError(f"rank 0 of the training job is lost: {str(error).splitlines()[0]}") from error
         head, _, rest = bytes(buffer.numpy()).partition(b"\n")
         parsed = json.loads(head)
         payloads, begin = [], 0

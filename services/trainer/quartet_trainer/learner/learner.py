@@ -153,7 +153,7 @@ class Learner:
         """On a rank above 0: repeat the calls that rank 0 announces, until it announces "stop".
 
         Raises:
-            RuntimeError: the connection to rank 0 is lost.
+            TrainingError: the connection to rank 0 is lost.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
             while (received := announcements.receive())[0] != "stop":

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
-from quartet_common.config import ConfigError
 from quartet_common.ports import AddressUnavailable
 from quartet_trainer.weight_sync.packing import BUFFERS
 from quartet_trainer.weight_sync.transports import TransferFailed, Transport, WeightUpdate
@@ -28,16 +26,6 @@ _TIMEOUT = timedelta(seconds=JOIN_SECONDS)
 
 Wait = Callable[[Callable[[], None]], None]
 """Waits until a bucket has been sent; calls its argument meanwhile."""
-
-
-def interface_address(name: str) -> str:
-    """Return the first IPv4 address of a network interface, else its first IPv6 address. Raises ConfigError without."""
-    addresses = psutil.net_if_addrs().get(name, [])
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for each in addresses:
-            if each.family == family:
-                return each.address
-    raise ConfigError(f"trainer.weights.interface: '{name}' has no address; give it one, or set store_host")
 
 
 class WeightStore:

@@ -60,6 +60,8 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
             ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"],
             ["run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"],
         ),
+        (["trainer.interface=eth77"], ["trainer.interface: this host has no network interface 'eth77' with an add"]),
+        (["trainer.weights.interface=eth77"], ["trainer.weights.interface: this host has no network interface 'et"]),
     ],
     ids=lambda values: values[0],
 )
@@ -153,3 +155,23 @@ def test_a_dry_run_refuses_a_store_at_an_address_of_another_host(model_path: Pat
     with pytest.raises(ConfigError, match=f"trainer.weights.store_host: cannot listen on {host}: "):
         check(model_path, tmp_path, setting, dry_run=True)
     check(model_path, tmp_path, setting)  # a start binds it later: the name may not be published yet
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RANK": "one"}, "RANK: got 'one'; allowed: a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: got 2; allowed: 0 to WORLD_SIZE - 1, 1"),
+        ({"WORLD_SIZE": "2"}, "RANK: got None; allowed: 0 to WORLD_SIZE - 1, 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha"}, "MASTER_ADDR, MASTER_PORT: an address is host:por"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_variables_of_no_rank_are_refused(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as refusal:
+        check(model_path, tmp_path)
+    assert [problem[: len(sentence)] for problem in refusal.value.problems] == [sentence]
