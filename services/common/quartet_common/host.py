@@ -127,6 +127,7 @@ class ServiceHost:
 
     async def set_ready(self) -> None:
         """Report that the service can do its work, to its health's callers and to systemd."""
+        self.loading = False
         if not self.stopping.is_set():
             await self.set_serving(True)
             self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")

@@ -23,6 +23,7 @@ from quartet_reward.workers.pool import WorkerPool
 
 # Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.
 _SHARE_TO_FINISH = 0.7
+_LOADING = "workers loading"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Resources:
         for pool in self._pools:
             pool.start()
 
+    async def ready(self) -> None:
+        """Wait until a process of each kind can judge."""
+        model = [] if self.tools.reward_model is None else [self.tools.reward_model.pool]
+        for pool in (self.mathematics, *(function.pool for function in self.functions), *model):
+            await pool.ready.wait()
+
     async def close(self) -> None:
         """Kill the processes; waiting and running work fails with SHUT_DOWN. May be called again."""
         await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self._pools))
@@ -71,6 +78,15 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
     resources = assemble(config, host)
     await resources.start()
+    host.loading = True
+    host.waiting.add(_LOADING)
+
+    async def load() -> None:
+        await resources.ready()
+        host.waiting.discard(_LOADING)
+        await host.set_ready()
+
+    host.spawn(load(), "load workers")
     try:
         await host.run()
     finally:

@@ -88,8 +88,8 @@ async def test_an_answer_that_cannot_be_used_fails_its_texts_and_no_later_ones(t
         return replies.pop(0)
 
     model = RewardModel(RewardModelSection(path=tmp_path), queue_seconds=60.0)
-    monkeypatch.setattr(model._pool, "start", lambda: None)
-    monkeypatch.setattr(model._pool, "run", reply)
+    monkeypatch.setattr(model.pool, "start", lambda: None)
+    monkeypatch.setattr(model.pool, "run", reply)
     model.start()
     try:
         async with asyncio.timeout(3.0):
