@@ -1,9 +1,4 @@
-"""Notices that the work of a service has hung: it is expected, and nothing of it is done for too long.
-
-Each look takes a mark, a value that changes with every part of the work that is done, and compares it with the last.
-How long it may stay the same is a key of the run file, by default `STEPS` times the slowest part seen so far, at least
-`LEAST_SECONDS`.
-"""
+"""Notices work that has hung: its mark, a value that changes with every part that is done, stays the same too long."""
 
 import asyncio
 import time
@@ -27,7 +22,7 @@ class StallWatch(ABC):
     def __init__(self, seconds: float | None, on_stall: Callable[[str], None], stalled: Gauge, limit: Gauge):
         """
         Args:
-            seconds: how long the mark may stay the same; None: by the slowest part.
+            seconds: how long nothing may be done; None: `STEPS` times the slowest part so far, or `LEAST_SECONDS`.
             on_stall: called once, with what is known.
             stalled, limit: the metrics for `stalled` and `limit`.
         """
@@ -38,14 +33,9 @@ class StallWatch(ABC):
         """Seconds since the last part of the work was done, while the next is expected."""
 
     @property
-    def least(self) -> float:
-        """The least limit by default."""
-        return LEAST_SECONDS
-
-    @property
     def limit(self) -> float:
-        """How long the mark may stay the same."""
-        return self._seconds or max(self.least, STEPS * self._slowest)
+        """How long nothing may be done."""
+        return self._seconds or max(LEAST_SECONDS, STEPS * self._slowest)
 
     @abstractmethod
     def look(self) -> Hashable | None:
@@ -57,16 +47,14 @@ class StallWatch(ABC):
 
     async def run(self) -> None:
         """Look until the work has stalled, or until cancelled."""
-        looked = time.monotonic()
-        while True:
+        stalled, looked = False, time.monotonic()
+        while not stalled:
             await asyncio.sleep(LOOK_SECONDS)
             before, looked = looked, time.monotonic()
             stalled = self.observe(self.look(), looked - before)
             for gauge, value in zip(self._gauges, (self.stalled, self.limit), strict=True):
                 gauge.set(value)
-            if stalled:
-                self._on_stall(self.report())
-                return
+        self._on_stall(self.report())
 
     def observe(self, mark: Hashable | None, seconds: float) -> bool:
         """Take the mark, `seconds` after the last look. Return whether the work has stalled."""

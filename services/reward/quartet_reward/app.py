@@ -23,7 +23,6 @@ from quartet_reward.workers.pool import WorkerPool
 
 # Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.
 _SHARE_TO_FINISH = 0.7
-_LOADING = "workers loading"
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,6 @@ class Resources:
         for pool in self._pools:
             pool.start()
 
-    async def ready(self) -> None:
-        """Wait until a process of each kind can judge."""
-        model = [] if self.tools.reward_model is None else [self.tools.reward_model.pool]
-        for pool in (self.mathematics, *(function.pool for function in self.functions), *model):
-            await pool.ready.wait()
-
     async def close(self) -> None:
         """Kill the processes; waiting and running work fails with SHUT_DOWN. May be called again."""
         await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self._pools))
@@ -78,19 +71,21 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
     resources = assemble(config, host)
     await resources.start()
-    host.loading = True
-    host.waiting.add(_LOADING)
-
-    async def load() -> None:
-        await resources.ready()
-        host.waiting.discard(_LOADING)
-        await host.set_ready()
-
-    host.spawn(load(), "load workers")
+    host.loading = "workers loading"
+    host.spawn(_load(resources, host), "load workers")
     try:
         await host.run()
     finally:
         await resources.close()
+
+
+async def _load(resources: Resources, host: ServiceHost) -> None:
+    """Report that the service can work when a process of each kind can judge."""
+    model = resources.tools.reward_model
+    pools = [resources.mathematics, *(function.pool for function in resources.functions)]
+    for pool in pools if model is None else (*pools, model.pool):
+        await pool.ready.wait()
+    await host.set_ready()
 
 
 def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:

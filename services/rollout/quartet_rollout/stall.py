@@ -1,7 +1,6 @@
 """Notices an engine that has hung: completions wait in it, and no token comes.
 
-Nothing is expected of an engine without completions, nor while generation is paused for new weights or the engine
-sleeps.
+Nothing is expected of an engine while generation is paused for new weights or it sleeps.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,6 @@ class StallWatch(stall.StallWatch):
     """Watches the engine of a rollout; the mark is its load."""
 
     def __init__(self, state: RolloutState, seconds: float | None, on_stall: Callable[[str], None]):
-        """`seconds`: `rollout.stall_seconds`."""
         super().__init__(seconds, on_stall, STALLED, STALL_LIMIT)
         self._state = state
         self._waiting = 0

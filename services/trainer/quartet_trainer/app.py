@@ -24,7 +24,6 @@ from quartet_trainer.status import Status
 log = get_logger(__name__)
 
 WORKER_GRACE_SECONDS = 5.0
-_LOADING = "model loading"
 
 
 async def serve(config: Config, host: ServiceHost) -> None:
@@ -53,8 +52,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     host.libraries.update({name: version(name) for name in ("torch", "colossalai", "transformers")})
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
-    host.loading = True
-    host.waiting.add(_LOADING)
+    host.loading = "model loading"
     training = host.spawn(_train(config, host, control, status), "training")
     host.spawn(_watch(workers, host), "ranks")
 
@@ -77,13 +75,9 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
     """Run the training in a thread, and stop the service when it ends."""
     loop = asyncio.get_running_loop()
 
-    async def set_ready() -> None:
-        host.waiting.discard(_LOADING)
-        await host.set_ready()
-
     def ready() -> None:
         if host.loading:
-            asyncio.run_coroutine_threadsafe(set_ready(), loop)
+            asyncio.run_coroutine_threadsafe(host.set_ready(), loop)
 
     def live() -> str:
         training_run = _import_training()

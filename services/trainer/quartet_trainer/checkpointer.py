@@ -248,11 +248,11 @@ class Checkpointer:
     def begin(self, reporter: Reporter) -> None:
         """Start saving the current step, unless it is saved or being written. Waits for the checkpoint before."""
         step = self._learner.step
-        if (self._writing and self._writing.step == step) or (self._last and self._last.step == step):
+        if self._writing and self._writing.step == step:
             return
         self.settle(reporter, wait=True)
         if self._last and self._last.step == step:
-            return  # it was written again
+            return
         with self.checkpointing():
             self._writing = self.space.until_written(self._root, self._start, self._learner.checkpoint_bytes)
         self.settle(reporter)
@@ -262,7 +262,7 @@ class Checkpointer:
         allowed = self._learner.checkpoint_bytes / SLOWEST_DISK
         return self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING, allowed)
 
-    def _start(self) -> _Writing:
+    def _start(self, wait: bool = False) -> _Writing:
         step = self._learner.step
         began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
         self._write_ledger()
@@ -276,12 +276,9 @@ class Checkpointer:
         }
         done = self._executor.submit(self._learner.snapshot(folder, facts))
         done.add_done_callback(lambda _: self._on_durable())
+        if wait:
+            done.result()
         return _Writing(step, folder, began, done)
-
-    def _start_and_wait(self) -> _Writing:
-        writing = self._start()
-        writing.done.result()
-        return writing
 
     def settle(self, reporter: Reporter, wait: bool = False) -> None:
         """Commit the checkpoint if it has been written, and prune old ones. With `wait`, wait until it is written.
@@ -302,7 +299,7 @@ class Checkpointer:
                 if not is_full(error):
                     raise
                 needed = self._learner.checkpoint_bytes
-                writing = self.space.until_written(self._root, self._start_and_wait, needed)
+                writing = self.space.until_written(self._root, lambda: self._start(wait=True), needed)
             self._commit(writing.step)
             removed = self._prune()
         checkpoint = trainer_pb2.Checkpoint(

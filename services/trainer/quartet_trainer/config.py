@@ -164,7 +164,7 @@ class TrainerSection(LearnerSettings):
         gt=0,
         description="A rank that works and does no part of it, as a micro-batch, for so long has hung: all ranks end "
         "with status 1. Checkpoints and weight updates have time for their bytes besides. Default: ten times the "
-        "slowest part so far, at least 120, and 1800 until the first step is trained.",
+        "slowest part so far, at least 120, and 1800 more until the first step is trained.",
     )
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long calls are retried while the broker is unavailable during the run."

@@ -1,4 +1,4 @@
-"""Full disks: what must be written is written when there is space; the training waits for it and keeps its state."""
+"""Full disks: the training waits for space to write what it needs, and keeps its state meanwhile."""
 
 import errno
 import os
@@ -21,13 +21,11 @@ _WAITING = metrics.gauge(
 )
 RETRY_SECONDS = 2.0
 _FULL = tuple(os.strerror(code).lower() for code in (errno.ENOSPC, errno.EDQUOT))
-
 Written = TypeVar("Written")
 
 
 def is_full(error: Exception) -> bool:
-    """Whether something was not written for want of space or quota. It reads the text: that is all that other ranks and
-    libraries pass on."""
+    """Whether space or quota was lacking, by the text: that is all that other ranks and libraries pass on."""
     return any(text in str(error).lower() for text in _FULL)
 
 
@@ -39,11 +37,7 @@ class DiskSpace:
         self._control, self._status, self._idle = control, status, idle
 
     def until_written(self, folder: Path, write: Callable[[], Written], needed: int = 0) -> Written:
-        """Return what `write` returns, once it is not refused for want of space.
-
-        Args:
-            folder: an existing one on the disk.
-            needed: bytes; `write` is not called while fewer are free.
+        """Return what `write` returns, once there is space; it is not called while fewer than `needed` bytes are free.
 
         Raises:
             Stopped: the trainer was asked to stop, and there is no space.
@@ -52,18 +46,17 @@ class DiskSpace:
         try:
             while True:
                 free = shutil.disk_usage(folder).free
-                if free >= needed:
-                    try:
+                try:
+                    if free >= needed:
                         return write()
-                    except (OSError, LearnerError, TrainingError) as error:
-                        if not is_full(error):
-                            raise
+                except (OSError, LearnerError, TrainingError) as error:
+                    if not is_full(error):
+                        raise
                 if not began:
                     began = time.monotonic()
                     log.warning(
-                        "the disk of '%s' is full: %s bytes are needed, %s are free; the trainer keeps its state and "
-                        "waits for space",
-                        *(folder, f"{needed:,}" if needed else "some", f"{free:,}"),
+                        f"the disk of '{folder}' is full: {needed or 'some'} bytes are needed, {free} are free; the "
+                        "trainer keeps its state and waits for space"
                     )
                     self._status.wait_for(f"space on the disk of '{folder}'")
                 _WAITING.set(time.monotonic() - began)
@@ -73,4 +66,3 @@ class DiskSpace:
             if began:
                 _WAITING.set(0)
                 self._status.wait_for("")
-                log.info("the wait for space on the disk ends", extra={"seconds": round(time.monotonic() - began, 1)})

@@ -129,9 +129,8 @@ class TrainingLoop:
     def _train(self) -> Ending:
         self._phase_seconds = self.status.phase_seconds()
         weights = self.settings.weights
-        # The phases below interrupt it.
-        allowed = weights.timeout_seconds if weights.sleep_rollouts else 0.0
-        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING, allowed)
+        allowed = weights.timeout_seconds * weights.sleep_rollouts
+        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING, allowed)  # the phases below interrupt it
         try:
             while not self._all_steps_done():
                 if self.evaluator.due(self.learner.step):

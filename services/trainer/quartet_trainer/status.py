@@ -51,7 +51,8 @@ class Status:
     """The one that entered the phase."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _phase: int = Phase.TRAINER_PHASE_STARTING
-    _since: float = field(default_factory=time.perf_counter)
+    since: float = field(default_factory=time.perf_counter)
+    """When the phase was entered, by time.perf_counter."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _history: deque[trainer_pb2.WatchMetricsResponse] = field(default_factory=lambda: deque(maxlen=METRICS_KEPT))
     _watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
@@ -61,11 +62,6 @@ class Status:
     def phase(self) -> int:
         """The current TrainerPhase."""
         return self._phase
-
-    @property
-    def entered(self) -> float:
-        """When the phase was entered, by time.perf_counter."""
-        return self._since
 
     @property
     def works(self) -> bool:
@@ -78,10 +74,10 @@ class Status:
             self._thread, self.allowed = threading.get_ident(), allowed
             before, now = self._phase, time.perf_counter()
             name = phase_name(before)
-            seconds = now - self._since
+            seconds = now - self.since
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             _PHASE_SECONDS.labels(name).inc(seconds)
-            self._phase, self._since = phase, now
+            self._phase, self.since = phase, now
         tracing.record(name.replace("_", " "), "", time.time() - seconds, root=True)
         return before
 
@@ -99,7 +95,7 @@ class Status:
         with self._lock:
             seconds = dict(self._seconds)
             name = phase_name(self._phase)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._since
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self.since
         return seconds
 
     @property

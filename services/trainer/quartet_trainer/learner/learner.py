@@ -179,8 +179,12 @@ class Learner:
 
     def _announce(self, command: str, groups: Sequence[experience_pb2.GroupTensors] = (), **arguments: Any) -> None:
         if self.announcements is not None:
-            with PROGRESS.work():  # a rank that has stopped receives nothing
+            PROGRESS.advance()
+            PROGRESS.sending = True
+            try:
                 self.announcements.send(command, [group.SerializeToString() for group in groups], **arguments)
+            finally:
+                PROGRESS.sending = False
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
         """Raise ExperienceError if `train_step` would refuse this group. Local; thread-safe."""
@@ -284,7 +288,6 @@ class Learner:
         named = weights if self._plugin.adapter else as_in_files(self._causal_lm, weights)
         try:
             for name, tensor in named:
-                PROGRESS.advance()
                 yield name, tensor.detach().to(self._wire_dtype).contiguous()
         finally:
             if self._ranks.world_size > 1:
@@ -412,9 +415,4 @@ class Learner:
 
 def _copies(tensors: Tensors, wanted: Callable[[str], bool]) -> list[tuple[str, torch.Tensor]]:
     """Copy the wanted tensors to the CPU. Iterates over all of them on every rank, because gathering is collective."""
-    copies = []
-    for name, tensor in tensors:
-        PROGRESS.advance()
-        if wanted(name):
-            copies.append((name, tensor.detach().to("cpu", copy=True)))
-    return copies
+    return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in tensors if wanted(name)]

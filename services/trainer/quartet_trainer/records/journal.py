@@ -1,10 +1,8 @@
 """Writes metrics, samples and the rollout log into the run's folder."""
 
 import contextlib
-import errno
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +27,7 @@ _dropped: set[Path] = set()
 def writing(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a TrainingError that names `path` and the reason.
 
-    On a full disk what the block writes is dropped, with one warning until a block succeeds: the training needs none of
-    it.
+    On a full disk what the block writes is dropped, with one warning: the training needs none of it.
     """
     try:
         yield
@@ -38,7 +35,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             if path not in _dropped:
-                log.warning("the disk is full: what would be written to '%s' is dropped until there is space", path)
+                log.warning("the disk is full: what would be written to '%s' is dropped", path)
             _dropped.add(path)
             return
         reason = (error.strerror or str(error)).lower()
@@ -127,11 +124,12 @@ class Journal:
             _keep(path, lambda record: record["step"] + (record["kind"] == "step") <= first_step)
             path.touch()
         self._writer = None
-        self._tensorboard = tensorboard
         if tensorboard:
-            threading.excepthook = _quiet_about_full_disks  # TensorBoard's thread reports to its caller, too
+            from torch.utils.tensorboard import SummaryWriter
+
+            threading.excepthook = _quiet_about_full_disks  # TensorBoard's thread tells its caller, too
             with writing(folder / "tensorboard"):
-                self._writer = self._open_tensorboard(first_step or None)
+                self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics at `step`, the batch's number from 0."""
@@ -150,22 +148,10 @@ class Journal:
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
         with writing(self._path):
             _append(self._path, json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
-        if self._tensorboard:
+        if self._writer is not None:
             with writing(self._path.with_name("tensorboard")):
-                try:
-                    self._writer = self._writer or self._open_tensorboard()
-                    for name, value in metrics.items():
-                        self._writer.add_scalar(name, value, at)
-                except OSError:
-                    self._writer = None  # a writer that has failed once fails for ever
-                    raise
-
-    def _open_tensorboard(self, purge_step: int | None = None) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-
-        if not shutil.disk_usage(self._path.parent).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return SummaryWriter(str(self._path.with_name("tensorboard")), purge_step=purge_step)
+                for name, value in metrics.items():
+                    self._writer.add_scalar(name, value, at)
 
     def close(self) -> None:
         """Flush and close what is open."""

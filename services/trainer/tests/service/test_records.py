@@ -72,18 +72,16 @@ def test_staleness_counts_from_the_oldest_weights_and_by_token():
 
 
 def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
-    journal = Journal(tmp_path, first_step=0)
+    journal = Journal(tmp_path, first_step=0, tensorboard=False)
     full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+    journal._writer = Mock(add_scalar=Mock(side_effect=full), close=Mock(side_effect=full))
     for step in range(2):
-        journal._writer = Mock(add_scalar=Mock(side_effect=full))
         journal.step(step, {"train/loss": 0.5})
     (warning,) = caplog.messages
     assert warning.startswith("the disk is full: what would be written to") and "tensorboard' is dropped" in warning
-    journal.step(2, {"train/loss": 0.5})
     journal.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2, "a new file, when there is space again"
-    journal._writer = Mock(add_scalar=Mock(side_effect=broken))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    journal._writer.add_scalar.side_effect = broken
     with pytest.raises(TrainingError, match="cannot write '.*tensorboard': input/output error; started again"):
         journal.step(3, {"train/loss": 0.5})
 

@@ -68,7 +68,7 @@ def test_two_ranks_train_the_same_run_and_go_on_after_one_was_stopped(
     assert status == 1 and "Traceback" not in said, said
     (sentence,) = [line for line in said.splitlines() if " ERROR " in line]
     assert "the trainer has stalled: rank 0 has done no part of its work for 5." in sentence
-    assert "trainer.stall_seconds is 5" in sentence
+    assert "by trainer.stall_seconds the limit is 5" in sentence
     assert not rank.is_running() and len(broker.left) == 1
 
     broker.change(batches_allowed=10**9)

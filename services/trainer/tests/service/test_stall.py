@@ -59,7 +59,7 @@ def test_what_counts_as_work_and_what_as_a_wait(phase: int):
 def test_the_default_limit_has_time_for_the_first_step_and_follows_the_slowest_part():
     status = Status("run")
     watch = StallWatch(0, status, None, stalled)
-    assert watch.limit == FIRST_STEP_SECONDS
+    assert watch.limit == FIRST_STEP_SECONDS + LEAST_SECONDS
     status.batches = 1
     assert watch.limit == LEAST_SECONDS
     status.enter(trainer_pb2.TRAINER_PHASE_TRAINING)
