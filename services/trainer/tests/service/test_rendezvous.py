@@ -19,7 +19,7 @@ from quartet_trainer.launch import leave_process
 from quartet_trainer.learner.distributed import Announcements, initialize, shutdown
 from quartet_trainer.rendezvous import Rendezvous
 
-SECONDS = 3.0
+SECONDS = 3.0  # where it is waited for
 START_SECONDS = 20.0  # of a fork, on a busy machine
 
 
@@ -58,7 +58,7 @@ class Ranks:
         self.started: list[Forked] = []
 
     def start(
-        self, rank: int, world_size: int = 2, interface: str = "", seconds: float = SECONDS, does: Callable = meet
+        self, rank: int, world_size: int = 2, interface: str = "", seconds: float = START_SECONDS, does: Callable = meet
     ) -> None:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         errors = self._folder / f"{len(self.started)}.stderr"
@@ -97,7 +97,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
             "rank 1 on .*: RANK: another process has it too; set a different one for each",
         ),
         (
-            lambda ranks: [ranks.start(rank, 4) for rank in (0, 2)],
+            lambda ranks: [ranks.start(rank, 4, seconds=SECONDS) for rank in (0, 2)],
             1,
             r"no answer of rank 1, 3 within 3 s \(trainer.rendezvous_seconds\); start it with the same WORLD_SIZE",
         ),
@@ -113,7 +113,7 @@ def test_all_ranks_that_came_end_with_one_sentence(
 
 
 def test_a_rank_without_rank_0_ends_at_its_deadline(ranks: Ranks):
-    ranks.start(1)
+    ranks.start(1, seconds=SECONDS)
     where = re.escape(f"127.0.0.1:{ranks.port} (MASTER_ADDR, MASTER_PORT)")
     (said,) = ranks.sentences(1)
     assert re.search(f"cannot reach rank 0 at {where} within 3 s .*: Connection refused; start rank 0", said)
@@ -121,8 +121,8 @@ def test_a_rank_without_rank_0_ends_at_its_deadline(ranks: Ranks):
 
 def test_a_port_of_another_program_ends_every_rank(ranks: Ranks):
     with socket.create_server(("0.0.0.0", ranks.port)):
-        ranks.start(0)
-        ranks.start(1)
+        ranks.start(0, seconds=SECONDS)
+        ranks.start(1, seconds=SECONDS)
         first, second = ranks.sentences(1, 1)
     assert "rank 0 cannot serve" in first and "already in use; set a port that nothing else uses" in first
     assert "rank 0 cannot serve" in second and "another program listens there" in second
