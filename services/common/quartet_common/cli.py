@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import dataclasses
+import faulthandler
 import fcntl
 import json
 import logging
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
 if "--log-format json" in " ".join(sys.argv).replace("=", " "):
     os.environ["GRPC_TRACE"] = ",".join(filter(None, (os.environ.get("GRPC_TRACE"), "handshaker")))
 
+_END_SECONDS = 30.0  # from the last drain to the end of the process, which is ended then with status 1
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
 
@@ -126,6 +128,7 @@ def service_main(
     """
     arguments = _parser(kind).parse_args(argv)
     keep_freed_memory()
+    faulthandler.enable()  # systemd and the launcher send SIGABRT to a service that hangs: it says where
     instance = f"{socket.gethostname()}-{os.getpid()}"
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
@@ -165,6 +168,7 @@ def service_main(
         return 1
     finally:
         tracing.shutdown()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _check(kind: str, config: LoadedConfig, preflight: Preflight, ports: bool) -> dict[str, Any]:
@@ -193,6 +197,8 @@ async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
 
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)
+    # asyncio waits for every task that is left, and a plug-in's may ignore its cancellation.
+    faulthandler.dump_traceback_later(_END_SECONDS, exit=True)
     return host.exit_code
 
 
