@@ -128,7 +128,7 @@ def service_main(
     """
     arguments = _parser(kind).parse_args(argv)
     keep_freed_memory()
-    faulthandler.enable()  # systemd and the launcher send SIGABRT to a service that hangs: it says where
+    faulthandler.enable(file=2)  # systemd and the launcher send SIGABRT to a service that hangs: it says where
     instance = f"{socket.gethostname()}-{os.getpid()}"
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
@@ -198,7 +198,7 @@ async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)
     # asyncio waits for every task that is left, and a plug-in's may ignore its cancellation.
-    faulthandler.dump_traceback_later(_END_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(_END_SECONDS, exit=True, file=2)
     return host.exit_code
 
 
