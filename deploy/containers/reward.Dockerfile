@@ -26,7 +26,7 @@ USER 10001:10001
 WORKDIR /var/lib/quartet
 VOLUME /var/lib/quartet
 # The run file is mounted; its [addresses] and [server] bind_host = "0.0.0.0" say where to listen (docs/containers.md).
-HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["python", "-m", "quartet_common.probe", "reward", "/etc/quartet/run.toml"]
+HEALTHCHECK --interval=10s --timeout=6s --start-period=600s --retries=3 CMD ["python", "-m", "quartet_common.probe", "reward", "/etc/quartet/run.toml"]
 # tini forwards SIGTERM, which starts the drain, and reaps orphaned processes.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "quartet-reward", "/etc/quartet/run.toml", "--log-format", "json"]

@@ -61,8 +61,8 @@ class ServiceHost:
         self.address = address
         self.instance_id = f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         """Unique for this process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
-        self.loading = False
-        """Set before `start` by a service that cannot work yet when it answers: it calls `set_ready` when it can."""
+        self.loading = ""
+        """What a service that cannot work yet waits for when it starts; it calls `set_ready` when it can work."""
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self._port = port
@@ -127,6 +127,8 @@ class ServiceHost:
 
     async def set_ready(self) -> None:
         """Report that the service can do its work, to its health's callers and to systemd."""
+        self.waiting.discard(self.loading)
+        self.loading = ""
         if not self.stopping.is_set():
             await self.set_serving(True)
             self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")
@@ -170,6 +172,7 @@ class ServiceHost:
         await self.server.start()
         freeze_gc_heap()
         if self.loading:
+            self.waiting.add(self.loading)
             self._supervisor.notify(STATUS=f"loading, answers at {self.address}")
         else:
             await self.set_ready()

@@ -30,6 +30,17 @@ class LedgerError(Exception):
     """The ledger does not match a mark, or cannot be read; the text is one sentence."""
 
 
+def append_whole(file: BinaryIO, line: bytes, end: int) -> None:
+    """Append a line to an unbuffered file of `end` bytes. If it raises OSError, no part of the line is left."""
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(end)
+        raise
+
+
 class Ledger:
     """Writes a trainer's ledger. The file is opened at first use and truncated after its last whole line.
 
@@ -47,13 +58,8 @@ class Ledger:
     def append(self, step: int, instance_ids: Sequence[str]) -> None:
         """Add the batch that `step` trained. It is durable after the next `mark`."""
         line = json.dumps({"step": step, "instances": list(instance_ids)}, separators=(",", ":")).encode() + b"\n"
-        file, rest = self._opened(), memoryview(line)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            file.truncate(self._bytes)  # remove a partial line
-            raise
+        file = self._opened()
+        append_whole(file, line, self._bytes)
         self._count(line)
 
     def mark(self) -> dict[str, Any]:

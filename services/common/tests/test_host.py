@@ -160,7 +160,7 @@ async def test_a_service_that_loads_answers_and_is_ready_only_when_it_says_so(se
     told: list[dict[str, object]] = []
     monkeypatch.setattr("quartet_common.process.Supervisor.notify", lambda self, **facts: told.append(facts))
     host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
-    host.loading = True
+    host.loading = "model"
     await host.start()
     arguments = ["reward", f"--set=addresses.reward={host.address}"]
     assert await asyncio.to_thread(probe.main, arguments) == 1

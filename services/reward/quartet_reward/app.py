@@ -71,10 +71,21 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
     resources = assemble(config, host)
     await resources.start()
+    host.loading = "workers loading"
+    host.spawn(_load(resources, host), "load workers")
     try:
         await host.run()
     finally:
         await resources.close()
+
+
+async def _load(resources: Resources, host: ServiceHost) -> None:
+    """Report that the service can work when a process of each kind can judge."""
+    model = resources.tools.reward_model
+    pools = [resources.mathematics, *(function.pool for function in resources.functions)]
+    for pool in pools if model is None else (*pools, model.pool):
+        await pool.ready.wait()
+    await host.set_ready()
 
 
 def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:

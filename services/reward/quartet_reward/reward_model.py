@@ -56,7 +56,7 @@ class RewardModel:
         variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
         arguments = [f"--section={section.model_dump_json()}"]
         command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
-        self._pool = WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)
+        self.pool = WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)
         self._places: FairQueue[int] = FairQueue("reward_model_texts")
         self._places.add(*range(section.batch))
         self._next: asyncio.Queue[_Entry] = asyncio.Queue()
@@ -69,7 +69,7 @@ class RewardModel:
 
     @property
     def pids(self) -> frozenset[int]:
-        return self._pool.pids
+        return self.pool.pids
 
     @property
     def waiting(self) -> int:
@@ -78,13 +78,13 @@ class RewardModel:
 
     def start(self) -> None:
         """Start to load the model; `read` may be called at once."""
-        self._pool.start()
+        self.pool.start()
         self._task = asyncio.create_task(self._work(), name="reward model")
 
     async def close(self) -> None:
         """Kill the process; waiting calls of `read` raise ShuttingDown."""
         self._places.close()
-        await self._pool.close()
+        await self.pool.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -129,7 +129,7 @@ class RewardModel:
             return
         metrics.REWARD_MODEL_BATCH.observe(len(batch))
         try:
-            reply = await self._pool.run({"texts": [entry.text for entry in batch]})
+            reply = await self.pool.run({"texts": [entry.text for entry in batch]})
         except ShuttingDown as error:
             _fail(batch, error)
             return

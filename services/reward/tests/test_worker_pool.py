@@ -4,15 +4,20 @@ import asyncio
 import os
 import resource
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from reward_samples import ENDLESS, until
 
-from quartet_reward.config import RewardModelSection
+from quartet_common.config import load_config
+from quartet_common.host import ServiceHost
+from quartet_reward.app import serve
+from quartet_reward.config import RewardModelSection, RewardSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed
 from quartet_reward.math.equality import worker_command
 from quartet_reward.math.worker import _limit_cpu
 from quartet_reward.reward_model import RewardModel
-from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool
+from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool, WorkerProcess
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 ECHO = """
@@ -88,8 +93,8 @@ async def test_an_answer_that_cannot_be_used_fails_its_texts_and_no_later_ones(t
         return replies.pop(0)
 
     model = RewardModel(RewardModelSection(path=tmp_path), queue_seconds=60.0)
-    monkeypatch.setattr(model._pool, "start", lambda: None)
-    monkeypatch.setattr(model._pool, "run", reply)
+    monkeypatch.setattr(model.pool, "start", lambda: None)
+    monkeypatch.setattr(model.pool, "run", reply)
     model.start()
     try:
         async with asyncio.timeout(3.0):
@@ -109,3 +114,28 @@ def test_a_limit_of_cpu_time_that_the_service_runs_under_is_kept_by_its_workers(
         assert resource.getrlimit(resource.RLIMIT_CPU)[1] == lower
     finally:
         resource.setrlimit(resource.RLIMIT_CPU, (lower, lower))
+
+
+async def test_the_service_is_serving_when_a_worker_of_each_kind_can_judge(monkeypatch):
+    loaded, await_ready = asyncio.Event(), WorkerProcess.await_ready
+
+    async def load(worker: WorkerProcess) -> None:
+        await loaded.wait()
+        await await_ready(worker)
+
+    monkeypatch.setattr(WorkerProcess, "await_ready", load)
+    config = load_config("reward", RewardSection, overrides=["addresses.reward=127.0.0.1:0"])
+    host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
+    service = asyncio.create_task(serve(config, host))
+    await until(lambda: not host.address.endswith(":0"))
+    async with grpc.aio.insecure_channel(host.address) as channel:
+        states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert (await states.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert list(host.waiting) == ["workers loading"]
+        loaded.set()
+        assert (await states.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert not list(host.waiting)
+        host.stop("the test ends")
+        assert (await states.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        states.cancel()
+    await service

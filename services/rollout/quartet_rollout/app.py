@@ -37,7 +37,6 @@ from quartet_rollout.weight_updates import WeightUpdates
 
 log = get_logger(__name__)
 
-_LOADING = "engine loading"
 _WEIGHTS = "weights from the trainer"
 _SAMPLE_SECONDS = 1.0
 _SMOOTHED_OVER = 3  # samples
@@ -95,8 +94,7 @@ class RolloutService:
         """Serve until the host stops."""
         host = self._host
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self._servicer, host.server)
-        host.waiting.add(_LOADING)
-        host.loading = True
+        host.loading = "engine loading"
         host.on_drain(self._drain)
         self._loading = host.spawn(self._load(), "load engine")
         for work, name in (
@@ -128,7 +126,6 @@ class RolloutService:
         host.capabilities.extend([f"engine.{section.engine}", *engine.capabilities()])
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
-        host.waiting.discard(_LOADING)
         self._environments.writer = AnswerWriter(copy.deepcopy(engine.tokenizer()))
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine

@@ -18,6 +18,7 @@ from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner.checks import ModelFolderError
 from quartet_trainer.preflight import Config, checkpoint_root
 from quartet_trainer.servicer import TrainerServicer
+from quartet_trainer.stall import StallWatch
 from quartet_trainer.status import Status
 
 log = get_logger(__name__)
@@ -30,17 +31,28 @@ async def serve(config: Config, host: ServiceHost) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
     # OpenMP threads sleep while idle; spinning, they would take CPU time from the other services.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    status = Status(config.run.id)
+
+    def on_stall(why: str) -> None:
+        log.error("the trainer has stalled: %s", why)
+        if launch.rank() > 0:
+            launch.leave_process(1)
+        host.stop("the trainer has stalled", exit_code=1)
+        host.exit_code = 1  # also if it was stopping
+
+    watch = StallWatch(launch.rank(), status, config.section.stall_seconds, on_stall)
+    watching = host.spawn(watch.run(), "stall watch")
     if launch.rank() > 0:
         launch.ignore_signals()
-        await _in_thread("training", lambda: _import_training().run_worker(config))
+        await _in_thread("training", lambda: _import_training().run_worker(config, status))
         return
-    workers = launch.WorkerProcesses(config.section.ranks)
-    control, status = Control(), Status(config.run.id)
+    workers, control = launch.WorkerProcesses(config.section.ranks), Control()
     status.on_waiting = _show_waiting(host, asyncio.get_running_loop())
     host.capabilities.extend([f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"])
     host.libraries.update({name: version(name) for name in ("torch", "colossalai", "transformers")})
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
+    host.loading = "model loading"
     training = host.spawn(_train(config, host, control, status), "training")
     host.spawn(_watch(workers, host), "ranks")
 
@@ -48,8 +60,12 @@ async def serve(config: Config, host: ServiceHost) -> None:
         control.stop()
         begun = status.session_epoch >= 0
         if begun:  # otherwise there is nothing to save, and loading a model cannot be interrupted
-            await asyncio.wait([training])
-        await workers.end(grace=WORKER_GRACE_SECONDS if begun else 0.0)
+            await asyncio.wait([training, watching], return_when=asyncio.FIRST_COMPLETED)
+        stalled = begun and not training.done()
+        training.cancel()
+        await workers.end(grace=WORKER_GRACE_SECONDS if begun and not stalled else 0.0)
+        if stalled:
+            await asyncio.to_thread(control.leave)
 
     host.on_drain(drain)
     await host.run()
@@ -57,6 +73,11 @@ async def serve(config: Config, host: ServiceHost) -> None:
 
 async def _train(config: Config, host: ServiceHost, control: Control, status: Status) -> None:
     """Run the training in a thread, and stop the service when it ends."""
+    loop = asyncio.get_running_loop()
+
+    def ready() -> None:
+        if host.loading:
+            asyncio.run_coroutine_threadsafe(host.set_ready(), loop)
 
     def live() -> str:
         training_run = _import_training()
@@ -67,6 +88,7 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
                 me=lambda: _member(host, status),
                 control=control,
                 status=status,
+                ready=ready,
             )
         )
 
@@ -91,7 +113,8 @@ async def _watch(workers: launch.WorkerProcesses, host: ServiceHost) -> None:
     try:
         await workers.watch()
     except TrainingError as error:
-        log.error(str(error))
+        if not host.stopping.is_set():  # otherwise it was killed
+            log.error(str(error))
         host.stop("the training cannot go on", exit_code=1)
 
 

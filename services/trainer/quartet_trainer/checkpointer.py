@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from quartet_common.log import get_logger
 from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune, sync
 from quartet_trainer.config import CheckpointSection, EarlyStopSection
 from quartet_trainer.control import Stopped
-from quartet_trainer.errors import TrainingError
+from quartet_trainer.disk_space import DiskSpace, is_full
+from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.members import Reporter
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 BEST_FILE = "best.json"
+SLOWEST_DISK = 10e6
+"""Bytes per second; a disk that is slower counts as one that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Checkpointer:
         learner: Learner,
         session: BrokerSession,
         status: Status,
+        space: DiskSpace,
         patience: EarlyStopping | None,
         on_durable: Callable[[], None],
     ):
@@ -136,12 +140,15 @@ class Checkpointer:
         self._learner = learner
         self._session = session
         self._status = status
+        self.space = space
         self._patience = patience
         self._on_durable = on_durable
         self._last: trainer_pb2.Checkpoint | None = None
         self._writing: _Writing | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint")
         self._ledger = Ledger(root / LEDGER_FILE)
+        self._unwritten: list[tuple[int, list[str]]] = []
+        """Batches that are in the weights and not yet in the ledger."""
         self._mark: Mark | None = None
         self._first_remembered_pass = 0
         self.best: Best | None = None
@@ -166,14 +173,18 @@ class Checkpointer:
         manifest = newest.manifest if newest else {}
         self._mark = manifest.get("ledger")
         self._first_remembered_pass = manifest.get("first_remembered_pass", 0)
-        with self._writing_ledger():
-            self._ledger.rewind(self._mark)
+        self.space.until_written(self._root, self._rewind_ledger)
         self.best = read_best(self._root)
         if self.best is not None and (
             self.best.step not in {checkpoint.step for checkpoint in found}
             or self.best.metric != self._settings.best_metric
         ):
             self.best = None  # its checkpoint is missing, or another metric is configured now
+        self._prune()  # a writer that was killed may have left more than there is space for
+
+    def _rewind_ledger(self) -> None:
+        with self._writing_ledger():
+            self._ledger.rewind(self._mark)
 
     def open_session(self) -> None:
         """Open a session, and send the broker the ledger's steps that its books lack.
@@ -217,9 +228,15 @@ class Checkpointer:
         log.info("resuming from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
-        """Append the batch of `step`, which is in the weights, to the ledger. Raises TrainingError."""
+        """Append the batch of `step`, which is in the weights, to the ledger. Raises TrainingError, Stopped."""
+        self._unwritten.append((step, instance_ids))
+        self.space.until_written(self._root, self._write_ledger)
+
+    def _write_ledger(self) -> None:
         with self._writing_ledger():
-            self._ledger.append(step, instance_ids)
+            while self._unwritten:
+                self._ledger.append(*self._unwritten[0])
+                del self._unwritten[0]
 
     def save(self, reporter: Reporter) -> trainer_pb2.Checkpoint:
         """Save the current step unless it is saved already, and wait until it is durable and committed."""
@@ -231,36 +248,58 @@ class Checkpointer:
     def begin(self, reporter: Reporter) -> None:
         """Start saving the current step, unless it is saved or being written. Waits for the checkpoint before."""
         step = self._learner.step
-        if (self._writing and self._writing.step == step) or (self._last and self._last.step == step):
+        if self._writing and self._writing.step == step:
             return
         self.settle(reporter, wait=True)
-        with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
-            began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
-            with self._writing_ledger():
-                mark = self._ledger.mark()  # syncs the ledger to disk before the checkpoint that refers to it
-            facts = {
-                **self._identity(),
-                "ledger": mark,
-                "first_remembered_pass": self._first_remembered_pass,
-                "early_stop": self._patience and self._patience.to_json(),
-            }
-            done = self._executor.submit(self._learner.snapshot(folder, facts))
-            done.add_done_callback(lambda _: self._on_durable())
-            self._writing = _Writing(step, folder, began, done)
+        if self._last and self._last.step == step:
+            return
+        with self.checkpointing():
+            self._writing = self.space.until_written(self._root, self._start, self._learner.checkpoint_bytes)
         self.settle(reporter)
+
+    def checkpointing(self) -> AbstractContextManager[None]:
+        """The phase, which may take the time that a slow disk needs for a checkpoint."""
+        allowed = self._learner.checkpoint_bytes / SLOWEST_DISK
+        return self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING, allowed)
+
+    def _start(self, wait: bool = False) -> _Writing:
+        step = self._learner.step
+        began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
+        self._write_ledger()
+        with self._writing_ledger():
+            mark = self._ledger.mark()  # syncs the ledger to disk before the checkpoint that refers to it
+        facts = {
+            **self._identity(),
+            "ledger": mark,
+            "first_remembered_pass": self._first_remembered_pass,
+            "early_stop": self._patience and self._patience.to_json(),
+        }
+        done = self._executor.submit(self._learner.snapshot(folder, facts))
+        done.add_done_callback(lambda _: self._on_durable())
+        if wait:
+            done.result()
+        return _Writing(step, folder, began, done)
 
     def settle(self, reporter: Reporter, wait: bool = False) -> None:
         """Commit the checkpoint if it has been written, and prune old ones. With `wait`, wait until it is written.
 
         Raises:
-            LearnerError: it could not be written.
+            LearnerError: it could not be written. On a full disk, the current step's is written in its place, once
+                there is space.
+            Stopped: see `DiskSpace`.
         """
         writing = self._writing
         if writing is None or not (wait or writing.done.done()):
             return
-        with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
+        with self.checkpointing():
             self._writing = None
-            writing.done.result()
+            try:
+                writing.done.result()
+            except LearnerError as error:
+                if not is_full(error):
+                    raise
+                needed = self._learner.checkpoint_bytes
+                writing = self.space.until_written(self._root, lambda: self._start(wait=True), needed)
             self._commit(writing.step)
             removed = self._prune()
         checkpoint = trainer_pb2.Checkpoint(
@@ -279,8 +318,9 @@ class Checkpointer:
         step = self._learner.step
         self.save(reporter)
         self.best = Best(metric, value, step)
+        best = self.best
         try:
-            write_best(self._root, self.best)
+            self.space.until_written(self._root, lambda: write_best(self._root, best))
         except OSError as error:
             raise TrainingError(f"cannot write '{self._root / BEST_FILE}': {error}") from error
         log.info("best so far", extra={"step": step, metric: value})

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX, read_manifest
 from quartet_common.log import get_logger
+from quartet_trainer.disk_space import is_full
 from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
@@ -178,7 +179,8 @@ def locked_folder(root: Path, pause: Callable[[float], None]) -> Iterator[None]:
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), holder.encode())  # unbuffered: closing the file would write it once more
         except OSError as error:
-            raise _cannot_write(root, error) from error
+            if not is_full(error):
+                raise _cannot_write(root, error) from error
         yield
 
 

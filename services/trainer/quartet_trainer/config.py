@@ -159,6 +159,13 @@ class TrainerSection(LearnerSettings):
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
     callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
+    stall_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="A rank that works and does no part of it, as a micro-batch, for so long has hung: all ranks end "
+        "with status 1. Checkpoints and weight updates have time for their bytes besides. Default: ten times the "
+        "slowest part so far, at least 120, and 1800 more until the first step is trained.",
+    )
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long calls are retried while the broker is unavailable during the run."
     )

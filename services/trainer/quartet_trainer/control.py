@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -60,6 +60,8 @@ class Control:
     def __init__(self) -> None:
         self.wake = WakeEvent()
         self.stopping = threading.Event()
+        self.leave: Callable[[], None] = lambda: None
+        """Leaves the run, on any thread: for a loop that has hung."""
         self._paused_until = -math.inf  # by time.monotonic
         self._steps = 0  # optimizer steps begun, those before a restart included
         self._lock = threading.Lock()

@@ -115,19 +115,22 @@ class TrainingLoop:
         log.info("training ends: %s", ending.value, extra={"step": self.learner.step})
         self.batches.close()
         self._collect_update(wait=True)
-        if self.learner.step > 0:
-            self.checkpointer.save(self.reporter)
-        if ending.complete:
-            try:
+        try:
+            if self.learner.step > 0:
+                self.checkpointer.save(self.reporter)
+            if ending.complete:
                 self._finish(ending)
-            except Stopped:
-                log.warning("the run is not finished yet: the broker is unavailable; start the trainer again")
-                return Ending.STOPPED
+        except Stopped:
+            why = "the broker is unavailable, or the disk full"
+            log.warning("what is not saved or finished yet will be by the trainer started again: %s", why)
+            return Ending.STOPPED
         return ending
 
     def _train(self) -> Ending:
         self._phase_seconds = self.status.phase_seconds()
-        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING)  # the phases below interrupt it
+        weights = self.settings.weights
+        allowed = weights.timeout_seconds * weights.sleep_rollouts
+        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING, allowed)  # the phases below interrupt it
         try:
             while not self._all_steps_done():
                 if self.evaluator.due(self.learner.step):
@@ -251,7 +254,7 @@ class TrainingLoop:
         self._begin_update()
 
     def _begin_update(self) -> None:
-        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.weight_sync.seconds):
             self.weight_sync.begin()
         self._collect_update()
 
@@ -259,7 +262,7 @@ class TrainingLoop:
         """Report the update under way if it has ended; with `wait`, wait for its end."""
         if not self.weight_sync.under_way:
             return
-        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.weight_sync.seconds):
             published = self.weight_sync.collect(wait)
         if self.weight_sync.under_way:
             return
@@ -345,7 +348,10 @@ class TrainingLoop:
         """Export the trained model as a Hugging Face folder and end the run."""
         steps = self.learner.step
         if steps > 0:
-            self.learner.export(self.folder / "model")
+            with self.checkpointer.checkpointing():
+                self.checkpointer.space.until_written(
+                    self.folder, lambda: self.learner.export(self.folder / "model"), self.learner.checkpoint_bytes // 3
+                )
         state, reason = judge(ending.value, steps, self.session.run(), self.session.dead, self._failure)
         if state == broker_pb2.RUN_STATE_FAILED:
             log.error("the run has failed: %s", reason, extra={"step": steps})

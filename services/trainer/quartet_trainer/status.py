@@ -19,6 +19,8 @@ _STEP = metrics.gauge("quartet_trainer_step", "Optimizer steps in the weights.")
 _METRIC = metrics.gauge("quartet_trainer_metric", "The last step's metrics, as docs/metrics.md names them.", ["name"])
 
 Phase = trainer_pb2.TrainerPhase
+# The others are waits, or have limits of their own.
+_WORK = (Phase.TRAINER_PHASE_TRAINING, Phase.TRAINER_PHASE_PUBLISHING, Phase.TRAINER_PHASE_CHECKPOINTING)
 
 
 def phase_name(phase: int) -> str:
@@ -42,10 +44,15 @@ class Status:
     """Batches trained by this process."""
     on_waiting: Callable[[str, str], None] | None = None
     """Called when what is waited for changes, with the description that is gone and the new one; each may be empty."""
+    allowed: float = 0.0
+    """Seconds that the current phase may take beside `trainer.stall_seconds` without a part of its work done."""
     _waits: dict[int, str] = field(default_factory=dict)
+    _thread: int = 0
+    """The one that entered the phase."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _phase: int = Phase.TRAINER_PHASE_STARTING
-    _since: float = field(default_factory=time.perf_counter)
+    since: float = field(default_factory=time.perf_counter)
+    """When the phase was entered, by time.perf_counter."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _history: deque[trainer_pb2.WatchMetricsResponse] = field(default_factory=lambda: deque(maxlen=METRICS_KEPT))
     _watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
@@ -56,33 +63,39 @@ class Status:
         """The current TrainerPhase."""
         return self._phase
 
-    def enter(self, phase: int) -> int:
+    @property
+    def works(self) -> bool:
+        """Whether the training computes, reads or writes now; false while it waits for others."""
+        return self._phase in _WORK and self._thread not in self._waits
+
+    def enter(self, phase: int, allowed: float = 0.0) -> int:
         """Enter a phase and return the previous one."""
         with self._lock:
+            self._thread, self.allowed = threading.get_ident(), allowed
             before, now = self._phase, time.perf_counter()
             name = phase_name(before)
-            seconds = now - self._since
+            seconds = now - self.since
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             _PHASE_SECONDS.labels(name).inc(seconds)
-            self._phase, self._since = phase, now
+            self._phase, self.since = phase, now
         tracing.record(name.replace("_", " "), "", time.time() - seconds, root=True)
         return before
 
     @contextmanager
-    def during(self, phase: int) -> Iterator[None]:
+    def during(self, phase: int, allowed: float = 0.0) -> Iterator[None]:
         """Be in a phase inside the block; afterwards enter the previous one again."""
-        before = self.enter(phase)
+        before_allowed, before = self.allowed, self.enter(phase, allowed)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(before, before_allowed)
 
     def phase_seconds(self) -> dict[str, float]:
         """Return the seconds spent in each phase so far, including the current one."""
         with self._lock:
             seconds = dict(self._seconds)
             name = phase_name(self._phase)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._since
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self.since
         return seconds
 
     @property

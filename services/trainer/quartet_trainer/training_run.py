@@ -25,6 +25,7 @@ from quartet_trainer.checkpoints import locked_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, InvalidGroups
+from quartet_trainer.disk_space import DiskSpace
 from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import create_learner
@@ -55,11 +56,13 @@ class TrainerContext:
     """Returns this trainer's current Member."""
     control: Control
     status: Status
+    ready: Callable[[], None]
+    """Called, also several times, when the trainer waits for its run or has opened a session."""
 
 
-def run_worker(config: LoadedConfig[TrainerSection]) -> None:
+def run_worker(config: LoadedConfig[TrainerSection], status: Status) -> None:
     """Run a rank above 0: load the model and follow rank 0 until the end of the training."""
-    _load(config).follow(Announcements())
+    _load(config).follow(Announcements(), status)
     shutdown()
 
 
@@ -86,10 +89,16 @@ def train(context: TrainerContext) -> str:
     others_listen = True
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
-        run = session.wait_for_run(while_waiting=learner.idle)
+
+        def wait() -> None:
+            context.ready()
+            learner.idle()
+
+        run = session.wait_for_run(while_waiting=wait)
         status.made_by = run.made_by
         status.enter(trainer_pb2.TRAINER_PHASE_STARTING)
         if run.state != broker_pb2.RUN_STATE_ACTIVE:
+            context.ready()
             state = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
             return f"run '{config.run.id}' has {state} already"
         return _train(context, session, learner, run)
@@ -116,13 +125,15 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         parts.enter_context(locked_folder(root, control.wait))
         patience = EarlyStopping(settings.early_stop) if settings.early_stop.metric else None
+        space = DiskSpace(control, status, idle=learner.idle)
         checkpointer = Checkpointer(
-            root, settings.checkpoint, run, learner, session, status, patience, on_durable=control.wake.set
+            root, settings.checkpoint, run, learner, session, status, space, patience, on_durable=control.wake.set
         )
         parts.callback(checkpointer.close)
         checkpointer.restore()
         checkpointer.open_session()
         status.session_epoch = session.epoch
+        context.ready()
         journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
         parts.callback(journal.close)
         reporter = Reporter(session.stub, config.run.id, context.instance_id)
@@ -130,6 +141,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
         heartbeat_seconds = run.spec.member_ttl.ToTimedelta().total_seconds() / 3
         members = Members(session.stub, config.run.id, context.me, heartbeat_seconds, on_change=control.wake.set)
         parts.callback(members.close)
+        control.leave = members.close
         closing = threading.Event()
         publisher = _publisher(
             context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set()

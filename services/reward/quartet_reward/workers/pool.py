@@ -203,6 +203,8 @@ class WorkerPool:
         self._all: set[WorkerProcess] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._closed = False
+        self.ready = asyncio.Event()
+        """Set when the first worker serves."""
 
     @property
     def waiting(self) -> int:
@@ -296,6 +298,7 @@ class WorkerPool:
         try:
             await worker.await_ready()
             self._idle.add(worker)
+            self.ready.set()
             metrics.WORKERS_ENDED.labels(self._name, await worker.retired).inc()
         finally:
             await worker.end()

@@ -14,11 +14,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 from world import instance
 
+from quartet_common import stall
 from quartet_common.channel import connect
 from quartet_common.ports import free_ports
-from quartet_rollout import stall
+from quartet_common.stall import LEAST_SECONDS, STEPS
 from quartet_rollout.engines.base import EngineStats, SamplingSettings
-from quartet_rollout.stall import LEAST_SECONDS, STEPS, StallWatch
+from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "engines"))

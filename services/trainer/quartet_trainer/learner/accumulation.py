@@ -13,6 +13,7 @@ from quartet_trainer.learner.metrics import SUMS
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_trainer.progress import PROGRESS
 
 
 class Accumulator:
@@ -59,6 +60,7 @@ class Accumulator:
             texts = self._texts.micro_batches(step, self._plugin.data_rank, self._plugin.data_size)
 
         def load(index: int) -> MicroBatch:
+            PROGRESS.advance()
             if index < len(texts):
                 return texts[index].to(self._device, self._dtype)
             return collate(batch, plan, plan.micro_batches[index - len(texts)]).to(self._device, self._dtype)

@@ -27,6 +27,7 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.plugins.base import Phases
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_trainer.progress import PROGRESS
 
 log = get_logger(__name__)
 
@@ -153,6 +154,7 @@ class Critic:
         scale = 1 / max(1, int(plan.mask.sum()))
         sums = torch.zeros(2, dtype=torch.float64, device=plugin.ranks.device)
         for index, completions in enumerate(plan.micro_batches):
+            PROGRESS.advance()
             micro_batch = collate(batch, plan, completions).to(plugin.ranks.device, plugin.dtype)
             is_last = index == len(plan.micro_batches) - 1
             with nullcontext() if is_last else self._booster.no_sync(self._model, self._optimizer):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from colossalai.interface import OptimizerWrapper
-from quartet.v1 import experience_pb2, rollout_pb2, tensor_pb2
+from quartet.v1 import experience_pb2, rollout_pb2, tensor_pb2, trainer_pb2
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -38,6 +38,8 @@ from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.router import routing_of
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_trainer.progress import PROGRESS
+from quartet_trainer.status import Status
 from quartet_weights.routed_experts import ReplayExperts
 
 log = get_logger(__name__)
@@ -149,8 +151,10 @@ class Learner:
         """End `follow` on the other ranks."""
         self._announce("stop")
 
-    def follow(self, announcements: Announcements) -> None:
+    def follow(self, announcements: Announcements, status: Status) -> None:
         """On a rank above 0: repeat the calls that rank 0 announces, until it announces "stop".
+
+        Only a training step counts as work of this rank in `status`: rank 0 watches the others.
 
         Raises:
             RuntimeError: the connection to rank 0 is lost.
@@ -159,7 +163,9 @@ class Learner:
             while (received := announcements.receive())[0] != "stop":
                 command, groups, arguments = received
                 if command == "train_step":
-                    self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
+                    with status.during(trainer_pb2.TRAINER_PHASE_TRAINING):
+                        self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
+                    status.batches += 1
                 elif command == "weights":
                     deque(self.weights(), maxlen=0)
                 elif command == "snapshot":
@@ -173,7 +179,12 @@ class Learner:
 
     def _announce(self, command: str, groups: Sequence[experience_pb2.GroupTensors] = (), **arguments: Any) -> None:
         if self.announcements is not None:
-            self.announcements.send(command, [group.SerializeToString() for group in groups], **arguments)
+            PROGRESS.advance()
+            PROGRESS.sending = True
+            try:
+                self.announcements.send(command, [group.SerializeToString() for group in groups], **arguments)
+            finally:
+                PROGRESS.sending = False
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
         """Raise ExperienceError if `train_step` would refuse this group. Local; thread-safe."""
@@ -299,6 +310,13 @@ class Learner:
         return rollout_pb2.LoraConfig(
             r=lora.r, alpha=lora.alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
         )
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About the size of a checkpoint: weights, and two moments of those that are trained. Local."""
+        plugin = self._plugin
+        sizes = {name: math.prod(shape) * plugin.dtype.itemsize for name, shape in plugin.specs.items()}
+        return sum(size * (1 if name in plugin.frozen else 3) for name, size in sizes.items())
 
     def snapshot(self, folder: Path, facts: dict[str, Any]) -> Callable[[], None]:
         """Copy this rank's share of a checkpoint into memory, and return a function that writes it.

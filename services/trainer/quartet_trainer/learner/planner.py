@@ -20,6 +20,7 @@ from quartet_trainer.learner import distributed
 from quartet_trainer.learner.critic import Critic, CriticTargets, HeadCritic
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_trainer.progress import PROGRESS
 
 Forward = Callable[[MicroBatch], Tensor]
 """A forward pass without gradient, from a micro-batch of t tokens to one number per token, [t], or [numbers, t]."""
@@ -204,6 +205,7 @@ class Planner:
         found = torch.zeros(numbers, batch.rows.numel(), dtype=torch.float64, device=device)
         for index in range(self._plugin.passes(count) if by_policy else count):
             micro_batch = collate(batch, plan, plan.micro_batches[min(index, count - 1)]).to(device, self._plugin.dtype)
+            PROGRESS.advance()
             with torch.no_grad():
                 values = forward(micro_batch)
             if not plan.idle and counts:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,20 +12,42 @@ from typing import Any
 
 from quartet.v1 import experience_pb2, reward_pb2
 
+from quartet_common.ledger import append_whole
+from quartet_common.log import get_logger
 from quartet_common.text import one_line, visible
+from quartet_trainer.disk_space import is_full
 from quartet_trainer.errors import TrainingError
+
+log = get_logger(__name__)
+
+_dropped: set[Path] = set()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a TrainingError that names `path` and the reason."""
+    """Turn an OSError inside the block into a TrainingError that names `path` and the reason.
+
+    On a full disk what the block writes is dropped, with one warning: the training needs none of it.
+    """
     try:
         yield
+        _dropped.discard(path)
     except OSError as error:
+        if is_full(error):
+            if path not in _dropped:
+                log.warning("the disk is full: what would be written to '%s' is dropped", path)
+            _dropped.add(path)
+            return
         reason = (error.strerror or str(error)).lower()
         raise TrainingError(
             f"cannot write '{path}': {reason}; started again, the trainer resumes from its last checkpoint"
         ) from error
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        append_whole(file, line.encode(), file.tell())
 
 
 LONGEST_TEXT = 4000
@@ -37,9 +60,7 @@ def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.
     """
     # Transcripts are optional in PutExperience.
     texts = [each.prompt_text + each.completions[0].text for each in transcripts if each.completions]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")
+    _append(path, visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")
 
 
 def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
@@ -101,11 +122,12 @@ class Journal:
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
             _keep(path, lambda record: record["step"] + (record["kind"] == "step") <= first_step)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            path.touch()
         self._writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = _quiet_about_full_disks  # TensorBoard's thread tells its caller, too
             with writing(folder / "tensorboard"):
                 self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
@@ -120,26 +142,27 @@ class Journal:
         """
         if version == self._first_step:
             with writing(self._path):
-                self._file.close()
                 _keep(self._path, lambda record: (record.get("set"), record["step"]) != (name, version))
-                self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._write({"kind": "evaluation", "set": name, "step": version, "policy_version": version}, version, metrics)
 
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
         with writing(self._path):
-            self._file.write(json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
+            _append(self._path, json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
         if self._writer is not None:
             with writing(self._path.with_name("tensorboard")):
                 for name, value in metrics.items():
                     self._writer.add_scalar(name, value, at)
 
     def close(self) -> None:
-        """Flush and close both."""
-        with contextlib.suppress(OSError):  # a failed write has been reported; its data is still in the buffer
-            self._file.close()
+        """Flush and close what is open."""
         if self._writer is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a failed write has been reported
                 self._writer.close()
+
+
+def _quiet_about_full_disks(arguments: threading.ExceptHookArgs) -> None:
+    if not (isinstance(arguments.exc_value, OSError) and is_full(arguments.exc_value)):
+        threading.__excepthook__(arguments)
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:

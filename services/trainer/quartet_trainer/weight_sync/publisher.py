@@ -116,6 +116,11 @@ class Publisher:
         """Epoch of the current group; -1: none."""
         return self._group.epoch if self._group else -1
 
+    @property
+    def seconds(self) -> float:
+        """The time limit of an update of all live rollouts."""
+        return self._seconds(sum(self._manifest.bucket_bytes), len(self._members.rollouts()))
+
     def current(self, version: int) -> int:
         """Return the number of live rollouts that have `version`."""
         return sum(

@@ -59,6 +59,10 @@ class WeightSync:
         return self._update is not None
 
     @property
+    def seconds(self) -> float:
+        return self._publisher.seconds
+
+    @property
     def epoch(self) -> int:
         return self._publisher.epoch
 

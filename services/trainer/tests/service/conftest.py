@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 from fake_broker import FakeBroker
 from receiver import receiver
+from trainer_process import basics, trainer
 from training import train
 
-__all__ = ["receiver", "train"]
+__all__ = ["basics", "receiver", "train", "trainer"]
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         )
         self.run.created_at.FromSeconds(1_700_000_000)
         self.members: dict[str, broker_pb2.Member] = {}
+        self.left: list[str] = []  # instance ids of members
         self.epoch = 0
         self.session_epoch = 0
         self.opened: list[broker_pb2.OpenSessionRequest] = []
@@ -254,6 +255,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         return broker_pb2.HeartbeatResponse(group_epoch=self.epoch, run_state=self.run.state)
 
     def LeaveMember(self, request, context):
+        self._add("left", request.instance_id)
         return broker_pb2.LeaveMemberResponse(group_epoch=self.epoch)
 
     def WatchMembers(self, request, context):

@@ -71,13 +71,19 @@ def test_staleness_counts_from_the_oldest_weights_and_by_token():
     assert metrics["staleness/mixed_ratio"] == 0.5
 
 
-def test_a_disk_that_is_full_for_tensorboard_ends_the_training_with_a_sentence(tmp_path: Path):
+def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
     journal = Journal(tmp_path, first_step=0, tensorboard=False)
-    full = OSError(errno.ENOSPC, "No space left on device")
+    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
     journal._writer = Mock(add_scalar=Mock(side_effect=full), close=Mock(side_effect=full))
-    with pytest.raises(TrainingError, match="cannot write '.*tensorboard': no space left on device; started again"):
-        journal.step(0, {"train/loss": 0.5})
+    for step in range(2):
+        journal.step(step, {"train/loss": 0.5})
+    (warning,) = caplog.messages
+    assert warning.startswith("the disk is full: what would be written to") and "tensorboard' is dropped" in warning
     journal.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    journal._writer.add_scalar.side_effect = broken
+    with pytest.raises(TrainingError, match="cannot write '.*tensorboard': input/output error; started again"):
+        journal.step(3, {"train/loss": 0.5})
 
 
 def test_every_metric_of_the_learner_has_a_place_in_the_docs():

@@ -1,79 +1,21 @@
 """The whole trainer as a process: command line, server, signals, exit status, with a real learner on a tiny model."""
 
 import json
-import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
+import time
 from pathlib import Path
 
-import grpc
 import pytest
 from fake_broker import FakeBroker
-from processes import Forked
-from quartet.v1 import trainer_pb2, trainer_pb2_grpc
+from grpc_health.v1 import health_pb2
 from receiver import Receivers
+from trainer_process import Start
 
 from quartet_common.ports import free_port
-from quartet_trainer.__main__ import main
 from quartet_trainer.status import Phase, phase_name
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def start_command(options: list[str]) -> None:
-    sys.argv = ["quartet-trainer", *options]
-    sys.exit(main())
-
-
-class TrainerProcess(Forked):
-    """The command, as a person starts it; with `environment` as torchrun does."""
-
-    def __init__(self, folder: Path, *overrides: str, environment: dict[str, str] | None = None):
-        self.port = free_port()
-        overrides = (f"addresses.trainer=127.0.0.1:{self.port}", *overrides)
-        self.options = [word for override in overrides for word in ("--set", override)]
-        super().__init__(folder / f"trainer-{self.port}.stderr", start_command, self.options, environment=environment)
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
-        self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
-
-    def status(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
-        request = trainer_pb2.TrainerServiceGetStatusRequest()
-        return self.stub.GetStatus(request, timeout=60, wait_for_ready=True)
-
-    def outcome(self, seconds: float = 120.0) -> tuple[int, str]:
-        """Wait for its end; returns its exit status and what it said."""
-        return self.wait(seconds), self.said()
-
-
-@pytest.fixture
-def basics(broker: FakeBroker, model_path: Path, tmp_path: Path) -> tuple[str, ...]:
-    folder = f"run.folder={tmp_path / 'run'}"
-    return (
-        "run.id=test",
-        "server.metrics=false",
-        f"addresses.broker={broker.address}",
-        f"model.path={model_path}",
-        folder,
-    )
-
-
-Start = Callable[..., TrainerProcess]
-
-
-@pytest.fixture
-def trainer(basics: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
-    """Start trainers of the run 'test'; they are ended after the test."""
-    started: list[TrainerProcess] = []
-
-    def start(*overrides: str, environment: dict[str, str] | None = None) -> TrainerProcess:
-        started.append(TrainerProcess(tmp_path, *basics, *overrides, environment=environment))
-        return started[-1]
-
-    yield start
-    for trainer in started:
-        trainer.channel.close()
-        trainer.end()
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(
@@ -102,19 +44,32 @@ def assert_phases(path: Path) -> None:
     assert sum(end - begin for begin, end, _ in phases) == pytest.approx(phases[-1][1] - phases[0][0], rel=0.05)
 
 
-def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiver: Receivers):
+def test_two_ranks_train_the_same_run_and_go_on_after_one_was_stopped(
+    trainer: Start, broker: FakeBroker, receiver: Receivers
+):
     one = receiver("one")
     broker.add_member(one.member)
     broker.change(batches_allowed=2)
-    process = trainer("trainer.ranks=2", "trainer.checkpoint.interval=2")
+    process = trainer("trainer.ranks=2", "trainer.checkpoint.interval=2", "trainer.stall_seconds=5")
+    health = process.health()
+    assert next(health).status == NOT_SERVING and not broker.opened, "it is not ready before its session is open"
+    assert next(health).status == SERVING and broker.opened
     assert process.status().world_size == 2
     broker.wait_until(lambda: broker.committed == [2], 180)
-    children = Path(f"/proc/{process.process.pid}/task").glob("*/children")
-    (rank,) = (int(pid) for file in children for pid in file.read_text().split())
-    os.kill(rank, signal.SIGKILL)
-    status, said = process.outcome()
+    process.wait_for(lambda: process.status().phase == Phase.TRAINER_PHASE_WAITING_FOR_BATCH)
+    (rank,) = process.children()
+    rank.suspend()
+    began = time.monotonic()
+    broker.change(batches_allowed=10**9)
+    assert next(health).status == NOT_SERVING
+    health.cancel()
+    status, said = process.outcome(60)
+    assert 5 <= time.monotonic() - began < 30
     assert status == 1 and "Traceback" not in said, said
-    assert "rank 1 ended with status -9" in said or "a rank of the training job is lost" in said
+    (sentence,) = [line for line in said.splitlines() if " ERROR " in line]
+    assert "the trainer has stalled: rank 0 has done no part of its work for 5." in sentence
+    assert "by trainer.stall_seconds the limit is 5" in sentence
+    assert not rank.is_running() and len(broker.left) == 1
 
     broker.change(batches_allowed=10**9)
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -24,6 +24,7 @@ class CountingLearner:
     """What the training calls of a Learner; its only weight is the number of steps."""
 
     lora = None
+    checkpoint_bytes = 0
 
     def __init__(self) -> None:
         self.step = 0
@@ -107,6 +108,7 @@ class Training:
             me=lambda: me,
             control=self.control,
             status=self.status,
+            ready=lambda: None,
         )
         try:
             self.ending = training_run.train(around)
