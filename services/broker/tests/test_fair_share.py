@@ -45,6 +45,14 @@ async def test_one_that_asks_alone_takes_all_and_nothing_more_while_another_asks
     assert list(summary.faults) == [] and summary.recounted.leased == 6
 
 
+async def test_a_lease_that_counts_for_another_member_is_found_by_the_audit(world):
+    await begin(world, "holder", "other")
+    (lease,) = await world.lease(1, holder="holder")
+    await world.redis.zadd(f"q:{{{world.run_id}}}:held:other", {lease.lease_id: 0, "ended:p9": 0})
+    faults = list((await audit(world))[1].faults)
+    assert faults == [f"the lease {lease.lease_id} of holder counts toward the share of other"]
+
+
 async def test_one_of_three_that_ask_gets_a_third(world):
     await begin(world, "a", "b", "c")
     for name in "abc":
