@@ -127,7 +127,7 @@ async def run(
             "function_workers": 2,
             "function_seconds": limits["reward worker"],
         },
-        "trainer": {"ranks": 2, **({"stall_seconds": limits["trainer rank"]} if "trainer rank" in targets else {})},
+        "trainer": {"ranks": 1 + ("trainer rank" in targets), "stall_seconds": limits["trainer rank"]},
         "trainer.checkpoint": {"interval": 5},
         "launcher": {"rollouts": 2},
     }
