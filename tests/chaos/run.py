@@ -2,11 +2,13 @@
 
     .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--restores]
     .quartet/envs/dev/bin/python tests/chaos/run.py --signals [--seed 7] [--faults 40] [--seeds 3]
+    .quartet/envs/dev/bin/python tests/chaos/run.py --hangs [--seed 7] [--seeds 3]
 
 The first form kills and stops processes; the next two, half as long each, restore Redis from older snapshots, and cut
 the network between processes. `--processes`, `--restores` and `--network` select one form. Each prints a line per
 fault, a table, and the result of `quartet audit`. Results go to `.quartet/results/chaos.json`, logs to
-`.quartet/chaos`. `--signals` is a separate form: a whole `quartet run` under signals, once for each seed.
+`.quartet/chaos`. `--signals` and `--hangs` are separate forms: a whole `quartet run` under signals, or whose processes
+are stopped for good, once for each seed.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import chaos
+import hangs
 import lan
 import network
 import signals
@@ -42,8 +45,8 @@ def main() -> int:
     arguments = _arguments()
     if os.environ.get(INSIDE) == "1":
         return _run("network", arguments)
-    if arguments.form == "signals":
-        return _signals(arguments)
+    if arguments.form in ("signals", "hangs"):
+        return _whole_runs(arguments)
     results: dict[str, Any] = {}
     for form in [arguments.form] if arguments.form else FORMS:
         share = 1 if arguments.form or form == "processes" else 2
@@ -70,29 +73,31 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
     only = parser.add_mutually_exclusive_group()
-    parser.add_argument("--seeds", type=int, default=3, help="runs of --signals, from --seed on (default: 3)")
-    for form in (*FORMS, "signals"):
+    parser.add_argument("--seeds", type=int, default=3, help="runs of --signals or --hangs (default: 3)")
+    for form in (*FORMS, "signals", "hangs"):
         only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"only the {form} form")
     arguments = parser.parse_args()
     arguments.faults = arguments.faults or (40 if arguments.form == "signals" else 200)
-    if arguments.form != "signals" and arguments.groups < 10 * arguments.faults:
+    if arguments.form not in ("signals", "hangs") and arguments.groups < 10 * arguments.faults:
         # At least ten groups for each fault, so that the system commits a step between faults.
         parser.error(f"--faults: got {arguments.faults}; allowed: a tenth of --groups, {arguments.groups // 10}")
     return arguments
 
 
-def _signals(arguments: argparse.Namespace) -> int:
-    """Execute a `quartet run` under signals for each seed; return the exit status."""
+def _whole_runs(arguments: argparse.Namespace) -> int:
+    """Execute a `quartet run` under signals, or with hangs, for each seed; return the exit status."""
     lines, right = [], True
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        folder = arguments.folder / f"signals-{seed}"
+        folder = arguments.folder / f"{arguments.form}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
-        print(
-            f"\nquartet run under {arguments.faults} signals, seed {seed}; in {os.path.relpath(folder)}\n", flush=True
-        )
+        print(f"\nquartet run, {arguments.form}, seed {seed}; in {os.path.relpath(folder)}\n", flush=True)
         say = functools.partial(print, flush=True)
+        report: signals.Report | hangs.Report
         with closing(Pythons()) as pythons:
-            report = asyncio.run(signals.run(folder, seed, arguments.faults, pythons, say))
+            if arguments.form == "signals":
+                report = asyncio.run(signals.run(folder, seed, arguments.faults, pythons, say))
+            else:
+                report = asyncio.run(hangs.run(folder, seed, list(hangs.TARGETS), pythons, say))
         if not report.right:
             print(f"\n{signals.explain(report, folder)}\n")
         right = right and report.right

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -126,7 +127,7 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
         report.failure = str(error)
     finally:
         launched.close()
-    report.steps = len(_steps(launched))
+    report.steps = len(steps_of(launched))
     report.restarts = launched.said().count("; starting it again (")
     report.seconds = round(time.monotonic() - began, 1)
     report.right = not report.failure and report.done == report.due
@@ -140,12 +141,15 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
     try:
         for blow in blows:
             if not blow.at_once or not before:
-                trained = functools.partial(lambda before: len(_steps(launched)) > before, before)
+                trained = functools.partial(lambda before: len(steps_of(launched)) > before, before)
                 await asyncio.to_thread(launched.wait_until, trained, f"a step after {before}", READY_SECONDS)
             await asyncio.sleep(blow.pause)
-            pids = await asyncio.to_thread(_until_there, launched, blow.target)
+            # A killed worker is restarted only when a verification needs it; until then the service is the target.
+            others = (TARGETS["reward"],) if blow.target == "verifier worker" else ()
+            commands = (TARGETS[blow.target], *others)
+            pids = await asyncio.to_thread(until_there, launched, *commands)
             pid = chance.choice(sorted(pids))
-            before = len(_steps(launched))
+            before = len(steps_of(launched))
             with suppress(ProcessLookupError):  # it has just exited by itself
                 os.kill(pid, blow.number)
             report.done += 1
@@ -163,11 +167,12 @@ async def _wake(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _steps(launched: Launched) -> list[str]:
+def steps_of(launched: Launched) -> list[str]:
     return [line for line in launched.said().splitlines() if line.startswith("step ")]
 
 
-def _until_there(launched: Launched, target: str) -> list[int]:
+def until_there(launched: Launched, *wanted: str) -> list[int]:
+    """Wait for processes of the first of these commands of which there are any; return their pids."""
     found: list[int] = []
 
     def look() -> bool:
@@ -180,19 +185,18 @@ def _until_there(launched: Launched, target: str) -> list[int]:
                 below = service.children(recursive=True) if service != process else ()
                 commands |= {each.pid: " ".join(each.cmdline()) + " " for each in below}
         guards = {pid for pid, line in commands.items() if TARGETS["guard"] in line}
-        # A killed worker is restarted only when a verification needs it; until then the service is the target.
-        for wanted in (target, "reward") if target == "verifier worker" else (target,):
-            among = guards if wanted == "guard" else commands.keys() - guards
-            found[:] = found or [pid for pid in among if TARGETS[wanted] in commands[pid]]
+        for command in wanted:
+            among = guards if command == TARGETS["guard"] else commands.keys() - guards
+            found[:] = found or [pid for pid in among if command in commands[pid]]
         return bool(found)
 
-    launched.wait_until(look, f"a process '{target}'", READY_SECONDS)
+    launched.wait_until(look, f"a process '{wanted[0]}'", READY_SECONDS)
     return found
 
 
-def explain(report: Report, folder: Path) -> str:
-    """Return the information needed to diagnose a failed run."""
-    lines = [report.line(), "", *report.blows, "", (folder / "output.txt").read_text()[-6000:]]
+def explain(report: Any, folder: Path) -> str:
+    """Return the information needed to diagnose a failed run, this form's or that of `hangs`."""
+    lines = [report.line(), "", *getattr(report, "blows", ()), "", (folder / "output.txt").read_text()[-6000:]]
     for log in sorted((folder / "run" / "logs").glob("*.log")):
         lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-12:]]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ This is the short form of `make chaos` (docs/chaos.md) with its controls, runs i
 import asyncio
 import functools
 
+import hangs
 import pytest
 import signals
 from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, RESTORE_GROUPS, SEED
@@ -60,6 +61,15 @@ def test_a_cut_network_loses_nothing_and_trains_nothing_twice(runs):
 def test_a_whole_run_survives_signals_to_all_of_its_processes(pythons, tmp_path):
     report = asyncio.run(signals.run(tmp_path / "run", SEED, SIGNALS, pythons, functools.partial(print, flush=True)))
     assert report.right, signals.explain(report, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_processes_that_hang_are_ended_by_their_deadline_and_the_others_keep_their_rate(pythons, tmp_path):
+    say = functools.partial(print, flush=True)
+    targets = ["reward worker", "engine"]  # with this seed in this order: no time is spent until an engine has loaded
+    report = asyncio.run(hangs.run(tmp_path / "run", SEED, targets, pythons, say, seconds=5.0))
+    assert report.right, signals.explain(report, tmp_path / "run")
+    assert {hang.target for hang in report.hangs} == {"engine", "reward worker"}
 
 
 def test_a_seed_gives_one_schedule_with_every_kind_of_fault_at_times_that_come():

@@ -40,6 +40,9 @@ class LauncherSection(Section):
     max_restarts: int = Field(
         3, ge=0, description="Restarts of one service without a new step in between; at the next exit the run is ended."
     )
+    hang_seconds: float = Field(
+        120.0, gt=0, description="A service whose event loop does not run for so long has hung: it is killed."
+    )
     start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to answer; it may still load.")
     embedded_redis_memory: float = Field(
         0.5,

@@ -35,11 +35,13 @@ class Process:
         log: the file that its output is appended to.
         kind: the service that it runs; default: its name.
         environment: variables in addition to the launcher's.
+        hang_seconds: a service whose event loop does not run for so long is killed; 0: never.
 
     Attributes:
         exited: of the current start: its result is the exit status. None before the first start.
         answers_calls: set when the current start has sent READY=1, as systemd services do (sd_notify), or that it is
             loading: it answers then, and what it waits for can be asked.
+        hung: why the current start was killed; empty if it was not.
     """
 
     def __init__(
@@ -49,13 +51,18 @@ class Process:
         log: Path,
         kind: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
+        hang_seconds: float = 0.0,
     ):
         self.name = name
         self.kind = kind or name
         self.log = log
         self.restarts = 0
         self._command = command
-        self._environment = environment
+        # The service's event loop feeds the launcher as it does systemd's watchdog (sd_notify): WATCHDOG=1.
+        self._environment = {**environment, "WATCHDOG_USEC": str(int(hang_seconds * 1e6))}
+        self._hang_seconds = hang_seconds
+        self._watchdog: asyncio.TimerHandle | None = None
+        self.hung = ""
         self._log_start = 0
         self._popen: subprocess.Popen | None = None
         self.exited: asyncio.Future[int] | None = None
@@ -78,32 +85,50 @@ class Process:
         address = "@" + notified.getsockname()[1:].decode()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NOTIFY_SOCKET": address, **self._environment}
         environment.pop("PYTHONPATH", None)  # a service must import from its own environment only
+        environment.pop("WATCHDOG_PID", None)  # of the launcher under systemd
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self.exited = loop.create_future()
         self.answers_calls.clear()
+        self.hung = ""
         loop.add_reader(notified, self._receive_notification, notified)
         threading.Thread(target=self._wait, args=(self._popen, self.exited, notified, loop), daemon=True).start()
 
     def _receive_notification(self, notified: socket.socket) -> None:
         message, ancillary, *_ = notified.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
         # Any user of the host can send to an abstract name.
-        users = [_CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+        senders = [_CREDENTIALS.unpack(data) for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+        if [user for _, user, _ in senders] != [os.getuid()]:
+            return
         states = message.split(b"\n")
-        if users == [os.getuid()] and (
-            b"READY=1" in states or any(one.startswith(b"STATUS=loading") for one in states)
-        ):
+        if b"READY=1" in states or any(one.startswith(b"STATUS=loading") for one in states):
             self.answers_calls.set()
+        if {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"} & set(states):
+            self._watch(senders[0][0], stopping=b"STOPPING=1" in states)
 
-    @staticmethod
+    def _watch(self, pid: int, stopping: bool = False) -> None:
+        """Kill the process `pid` if it is not heard of in time again, unless it stops."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._hang_seconds and not stopping:
+            self._watchdog = asyncio.get_running_loop().call_later(self._hang_seconds, self._kill_hung, pid)
+
+    def _kill_hung(self, pid: int) -> None:
+        self.hung = f"did not respond for {self._hang_seconds:g} s (launcher.hang_seconds)"
+        for number in (signal.SIGABRT, signal.SIGCONT):  # its log says what it was doing; it may be stopped
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def _wait(
-        popen: subprocess.Popen, exited: asyncio.Future, notified: socket.socket, loop: asyncio.AbstractEventLoop
+        self, popen: subprocess.Popen, exited: asyncio.Future, notified: socket.socket, loop: asyncio.AbstractEventLoop
     ) -> None:
         def set_exited() -> None:
             loop.remove_reader(notified)
             notified.close()
+            if self._watchdog is not None:
+                self._watchdog.cancel()
             exited.set_result(status)
 
         status = popen.wait()

@@ -83,8 +83,9 @@ class Launch:
                 overrides.append(f'broker.redis_url="{redis.url}"')
             for service in services:
                 command = [*service_command(service, self.config.path, overrides), "--log-format", "json"]
-                log, environment = logs / f"{service.name}.log", service.environment
-                processes[service.name] = Process(service.name, command, log, service.kind, environment=environment)
+                log, hang_seconds = logs / f"{service.name}.log", self.config.section.hang_seconds
+                process = Process(service.name, command, log, service.kind, service.environment, hang_seconds)
+                processes[service.name] = process
             supervisor = Supervisor(processes, self.config.section, self.say, self.hurry)
             try:
                 if self.plan.own_redis:

@@ -133,7 +133,7 @@ class Supervisor:
                 return
             if steps() > furthest:
                 process.restarts, failure, furthest = 0, "", steps()
-            what = f"{name} {exit_reason(status)}"
+            what = f"{name} {process.hung or exit_reason(status)}"
             words = process.last_words()
             log.warning("%s: %s", what, words)
             if not self._settings.restart:

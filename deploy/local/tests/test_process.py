@@ -102,3 +102,44 @@ def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_run_alone(tmp_path):
         shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True)
         with socket_folder(tmp_path / "copy") as others:
             assert sockets.is_dir() and others != sockets
+
+
+HANGS = """
+import asyncio, faulthandler, os, sys, time
+from quartet_common.process import Supervisor
+faulthandler.enable()
+
+async def main():
+    supervisor = Supervisor()
+    supervisor.notify(READY=1)
+    feeding = asyncio.create_task(supervisor.feed_watchdog())
+    await asyncio.sleep(1.5)  # longer than the launcher waits: it is fed
+    def plug_in():
+        print(os.getpid(), flush=True)
+        if sys.argv[1] == "blocks":
+            time.sleep(600)
+    plug_in()
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["blocks", "stops"])
+def test_a_service_whose_event_loop_does_not_run_is_killed_and_its_log_says_where_it_hung(tmp_path, how):
+    async def body():
+        log = tmp_path / "log"
+        process = Process("reward", [sys.executable, "-c", HANGS, how], log, hang_seconds=1.0)
+        for _ in range(2):  # a second start is watched like the first
+            process.start()
+            await process.answers_calls.wait()
+            if how == "stops":
+                while not log.read_text().strip().isdigit():
+                    await asyncio.sleep(0.01)
+                os.kill(int(log.read_text()), signal.SIGSTOP)
+            assert await process.wait() == 128 + signal.SIGABRT
+            assert process.hung == "did not respond for 1 s (launcher.hang_seconds)"
+            assert ("in plug_in" if how == "blocks" else "in select") in log.read_text()
+            log.write_text("")
+
+    asyncio.run(asyncio.wait_for(body(), 60))

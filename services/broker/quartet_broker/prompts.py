@@ -5,6 +5,8 @@ GetUnscored; evaluations of a stored set, at one policy version or of the live p
 import asyncio
 import hashlib
 import secrets
+from collections import defaultdict
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import grpc
@@ -12,7 +14,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.events import timestamp
-from quartet_broker.metrics import PROMPTS_LEASED
+from quartet_broker.metrics import PROMPTS_LEASED, SHARES_REACHED
 from quartet_broker.notifier import Notifier, WaitQueue
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
@@ -100,6 +102,19 @@ def _refuse_submission(run_id: str, request: broker_pb2.SubmitPromptsRequest, re
             raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
 
 
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """A call of LeasePrompts under way."""
+
+    request: broker_pb2.LeasePromptsRequest
+    until: float
+    """When it has waited long enough, by the event loop's clock."""
+
+    @property
+    def milliseconds_left(self) -> int:
+        return max(0, int(1000 * (self.until - asyncio.get_running_loop().time())))
+
+
 class Prompts:
     """The queue of prompts and their leases."""
 
@@ -108,7 +123,8 @@ class Prompts:
         self._answer_bytes = answer_bytes
         self._runs = runs
         self._notifier = notifier
-        self._queues: WeakValueDictionary[tuple[str, int], WaitQueue] = WeakValueDictionary()
+        self._queues: WeakValueDictionary[tuple[str, int, str], WaitQueue] = WeakValueDictionary()
+        self._asking: defaultdict[str, list[_Asking]] = defaultdict(list)
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -174,49 +190,70 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        queue = self._queue(run_id, request.policy_version)
-        waited = queue.turn.locked()
+        asking = _Asking(request, until)
+        self._asking[run_id].append(asking)
         try:
-            async with asyncio.timeout_at(until):
+            response = await self._wait_in(self._queue(run_id, request.policy_version, ""), run_id, asking, alone=False)
+            is_refused = response.gate == broker_pb2.GATE_REASON_SHARE and not response.leases
+            if is_refused and asking.milliseconds_left:
+                # It waits alone, as the others may get something.
+                queue = self._queue(run_id, request.policy_version, request.holder)
+                response = await self._wait_in(queue, run_id, asking, alone=True)
+            return response
+        finally:
+            self._asking[run_id].remove(asking)
+            if not self._asking[run_id]:
+                del self._asking[run_id]
+
+    async def _wait_in(
+        self, queue: WaitQueue, run_id: str, asking: "_Asking", alone: bool
+    ) -> broker_pb2.LeasePromptsResponse:
+        """Wait for a turn and for prompts; unless `alone`, leave the queue to others when the fair share is reached."""
+        waited = queue.turn.locked() or alone
+        try:
+            async with asyncio.timeout_at(asking.until):
                 await queue.turn.acquire()
         except TimeoutError:
-            return queue.refusal or await self._query(run_id, request, waited)
+            return queue.refusal or await self._query(run_id, asking, waited)
         try:
-            return await self._query_until_granted(queue, run_id, request, until, waited)
+            return await self._query_until_granted(queue, run_id, asking, waited, alone)
         finally:
             queue.turn.release()
 
-    def _queue(self, run_id: str, policy_version: int) -> WaitQueue:
-        """Return the queue of a run's rollouts with weights of this version."""
-        queue = self._queues.get((run_id, policy_version))
+    def _queue(self, run_id: str, policy_version: int, holder: str) -> WaitQueue:
+        """Return the queue of a run's rollouts with weights of this version, or of one that has its fair share."""
+        queue = self._queues.get((run_id, policy_version, holder))
         if queue is None:
             queue = WaitQueue(self._notifier.waiter(run_id, "prompts"))
-            self._queues[run_id, policy_version] = queue
+            self._queues[run_id, policy_version, holder] = queue
         return queue
 
     async def _query_until_granted(
-        self, queue: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
+        self, queue: WaitQueue, run_id: str, asking: "_Asking", waited: bool, alone: bool
     ) -> broker_pb2.LeasePromptsResponse:
         """Query until prompts are granted. New callers query immediately; waiting callers query when notified."""
-        while not waited or await queue.waiter.wait(until):
+        while not waited or await queue.waiter.wait(asking.until):
             queue.waiter.clear()
             try:
-                response = await self._query(run_id, request, waited)
+                response = await self._query(run_id, asking, waited)
             except BaseException:
                 queue.waiter.notify()  # the next caller in the queue must query
                 raise
-            if response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED:
+            has_share = response.gate == broker_pb2.GATE_REASON_SHARE and not alone
+            if response.leases or has_share or response.gate == broker_pb2.GATE_REASON_FINISHED:
                 queue.waiter.notify()
                 return response
             queue.refusal = response
             waited = True
-        return queue.refusal or await self._query(run_id, request, waited)
+        return queue.refusal or await self._query(run_id, asking, waited)
 
-    async def _query(
-        self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
-    ) -> broker_pb2.LeasePromptsResponse:
-        nonce = secrets.token_hex(8)
-        arguments = request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes
+    async def _query(self, run_id: str, asking: "_Asking", waited: bool) -> broker_pb2.LeasePromptsResponse:
+        request, nonce = asking.request, secrets.token_hex(8)
+        arguments = [request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes]
+        arguments.append(asking.milliseconds_left)
+        for other in self._asking[run_id]:
+            if other is not asking:
+                arguments += [other.request.holder, other.milliseconds_left]
         reply = await self._store.run("lease_prompts", run_id, *arguments)
         if reply[0] == b"ENDED" and not waited:
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
@@ -230,6 +267,7 @@ class Prompts:
         _, gate, version, expiry, *grants = reply
         expires_at = timestamp(expiry)
         response = broker_pb2.LeasePromptsResponse(policy_version=int(version))
+        SHARES_REACHED.labels(run_id).inc(gate == b"SHARE")
         if gate:
             response.gate = broker_pb2.GateReason.Value(f"GATE_REASON_{gate.decode()}")
         for lease_id, attempt, prompt, entry, unscored in zip(*(grants[n::5] for n in range(5)), strict=True):

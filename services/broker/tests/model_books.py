@@ -10,7 +10,7 @@ from typing import Self
 
 from quartet.v1 import broker_pb2 as pb
 
-LEASE_TTL, MEMBER_TTL = 60_000, 150_000  # milliseconds
+LEASE_TTL, MEMBER_TTL, STILL_ASKS = 60_000, 150_000, 1_000  # milliseconds
 QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
 SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
 MAX_FIRST_DEAD = 4
@@ -57,6 +57,8 @@ class Books:
         self.batches: dict[int, list[str]] = {}
         self.batch_state: dict[int, str] = {}
         self.members: dict[str, int] = {}  # until when each lives
+        self.asking: dict[str, int] = {}  # until when each asks for training prompts
+        self.held: dict[str, set[str]] = {}  # leases of training prompts that each was granted
         self.addresses: dict[str, str] = {}
         self.dead: dict[str, int] = {}
         self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
@@ -159,6 +161,8 @@ class Books:
     def drop_member(self, name: str) -> None:
         if self.members.pop(name, None) is not None:
             del self.addresses[name]
+            self.asking.pop(name, None)
+            self.held.pop(name, None)
             self.group_epoch += 1
 
     def must_be_active(self) -> None:

@@ -6,7 +6,18 @@ change. `stats` and `states` are what the broker's audit must say afterwards.
 
 import hashlib
 
-from model_books import LEASE_TTL, MAX_FIRST_DEAD, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
+from model_books import (
+    LEASE_TTL,
+    MAX_FIRST_DEAD,
+    MEMBER_TTL,
+    OPEN,
+    QUEUED_OR_LEASED,
+    SETTLED,
+    STILL_ASKS,
+    Books,
+    Group,
+    Refused,
+)
 from quartet.v1 import broker_pb2 as pb
 
 
@@ -119,13 +130,15 @@ class Reference(Books):
         if len(names) < most:
             by_staleness, by_memory = self._gate(version)
             most -= len(names)
-            room = min(most, by_staleness, by_memory)
+            by_share = self._fair_share(holder, min(by_staleness, by_memory))
+            room = min(most, by_staleness, by_memory, by_share)
             trained = self._pull("prompts:again", room)
             trained += self._pull("prompts:train", room - len(trained))
             if len(trained) < room:
                 gate = "NO_PROMPTS"
             elif len(trained) < most:
                 gate = "STALENESS" if by_staleness <= by_memory else "MEMORY"
+                gate = "SHARE" if by_share < min(by_staleness, by_memory) else gate
             names += trained
         for name in names:
             group = self.groups[name]
@@ -133,6 +146,20 @@ class Reference(Books):
             self.since["redelivered"] += group.attempt > 1
             group.state, group.holder, group.expiry = "LEASED", holder, self.clock.now + LEASE_TTL
         return [(name, self.groups[name].attempt) for name in names], gate
+
+    def _fair_share(self, holder: str, room: int) -> int:
+        """What a holder may get of `room`: an equal part of what those who ask hold and could get; alone, all of it.
+
+        The broker sees only when a member asks that leases of its own have ended; so does this.
+        """
+        self.asking[holder] = self.clock.now + STILL_ASKS
+        self.asking = {name: until for name, until in self.asking.items() if until > self.clock.now}
+        valid = {group.lease for group in self.groups.values() if group.state == "LEASED"}
+        self.held[holder] = self.held.get(holder, set()) & valid
+        if len(self.asking) == 1:
+            return max(0, room)
+        shared = max(0, room) + sum(len(self.held.get(name, ())) for name in self.asking)
+        return max(0, -(-shared // len(self.asking)) - len(self.held[holder]))
 
     def _pull(self, stream: str, most: int) -> list[str]:
         waiting = self.streams.get(stream, [])
@@ -153,7 +180,10 @@ class Reference(Books):
 
     def granted(self, name: str, lease: str) -> None:
         """The broker chose this lease id."""
-        self.groups[name].lease = lease
+        group = self.groups[name]
+        group.lease = lease
+        if group.purpose == "TRAIN":
+            self.held.setdefault(group.holder, set()).add(lease)
 
     def renew(self, leases: list[str]) -> list[str]:
         """RenewLeases; return those that are lost."""

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import dataclasses
+import faulthandler
 import json
 import os
 import socket
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _LEADS = os.environ.get("RANK", "0") == "0"
 """False in a trainer's other ranks, which serve nothing and have nothing to trace."""
 
+_END_SECONDS = 30.0  # from the last drain to the end of the process, which is ended then with status 1
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
 
@@ -55,6 +57,7 @@ def service_main(
     """
     arguments = _parser(kind).parse_args(argv)
     keep_freed_memory()
+    faulthandler.enable(file=2)  # systemd and the launcher send SIGABRT to a service that hangs: it says where
     instance = f"{socket.gethostname()}-{os.getpid()}"
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
@@ -92,6 +95,7 @@ def service_main(
         return 1
     finally:
         tracing.shutdown()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _check(kind: str, config: LoadedConfig, preflight: Preflight, bind: bool) -> dict[str, Any]:
@@ -135,6 +139,8 @@ async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
 
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)
+    # asyncio waits for every task that is left, and a plug-in's may ignore its cancellation.
+    faulthandler.dump_traceback_later(_END_SECONDS, exit=True, file=2)
     return host.exit_code
 
 

@@ -5,6 +5,8 @@ Certificates are tests/contract/test_security.py's and test_server_roles.py's; h
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -234,3 +236,31 @@ async def test_a_background_task_that_fails_stops_the_service(serve):
     host.spawn(fails(), "loop")
     await asyncio.wait_for(host.stopping.wait(), 5)
     assert host.exit_code == 1
+
+
+DEAF = """
+import asyncio, contextlib, sys
+from quartet_common import cli
+from quartet_common.config import Section
+
+class Any(Section, extra="allow"):
+    pass
+
+async def deaf():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+async def serve(config, host):
+    host.task = asyncio.create_task(deaf())
+    asyncio.get_running_loop().call_soon(host.stop, "the test ends")
+    await host.run()
+
+cli._END_SECONDS = 1.0
+sys.exit(cli.service_main("reward", Any, lambda config: {}, serve, ["--set", "addresses.reward=127.0.0.1:0"]))
+"""
+
+
+def test_a_service_ends_although_a_task_ignores_its_cancellation():
+    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "_cancel_all_tasks" in done.stderr, done.stderr

@@ -30,7 +30,8 @@ REWARD_MODEL_BATCH = metrics.histogram(
 )
 EXECUTIONS = metrics.counter(
     "quartet_reward_executions_total",
-    "Executions in the sandbox by ending: exited, signalled, timed_out, memory_exceeded, output_exceeded.",
+    "Executions in the sandbox by ending: exited, signalled, timed_out, memory_exceeded, output_exceeded; repeated: it "
+    "or the fork server was killed or stopped from outside, and it was run again.",
     ["ending"],
 )
 EQUALITY_DECISIONS = metrics.counter(

@@ -50,7 +50,9 @@ def test_it_allows_what_is_listed_and_nothing_else():
     ("name", "arguments", "expected"),
     [
         ("clone", (0x3D0F00,), _ALLOWED),
-        ("clone", (0x4100 | 9,), _REFUSED),
+        *(("clone", (0x4100 | number,), _REFUSED) for number in (9, 19, 20, 21, 22)),
+        ("clone", (0x4100 | 17,), _ALLOWED),
+        *(("kill", (1, number), _REFUSED) for number in (19, 20, 21, 22)),
         *(("clone", (1 << bit,), _REFUSED if 1 << bit & ALL_NEW else _ALLOWED) for bit in range(32)),
         ("kill", (1, 15), _ALLOWED),
         ("kill", (1, 9), _REFUSED),

@@ -156,6 +156,16 @@ async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(serve
     assert victim not in model.pids
 
 
+async def test_a_process_that_is_stopped_is_killed_at_its_deadline_and_the_texts_are_read_by_another(qwen2):
+    async with serving(qwen2.folder, deadline_seconds=2) as (stub, model):
+        (first,) = await score(stub, item("2+2=?", "4"))
+        (victim,) = model.pids
+        os.kill(victim, signal.SIGSTOP)
+        results = await score(stub, *(item("2+2=?", "4", item_id=str(number)) for number in range(4)))
+        assert [result.score.reward for result in results] == pytest.approx([first.score.reward] * 4, abs=1e-6)
+        assert victim not in model.pids
+
+
 async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(served):
     stub, model = served
     flood = asyncio.create_task(

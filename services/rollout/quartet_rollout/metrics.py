@@ -16,6 +16,11 @@ TURNS = metrics.counter("quartet_rollout_turns_total", "Turns of the policy in c
 ENVIRONMENT_SECONDS = metrics.histogram(
     "quartet_rollout_environment_seconds", "From a turn of the policy to the environment's answer.", ["environment"]
 )
+ENVIRONMENT_TIMEOUTS = metrics.counter(
+    "quartet_rollout_environment_timeouts_total",
+    "Turns that an environment did not answer within run.environment.answer_deadline_seconds.",
+    ["environment"],
+)
 PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Pause of generation for a weight update.")
 WEIGHT_UPDATES = metrics.counter(
     "quartet_rollout_weight_updates_total",

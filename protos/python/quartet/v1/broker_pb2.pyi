@@ -57,6 +57,7 @@ class GateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GATE_REASON_MEMORY: _ClassVar[GateReason]
     GATE_REASON_NO_PROMPTS: _ClassVar[GateReason]
     GATE_REASON_FINISHED: _ClassVar[GateReason]
+    GATE_REASON_SHARE: _ClassVar[GateReason]
 
 class PutOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -127,6 +128,7 @@ GATE_REASON_STALENESS: GateReason
 GATE_REASON_MEMORY: GateReason
 GATE_REASON_NO_PROMPTS: GateReason
 GATE_REASON_FINISHED: GateReason
+GATE_REASON_SHARE: GateReason
 PUT_OUTCOME_UNSPECIFIED: PutOutcome
 PUT_OUTCOME_ACCEPTED: PutOutcome
 PUT_OUTCOME_DUPLICATE: PutOutcome

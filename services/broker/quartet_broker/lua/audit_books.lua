@@ -121,6 +121,12 @@ for _, lease in ipairs(call('ZRANGE', LEASES, 0, -1)) do
     end
   end
 end
+for _, member in ipairs(call('ZRANGE', MEMBERS, 0, -1)) do
+  for _, lease in ipairs(call('ZRANGE', held_by(member), 0, -1)) do
+    local of = leases[lease] and call('HGET', instance(string.match(lease, '^[^:]*:(.*)$')), 'holder') or member
+    if of ~= member then fault('the lease %s of %s counts toward the share of %s', lease, of, member) end
+  end
+end
 local dead = {}
 for _, id in ipairs(call('ZRANGE', DEAD, 0, -1)) do
   dead[id] = true

@@ -110,6 +110,7 @@ class Sandbox:
             executions = await self._run(jobs)
         except KilledFromOutside as error:
             log.warning("a program is run again", extra={"reason": str(error)})
+            metrics.EXECUTIONS.labels("repeated").inc()
             executions = await self._run(jobs)
         for execution in executions:
             metrics.EXECUTIONS.labels(execution.ending.value).inc()

@@ -236,6 +236,8 @@ class JobRun:
         """Kill the process tree. `reason` is the ending to report; the first one given counts."""
         if self.ended.is_set():
             return
+        if reason is ExitReason.TIMED_OUT and not self._kill_requested and self._is_stopped():
+            self._lost, self._problem = True, "something outside the sandbox stopped the program"
         self._killed_for = self._killed_for or reason
         self._kill_requested = True
         if self._handle < 0:
@@ -244,6 +246,17 @@ class JobRun:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self._set_timer(_DEATH_SECONDS, self._give_up, "its process tree did not die")
+
+    def _is_stopped(self) -> bool:
+        """Return whether a process of the tree is stopped. No program can stop a process (`seccomp`)."""
+        waiting = [pid_of(self._main_handle)] if self._handle >= 0 else []
+        while waiting:
+            pid = waiting.pop()
+            with contextlib.suppress(OSError):  # it has ended
+                if _stat(str(pid))[0] == "T":
+                    return True
+                waiting += _children(pid)
+        return False
 
     def execution(self) -> Execution:
         """Return the result, once `ended` is set. Raises KilledFromOutside, SandboxUnavailable."""
@@ -302,7 +315,7 @@ class JobRun:
         if event == "ended" and "cpu_seconds" in message:
             self._result = message
         else:
-            self._lost = event == "lost" and not self._problem
+            self._lost = self._lost or event == "lost"
             self._problem = self._problem or message.get("reason") or "the fork server has died"
         self._end()
 

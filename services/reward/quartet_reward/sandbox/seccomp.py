@@ -3,8 +3,8 @@
 It is an allow-list: every other call, of a newer kernel too, fails with EPERM. clone3 fails with ENOSYS, because a
 filter cannot read its flags: libc falls back to clone, whose flags it can. exec is refused: the sandbox's root has
 nothing to run, and a child that execs would end with SIGCHLD, which the fork server ignores. No program can cause a
-SIGKILL, by a call or as the signal of a descriptor or of a child's end: one that the sandbox did not send came from
-outside.
+SIGKILL or stop a process, by a call or as the signal of a descriptor or of a child's end: a signal that does so, and
+that the sandbox did not send, came from outside.
 """
 
 import ctypes
@@ -27,6 +27,7 @@ _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
+_OF_OUTSIDE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _EXIT_SIGNAL = 0xFF  # of the flags of clone
 
 
@@ -78,19 +79,22 @@ def assemble() -> bytes:
     search, 0.24 ms with a linear list.
     """
     allow, refuse = _line(_RETURN, _ALLOW), _refuse(errno.EPERM)
+    of_outside = [_line(_EQUAL, number, len(_OF_OUTSIDE) - place) for place, number in enumerate(_OF_OUTSIDE)]
     clone = [
         _argument(0),
-        _line(_ANY_BIT, kernel.ALL_NEW, 2, 0),
+        _line(_ANY_BIT, kernel.ALL_NEW, len(_OF_OUTSIDE) + 2, 0),
         _line(_AND, _EXIT_SIGNAL),
-        _line(_EQUAL, signal.SIGKILL, 0, 1),
+        *of_outside,
+        allow,
+        refuse,
     ]
     special = {
-        "clone": b"".join([*clone, refuse, allow]),
+        "clone": b"".join(clone),
         "clone3": _refuse(errno.ENOSYS),
         "fcntl": _none_of(1, _FCNTL_REFUSED),
-        "kill": _none_of(1, (signal.SIGKILL,)),
-        "tkill": _none_of(1, (signal.SIGKILL,)),
-        "tgkill": _none_of(2, (signal.SIGKILL,)),
+        "kill": _none_of(1, _OF_OUTSIDE),
+        "tkill": _none_of(1, _OF_OUTSIDE),
+        "tgkill": _none_of(2, _OF_OUTSIDE),
         "ioctl": _only(1, _IOCTLS, errno.ENOTTY),
         "prctl": _only(0, (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA), errno.EPERM),
         "prlimit64": _null(2),  # limits can be read, not set

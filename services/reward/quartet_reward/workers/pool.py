@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from quartet_reward.workers import protocol
 
 # A worker that got less than this share of a processor until its deadline was starved: its task is not to blame.
 _STARVED = 0.05
+_END_SECONDS = 10.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # The environment variables that workers inherit: where Python's modules are, and nothing secret.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
@@ -110,8 +112,10 @@ class WorkerProcess:
                 await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
                 message = await self._receive()
         except TimeoutError:
-            used = self._cpu_seconds() - cpu_before
+            used, is_stopped = self._cpu_seconds() - cpu_before, self._stat()[:1] in (["T"], ["t"])
             self.kill()
+            if is_stopped:
+                raise WorkerDied(f"a signal had stopped it, and it was killed after {deadline_seconds:g} s") from None
             if used < _STARVED * deadline_seconds and not self._command.may_wait:
                 raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
             raise TaskTimedOut(deadline_seconds) from None
@@ -123,9 +127,12 @@ class WorkerProcess:
         self._process.kill()
 
     async def end(self) -> None:
-        """Kill the process, wait for its end and close the socket."""
+        """Kill the process, wait for its end and close the socket. One that does not end is left behind."""
         self.kill()
-        await asyncio.to_thread(self._process.wait)
+        try:
+            await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        except subprocess.TimeoutExpired:  # e.g. a call into a GPU's driver that does not return
+            log.error("worker %d does not end although it was killed; another takes its place", self.pid)
         (self._writer or self._socket).close()
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -155,12 +162,13 @@ class WorkerProcess:
         return WorkerDied(reason, crashed=not from_outside)
 
     def _cpu_seconds(self) -> float:
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
-                fields = stat.read().rpartition(")")[2].split()
-        except OSError:  # it has ended, or this process is out of file descriptors
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+        return sum(map(int, self._stat()[11:13])) / _CLOCK_TICKS
+
+    def _stat(self) -> list[str]:
+        """Return the fields of its /proc/PID/stat from the state on; none if it has ended or no file can be opened."""
+        with suppress(OSError), open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()
+        return []
 
 
 class WorkerPool:

@@ -5,9 +5,10 @@ token ids of all that is before it, as sampled and inserted.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from quartet.v1 import experience_pb2
@@ -20,12 +21,13 @@ from quartet_rollout.environments.base import Answer, EnvironmentFailed, Episode
 from quartet_rollout.environments.conversation import AnswerWriter, Conversation, PlayedCompletion
 from quartet_rollout.environments.registry import Chosen
 from quartet_rollout.generation import GenerationRequest, generate_completions
-from quartet_rollout.metrics import ENVIRONMENT_SECONDS, TURNS
+from quartet_rollout.metrics import ENVIRONMENT_SECONDS, ENVIRONMENT_TIMEOUTS, TURNS
 from quartet_rollout.prompts import PromptReader
 
 log = get_logger(__name__)
 
 _CLOSE_SECONDS = 5.0
+_CANCEL_SECONDS = 1.0
 _TURN_SEEDS = 1 << 32
 """Difference between the seeds of consecutive turns: far above any group size."""
 
@@ -180,18 +182,39 @@ async def _answer(
     )
     try:
         with ENVIRONMENT_SECONDS.labels(context.chosen.environment.name).time():
-            async with asyncio.timeout(deadline):
-                answer = await episode.answer(asked)
+            answer = await _within(deadline, episode.answer(asked))
     except EnvironmentFailed:
         raise
-    except TimeoutError as error:
+    except DeadlinePassed as error:
         message = f"no answer to turn {asked.number} within {deadline:g} s"
+        name = context.chosen.environment.name
+        ENVIRONMENT_TIMEOUTS.labels(name).inc()
+        log.warning("environment %s: no answer to turn %d within %g s", name, asked.number, deadline)
         raise EnvironmentFailed(message, counted=not context.tools.away) from error
     except Exception as error:
         raise _raised(context, error) from error
     if answer is not None and not isinstance(answer, Answer):
         raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None", permanent=True)
     return answer
+
+
+class DeadlinePassed(Exception):
+    """An environment did not do in time what it was asked to."""
+
+
+async def _within(seconds: float, work: Awaitable[Any]) -> Any:
+    """Await `work`; at the deadline, or when the caller is cancelled, cancel it. If it ignores that, it is left behind:
+    an environment of another package cannot hold the group, nor the rollout's end, up. Raises DeadlinePassed."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise DeadlinePassed(f"not within {seconds:g} s")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
 
 
 def _raised(context: EpisodeContext, error: BaseException) -> EnvironmentFailed:
@@ -210,8 +233,7 @@ def _stop_of(text: str, stops: tuple[str, ...]) -> str:
 async def _close(episode: Episode) -> None:
     """Close an episode. An exception is only logged: the completion remains valid."""
     try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await episode.close()
+        await _within(_CLOSE_SECONDS, episode.close())
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and _is_from_outside():
             raise

@@ -1,6 +1,7 @@
 """Environments of the tests: each answers as its parameters say."""
 
 import asyncio
+from contextlib import suppress
 from typing import ClassVar
 
 from pydantic import Field
@@ -56,6 +57,18 @@ class BrokenParameters(Parameters):
     how: str = Field("raises", description="begin, raises, fails, …: see `answer`.")
 
 
+WAITING: list[asyncio.Event] = []
+"""Set at a test's end: an event loop does not close before its tasks have ended."""
+
+
+async def deaf() -> None:
+    """Do not return, cancelled or not."""
+    WAITING.append(released := asyncio.Event())
+    while not released.is_set():
+        with suppress(asyncio.CancelledError):
+            await released.wait()
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -85,6 +98,8 @@ class Broken:
                 raise EnvironmentFailed("the level does not exist", permanent=True)
             case "hangs":
                 await asyncio.Event().wait()
+            case "deaf":
+                await deaf()
             case "unprintable":
                 raise Unprintable
             case "cancels":
@@ -96,4 +111,6 @@ class Broken:
         raise ZeroDivisionError("division by zero")
 
     async def close(self) -> None:
+        if self.how == "deaf":
+            await deaf()
         raise asyncio.CancelledError if self.how == "close" else OSError("nothing to close")

@@ -1,12 +1,13 @@
 """Completions of several turns, end to end through the service; the engine is scripted, the environments are real."""
 
+import asyncio
 import math
 from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
-from environments_under_test import Broken, Echo
+from environments_under_test import WAITING, Broken, Echo
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
 from world import instance, refused
@@ -14,7 +15,8 @@ from world import instance, refused
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.environments import registry
+from quartet_rollout.environments import episode, registry
+from quartet_rollout.metrics import ENVIRONMENT_TIMEOUTS
 from quartet_rollout.preflight import preflight
 
 
@@ -154,6 +156,27 @@ async def test_a_failure_of_an_environment_is_never_a_reward(world):
     assert not world.broker.puts and world.engine.running == 0
     await world.put(prompt(environment("broken", parameters={"how": "close"})))
     assert len(world.broker.transcript().completions) == 2
+
+
+async def test_an_environment_that_ignores_its_cancellation_holds_up_neither_its_group_nor_the_end(
+    world, monkeypatch, caplog
+):
+    monkeypatch.setattr(episode, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(episode, "_CANCEL_SECONDS", 0.1)
+    spec = environment("broken", parameters={"how": "deaf"}, answer_deadline=Duration(nanos=100_000_000))
+    before = ENVIRONMENT_TIMEOUTS.labels("broken")._value.get()
+    async with asyncio.timeout(10):
+        release = await world.release(prompt(spec))
+        assert (release.failure, release.permanent) == ("environment: no answer to turn 0 within 0.1 s", False)
+        assert ENVIRONMENT_TIMEOUTS.labels("broken")._value.get() > before
+        assert "environment broken: no answer to turn 0 within 0.1 s" in caplog.messages
+        await world.put(prompt(environment()))  # others are made as before
+        waiting = len(WAITING)
+        await world.broker.submit(prompt(environment("broken", parameters={"how": "deaf"})))
+        await world.until(lambda: len(WAITING) > waiting)
+        assert await world.stop() == 0
+    for released in WAITING:
+        released.set()
 
 
 async def test_an_environment_that_cannot_be_used_is_said_by_field(world):
