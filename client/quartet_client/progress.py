@@ -5,6 +5,7 @@ Metric names are those of docs/metrics.md. `view` draws it in a terminal, `dashb
 
 import json
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,8 @@ def incomplete_of(answered: float, prompts: float) -> str:
 
 REWARD = "reward/mean"
 ACCURACY = "reward/ans_acc"
+VERIFIER = re.compile(r"reward/(.+)/mean")
+"""The mean reward of one verifier, among the metrics of a step."""
 LENGTH = "completions/mean_length"
 STALENESS = "staleness/mean"
 IDLE = "time/idle_fraction"

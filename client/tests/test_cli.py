@@ -196,6 +196,8 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["plot", str(tmp_path)]) == 0
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(tmp_path), "--metric", "reward/mena"]) == 2
+    assert "--metric: no step has 'reward/mena'; did you mean 'reward/mean'?" in capsys.readouterr().err
     assert main(["plot", str(tmp_path), "-o", str(tmp_path / "gone" / "a.png")]) == 2
     assert "a.png': No such file or directory" in capsys.readouterr().err
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`quartet plot` and `quartet export`: learning curves as a PNG, a model with a card; both from a run's folder."""
 
+import difflib
 import json
 import shutil
 import tomllib
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.progress import RunProgress, accuracy_text, read_run
+from quartet_client.progress import REWARD, VERIFIER, RunProgress, accuracy_text, read_run
 from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
@@ -21,20 +22,40 @@ from quartet_common.plugins import install_command
 _UNKNOWN = (float("nan"), float("nan"))
 
 
-def plot_runs(folders: Sequence[Path], output: Path) -> None:
-    """Draw held-out accuracy, reward, completion length and staleness of the runs into one PNG."""
+_TITLES = {
+    REWARD: "Mean reward of the batch",
+    "completions/mean_length": "Tokens per completion",
+    "staleness/mean": "Staleness: steps between a group's weights and its update",
+}
+
+
+def plot_runs(folders: Sequence[Path], output: Path, metrics: Sequence[str] = ()) -> None:
+    """Draw held-out accuracy and metrics of the runs into one PNG, a panel for each.
+
+    Args:
+        metrics: their names; default: reward, that of each verifier if there are several, completion length, staleness.
+
+    Raises:
+        InputError: no run has such a metric.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     runs = [read_run(folder) for folder in folders]
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    panels = [
-        (axes[0, 1], "reward/mean", "Mean reward of the batch"),
-        (axes[1, 0], "completions/mean_length", "Tokens per completion"),
-        (axes[1, 1], "staleness/mean", "Staleness: steps between a group's weights and its update"),
-    ]
+    there = list(dict.fromkeys(name for run in runs for _, step in run.rows() for name in step.metrics))
+    for name in metrics:
+        if name not in there:
+            close = difflib.get_close_matches(name, there, n=1) or there[:1]
+            raise InputError(f"--metric: no step has '{name}'; did you mean '{''.join(close)}'? (docs/metrics.md)")
+    verifiers = [name for name in there if VERIFIER.fullmatch(name)]
+    names = metrics or [REWARD, *(verifiers if len(verifiers) > 1 else ()), *list(_TITLES)[1:]]
+    rows = (len(names) + 2) // 2
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
+    panels = [(axis, name, _TITLES.get(name, name)) for axis, name in zip(axes.flat[1:], names, strict=False)]
+    for axis in axes.flat[1 + len(names) :]:
+        axis.remove()
     # Okabe and Ito's colors, which color-blind readers can distinguish.
     colors = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
     for run, color in zip(runs, colors * len(runs), strict=False):
@@ -60,7 +81,7 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         axes[0, 0].text(0.5, 0.5, "–: no answer was judged", transform=axes[0, 0].transAxes, ha="center")
     for axis, _, title in panels:
         axis.set_title(title)
-    for axis in axes.flat:
+    for axis in figure.axes:
         axis.set_xlabel("optimizer steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
@@ -95,15 +116,16 @@ def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
     type=click.Path(path_type=Path),
     help="The PNG. Default: learning_curve.png in FOLDER; of several, learning_curve-A-B.png in the first.",
 )
-def plot(folders: tuple[Path, ...], output: Path | None) -> int:
-    """Draw accuracy, reward, length and staleness of the runs in FOLDER..., in one picture."""
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric of metrics.jsonl; may be repeated.")
+def plot(folders: tuple[Path, ...], output: Path | None, metrics: tuple[str, ...]) -> int:
+    """Draw accuracy, rewards, length and staleness of the runs in FOLDER..., in one picture."""
     for folder in folders:
         if not (folder / "metrics.jsonl").is_file():
             raise InputError(f"'{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
     names = [folder.resolve().name for folder in folders] if len(folders) > 1 else []
     output = output or folders[0] / f"{'-'.join(['learning_curve', *names])[:200]}.png"
     try:
-        plot_runs(folders, output)
+        plot_runs(folders, output, metrics)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

@@ -8,7 +8,7 @@ from typing import Any
 from quartet_client.connection import KINDS
 from quartet_client.dashboard.picture import Picture, judge
 from quartet_client.models import Group, Member, group_fields
-from quartet_client.progress import Step, problem_of, work_of
+from quartet_client.progress import VERIFIER, Step, problem_of, work_of
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
 _RECENT = 20  # steps of which means are taken
@@ -50,7 +50,8 @@ def snapshot(picture: Picture, now: float) -> dict[str, Any]:
             **({name: getattr(picture.spec, name) for name in _SPEC} if picture.spec else {}),
         },
         "broker_away": picture.broker_away_since is not None,
-        "lines": _lines(rows),
+        "lines": _lines(rows, _LINES),
+        "verifiers": _lines(rows, _verifiers(rows)),
         "last": _last(rows),
         "evaluations": _evaluations(picture),
         "phases": _phases(rows),
@@ -68,9 +69,16 @@ def samples(picture: Picture) -> dict[str, Any]:
     return {"seen": picture.samples_seen, "groups": [sample_fields(group) for group in reversed(picture.samples)]}
 
 
-def _lines(rows: list[tuple[int, Step]]) -> dict[str, list[list[float]]]:
+def _verifiers(rows: list[tuple[int, Step]]) -> dict[str, str]:
+    """Return the metric of each verifier, by its name, if there are several."""
+    found = (VERIFIER.fullmatch(metric) for _, row in rows[-1:] for metric in row.metrics)
+    metrics = {match[1]: match[0] for match in found if match}
+    return metrics if len(metrics) > 1 else {}
+
+
+def _lines(rows: list[tuple[int, Step]], metrics: dict[str, str]) -> dict[str, list[list[float]]]:
     lines = {}
-    for name, metric in _LINES.items():
+    for name, metric in metrics.items():
         points = [(step + 1.0, row.metrics[metric]) for step, row in rows if metric in row.metrics]
         lines[name] = [[_round(x), _round(y)] for x, y in _thinned(points, _POINTS)]
     return lines

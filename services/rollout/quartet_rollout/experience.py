@@ -71,6 +71,10 @@ class GeneratedGroup:
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
                 values = np.asarray([getattr(score, key) for score in scores], dtype=np.float32)
                 getattr(self.tensors, field).CopyFrom(encode(values))
+            self.tensors.verifiers[:] = [each.name for each in scores[0].verifiers]
+            if self.tensors.verifiers:
+                each = np.asarray([[one.reward for one in score.verifiers] for score in scores], dtype=np.float32)
+                self.tensors.verifier_rewards.CopyFrom(encode(each))
             rewards = np.asarray([score.reward for score in scores])
             self.header.reward_mean = rewards.mean()
             self.header.reward_std = rewards.std(ddof=1) if len(scores) > 1 else 0.0

@@ -81,7 +81,7 @@ function drawFigures({ last, evaluations, run }) {
   byId("figures").replaceChildren(...tiles);
 }
 
-function drawCharts({ lines, evaluations, run }) {
+function drawCharts({ lines, verifiers, evaluations, run }) {
   const empty = run.steps_done ? "The steps of this run do not report it." : NO_STEP;
   for (const chart of Object.values(charts)) chart.options.empty = empty;
   if (run.steps_done) charts.accuracy.options.empty = `–: ${UNJUDGED}.`;
@@ -91,7 +91,9 @@ function drawCharts({ lines, evaluations, run }) {
     { name: `held out: ${set}`, points, color: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
   charts.accuracy.show([raw, training, ...held]);
   charts.reward.show([{ name: "each step", points: lines.reward, color: 1, dash: 0, thin: true },
-    { name: "smoothed", points: smoothed(lines.reward), color: 1, dash: 0 }]);
+    { name: "smoothed", points: smoothed(lines.reward), color: 1, dash: 0 },
+    ...Object.entries(verifiers).map(([name, points], index) => (
+      { name, points: smoothed(points), color: 2 + (index % 4), dash: 1 + (index % 3) }))]);
   for (const [key, line] of [["tokens", "tokens_per_second"], ["completions", "completions_per_second"]]) {
     charts[key].show([{ name: "each step", points: lines[line], color: 3, dash: 0, thin: true },
       { name: "smoothed", points: smoothed(lines[line]), color: 3, dash: 0 }]);

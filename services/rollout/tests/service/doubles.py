@@ -445,6 +445,8 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         reward = item.completion_tokens if self.reward is None else self.reward
         score = reward_pb2.Score(reward=reward, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
+        score.verifiers.add(name="length", reward=reward)
+        score.verifiers.add(name="none")
         if self.unjudged and self.unjudged in item.completion:
             score.unjudged, score.ans_acc = True, 0.0
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

@@ -10,7 +10,8 @@ import pytest
 from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
-from quartet_common.tensors import Dtype, encode_ragged
+from quartet_common.tensors import Dtype, encode, encode_ragged
+from quartet_trainer.batch.decode import ExperienceError, decode_groups
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import evaluation_metrics, write_evaluation
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
@@ -69,6 +70,24 @@ def test_staleness_counts_from_the_oldest_weights_and_by_token():
     assert metrics["staleness/mean"] == metrics["staleness/max"] == 2.0
     assert metrics["staleness/token_mean"] == pytest.approx(3 * 2 / 8)
     assert metrics["staleness/mixed_ratio"] == 0.5
+
+
+def test_each_verifiers_mean_reward_is_of_the_completions_that_it_scored():
+    def group(names: list[str], rewards: list[list[float]]) -> experience_pb2.GroupTensors:
+        made = experience_pb2.GroupTensors.FromString(make_group("pass-0/0", 4, completions=2).tensors)
+        made.verifiers[:] = names
+        made.verifier_rewards.CopyFrom(encode(np.asarray(rewards, np.float32)))
+        return made
+
+    first = group(["own.py:close", "length", "length"], [[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]])
+    header = make_group("pass-0/0", 4, completions=2).header
+    metrics = batch_metrics(4, [first, group(["length"], [[0.0], [0.0]])], [header, header])
+    assert metrics["reward/close/mean"] == 0.5 and metrics["reward/length-2/mean"] == 0.5
+    assert metrics["reward/length/mean"] == 0.25
+    decode_groups([first], 1 << 20)
+    first.verifiers.append("one more")
+    with pytest.raises(ExperienceError, match=r"group 0: verifier_rewards has shape \[2, 3\]; it must be \[2, 4\]"):
+        decode_groups([first], 1 << 20)
 
 
 def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
