@@ -152,8 +152,9 @@ def last_state(service: str) -> str:
 def run_as_the_unit_would(service: str) -> None:
     """Start the unit's command as its user; wait for READY, a watchdog message, and a clean exit on SIGTERM."""
     with started_as_by_systemd(service, WATCHDOG_USEC="1000000") as (process, listener):
-        heard = {line for _ in range(2) for line in listener.recv(4096).decode().splitlines()}
-        assert {"READY=1", "WATCHDOG=1"} <= heard
+        heard = set[str]()
+        while not {"READY=1", "WATCHDOG=1"} <= heard:  # recv has a deadline
+            heard.update(listener.recv(4096).decode().splitlines())
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
