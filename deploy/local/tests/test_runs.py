@@ -155,12 +155,14 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     assert launched.visible_gpus() == gpus
     assert "rollout-2: GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free)\n" in launched.said()
     async with AsyncClient.from_config(run_file) as client:
-        async with asyncio.timeout(READY):  # steps are made of what one of them generates while the other still loads
+        # Steps are made of what one rollout generates while the other, and the reward service's workers, still load.
+        async with asyncio.timeout(READY):
             while len(members := _rollouts(await client.run("launched"))) < 2:
+                await asyncio.sleep(0.1)
+            while {service.health for service in await client.status()} != {"serving"}:
                 await asyncio.sleep(0.1)
         services = await client.status()
     assert [service.kind for service in services] == ["broker", "reward", "rollout", "rollout", "trainer"]
-    assert all(service.health == "serving" for service in services), services
     assert members == {service.instance_id: service.address for service in services if service.kind == "rollout"}
     await its_addresses_are_its_own(launch, run_file, tmp_path)
     its_folder_is_its_own(launch, run_file)
