@@ -23,7 +23,7 @@ from quartet_client.columns import JOINED, Columns, mapped, proposal
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
-from quartet_common.hub import check_dataset, hub_sentence
+from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.plugins import install_command
 
 STDIN = Path("-")
@@ -101,7 +101,7 @@ class DataSource(Section):
             return _rows_of_function(str(self.path))
         if self.path.suffix == ".parquet":
             return _rows_of_parquet(self.path)
-        return _rows_of_lines(self.path)
+        return _rows_of_lines(self.path, key)
 
 
 def _as_table(value: Any) -> Any:
@@ -119,13 +119,39 @@ def parse_lines(lines: Iterable[str], name: str) -> Iterator[Row]:
             yield f"line {number}", _parse_json(line, f"{name}, line {number}")
 
 
-def _rows_of_lines(path: Path) -> Iterator[Row]:
+def _rows_of_lines(path: Path, key: str) -> Iterator[Row]:
     if path == STDIN:
         with _readable(Path("standard input")):
             yield from parse_lines(sys.stdin, "standard input")
         return
-    with _readable(path), path.open(encoding="utf-8") as lines:
+    if not path.suffix and is_hub_id(path):
+        raise InputError(
+            f"{key}: there is no file '{path}'; allowed, if it is a dataset of the hub: {{ dataset = \"{path}\" }}"
+        )
+    with _readable(path), path.open(encoding="utf-8-sig") as lines:
+        suffix = path.suffix.lower()
+        array = suffix not in _PACKED and lines.read(_HEAD).lstrip().startswith("[")
+        if form := _READERS["array"] if array else _READERS.get(suffix):
+            words, reader = form
+            command = f"import csv, json; [print(json.dumps(row)) for row in {reader}(open('{path}'))]"
+            raise InputError(
+                f"{key}: '{path}' is {words}; allowed: JSONL, one JSON object a line, or Parquet; convert it: "
+                f'python3 -c "{command}" > {path.with_suffix("")}-rows.jsonl'
+            )
+        if suffix in _PACKED:
+            raise InputError(f"{key}: '{path}' is compressed; allowed: JSONL or Parquet; unpack it")
+        lines.seek(0)
         yield from parse_lines(lines, str(path))
+
+
+_HEAD = 1 << 12
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+_READERS = {
+    "array": ("a JSON array", "json.load"),
+    ".csv": ("a table of comma-separated values", "csv.DictReader"),
+    ".tsv": ("a table of tab-separated values", "(lambda file: csv.DictReader(file, dialect='excel-tab'))"),
+}
+"""The forms of files that are often given as JSONL, and what reads them."""
 
 
 def _parse_json(line: str, where: str) -> dict:

@@ -19,6 +19,11 @@ class RunStateChanged(FromProto):
     reason: str
 
 
+def state_words(state: str) -> str:
+    """Return what a run of this state does or did: "is active", "succeeded", "was cancelled"."""
+    return {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}.get(state, f"is {state}")
+
+
 @dataclass(frozen=True, slots=True)
 class StepFinished(FromProto):
     """An optimizer step has finished; `policy_version` is that of the new weights."""

@@ -412,9 +412,11 @@ def work_of(service: ServiceStatus) -> list[str]:
     run = f"run {details['run_id'] or 'none'}"
     if service.kind == "trainer":
         phase = _phase(service).replace("_", " ")
+        steps = f"published {details['published_version']}, checkpoint {details['checkpoint_step']}"
         return [
             f"{run}, {details['algorithm']} by {details['plugin']} on {details['world_size']} rank(s), {phase}, "
-            f"step {details['step']}, published {details['published_version']}, checkpoint {details['checkpoint_step']}"
+            f"step {details['step']}, {steps}",
+            *([f"warning: {details['warning']}"] if details.get("warning") else ()),
         ]
     version = int(details["policy_version"])
     return [

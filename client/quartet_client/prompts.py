@@ -11,7 +11,7 @@ from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
 from quartet_common.chats import called_tools, content_text, from_json, to_chat
-from quartet_common.config import EnvironmentSection, SamplingSection, Section, VerifierSection
+from quartet_common.config import AnyEnvironment, SamplingSection, Section, Verifiers
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
 from quartet_common.values import check_values
@@ -88,9 +88,9 @@ class Prompt(Section):
     id: str = Field(
         "", coerce_numbers_to_str=True, description="Name of the problem, stable from pass to pass; at most 256 bytes."
     )
-    verifiers: list[VerifierSection] = Field([], description="Verifiers of this prompt; empty: the run's.")
+    verifiers: Verifiers = Field([], description="Verifiers of this prompt; empty: the run's.")
     sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
-    environment: EnvironmentSection | None = Field(
+    environment: AnyEnvironment | None = Field(
         None,
         description="Environment of this prompt, by name or with parameters; unset: the run's.",
     )
@@ -144,18 +144,6 @@ class Prompt(Section):
     def _one_or_many(cls, value: Any) -> Any:
         turn = {"role": "user", "content": value} if isinstance(value, str) else value
         return [turn] if isinstance(turn, Mapping) else turn
-
-    @field_validator("verifiers", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return [{"name": item} if isinstance(item, str) else item for item in value]
-        return value
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("id")
     @classmethod

@@ -17,7 +17,7 @@ from quartet_client import progress as metrics
 from quartet_client.async_client import AsyncClient
 from quartet_client.connection import KINDS, repeatedly, until_first
 from quartet_client.errors import QuartetError
-from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
+from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished, state_words
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
 from quartet_client.progress import RunProgress, accuracy_text, starting, work_of
@@ -115,9 +115,8 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
             return one_line(f"evaluation {at}: {point.incomplete or f'accuracy {accuracy}  reward {reward}'}")
         case RunStateChanged() as changed:
-            return one_line(
-                f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
-            )
+            now = f"run {state.run_id} {state_words(changed.state)}"
+            return one_line(now + (f": {changed.reason}" if changed.reason else ""))
         case Notice() as notice if notice.level != "info":
             return block(f"{notice.level}: {notice.text}")  # a verifier's traceback has several lines
         case _:

@@ -74,7 +74,7 @@ def test_runs(address, quartet):
     assert "group_size" in quartet("runs", "show", "demo")[1]
     status, _, err = quartet("runs", "delete", "demo")
     assert status == 2 and err.startswith("quartet: run 'demo': it is active: ") and err.count("\n") == 1
-    assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo is cancelled: enough\n"
+    assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo was cancelled: enough\n"
     assert quartet("runs", "delete", "demo")[1] == "run demo is deleted\n"
     assert json.loads(quartet("runs", "delete", "demo", "--json")[1]) == {"run_id": "demo", "deleted": False}
     assert quartet("runs", "show", "demo")[0] == 2
@@ -146,7 +146,7 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(address, quartet, run
         "step 2/2  reward 0.500  accuracy –  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
         "evaluation held at version 3: incomplete: 78 of 80",
-        "run demo is failed: enough",
+        "run demo failed: enough",
         "accuracy on held: incomplete: 78 of 80",
     ]
     assert quartet("watch", "demo")[0] == 1

@@ -212,3 +212,32 @@ def test_a_command_that_loaded_arrow_ends_without_the_interpreters_finalization(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     expected = ["exit function"] + ["finalization"] * (loaded != "pyarrow")
     assert (done.returncode, done.stdout.splitlines()) == (3, expected), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("rows.json", '[\n {"prompt": "1", "gt_answer": "2"}\n]', "a JSON array"),
+        ("rows.csv", "prompt,gt_answer\n1,2\n", "a table of comma-separated values"),
+        ("rows.tsv", "prompt\tgt_answer\n1\t2\n", "a table of tab-separated values"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_a_command_that_converts_it(name, text, form, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_prompts(tmp_path / name)
+    said = str(refused.value)
+    assert f"data.train: '{tmp_path / name}' is {form}; allowed: JSONL" in said
+    subprocess.run(said.partition("convert it: ")[2], shell=True, check=True)
+    (prompt,) = load_prompts(tmp_path / "rows-rows.jsonl")
+    assert (prompt.prompt, prompt.gt_answer) == ("1", "2")
+
+
+def test_a_packed_file_an_id_of_the_hub_and_a_mark_at_the_beginning(tmp_path):
+    (tmp_path / "rows.jsonl.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(InputError, match="is compressed; allowed: JSONL or Parquet; unpack it"):
+        load_prompts(tmp_path / "rows.jsonl.gz")
+    with pytest.raises(InputError, match='a dataset of the hub: { dataset = "openai/gsm8k" }'):
+        load_prompts(Path("openai/gsm8k"))
+    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "1"}\n')
+    assert load_prompts(tmp_path / "rows.jsonl")[0].prompt == "1"

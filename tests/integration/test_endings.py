@@ -85,7 +85,7 @@ ENDINGS = [
     Ending(
         "two-passes-of-the-data-with-a-smaller-last-step",
         0,
-        "is succeeded: the prompts have ended: 3 steps trained",
+        "succeeded: the prompts have ended: 3 steps trained",
         rf"10 exactly once, {ALL_RIGHT}$",
         {"data.passes": 2, "run.groups_per_step": 4, "run.partial_batch": "train"},
         problems(5),
@@ -93,12 +93,12 @@ ENDINGS = [
     Ending(
         "early-stop",
         0,
-        r"is succeeded: the evaluations have stopped getting better: 2 steps trained",
+        r"succeeded: the evaluations have stopped getting better: 2 steps trained",
         rf"4 exactly once, {ALL_RIGHT}, \d+ left over",
         EARLY_STOP,
         problems(80),
     ),
-    Ending("cancelled", 1, "is cancelled: ended by quartet runs finish", SOME, STILL_OPEN, words=("finish",)),
+    Ending("cancelled", 1, "was cancelled: ended by quartet runs finish", SOME, STILL_OPEN, words=("finish",)),
     Ending(
         "deleted-under-way",
         2,
@@ -112,7 +112,7 @@ ENDINGS = [
     Ending(
         "all-prompts-dead-of-one-reason",
         1,
-        r"is failed: the first [2-6]\d prompts died of one reason, and no group was made: .*nobody_has_it",
+        r"failed: the first [2-6]\d prompts died of one reason, and no group was made: .*nobody_has_it",
         rf"0 exactly once, {ALL_RIGHT},.* [2-6]\d dead",
         {"run.max_deliveries": 1, "run.max_staleness": 50},
         problems(60, verifiers=NO_VERIFIER),
@@ -120,7 +120,7 @@ ENDINGS = [
     Ending(
         "most-prompts-dead",
         1,
-        r"is failed: the prompts have ended: 1 steps trained; 4 of 6 prompts are dead, 4 of 4 of one reason: .*nobody",
+        r"failed: the prompts have ended: 1 steps trained; 4 of 6 prompts are dead, 4 of 4 of one reason: .*nobody",
         rf"2 exactly once, {ALL_RIGHT}, 4 dead",
         {"run.max_deliveries": 1},
         [*problems(2), *problems(4, verifiers=NO_VERIFIER)],

@@ -101,7 +101,7 @@ def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
         "services": "those running at [addresses]" if attach else "started on this machine",
         "addresses": config.addresses.model_dump(),
         "data": {
-            "train": str(data.section.train),
+            "train": data.section.train.title if data.section.train else None,
             "prompts": len(data.train),
             "passes": passes or "until run.max_steps",
             "prompt_instances": len(data.train) * passes if passes else None,

@@ -22,6 +22,7 @@ from quartet_client.cli.options import (
     targeted,
 )
 from quartet_client.errors import InputError
+from quartet_client.events import state_words
 from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name, group_fields
 from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
@@ -65,7 +66,7 @@ async def show(client: AsyncClient, run_id: str, as_json: bool) -> int:
 
 def _show(run: Run) -> None:
     out = Terminal()
-    line = f"run {run.run_id} of {run.created_at:%Y-%m-%d %H:%M} is {run.state}"
+    line = f"run {run.run_id} of {run.created_at:%Y-%m-%d %H:%M} {state_words(run.state)}"
     line += f", version {run.policy_version}, {run.committed_step} steps committed"
     line += ", all prompts are submitted" if run.prompts_ended else ""
     out.print(line + (f": {run.reason}" if run.reason else ""), soft_wrap=True)
@@ -97,7 +98,7 @@ def _member(member: Member) -> str:
 async def finish(client: AsyncClient, run_id: str, state: str, reason: str, as_json: bool) -> int:
     """End a run: its rollouts and trainer stop. A run that has ended keeps its state."""
     run = await client.finish_run(run_id, state, reason)
-    print_json(run) if as_json else echo(f"run {run.run_id} is {run.state}: {run.reason}")
+    print_json(run) if as_json else echo(f"run {run.run_id} {state_words(run.state)}: {run.reason}")
     return 0
 
 

@@ -3,9 +3,11 @@ in its own environment. All errors are reported together."""
 
 import asyncio
 import json
+import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -70,7 +72,9 @@ async def holder(config: LoadedConfig, kind: str) -> str:
 
 
 _WITHOUT_REDIS = ["--section-only", "--set", "broker.redis_url=unix:///not-started-yet"]
-_TIMEOUT = 60.0  # seconds; a dry run takes about one, the first imports longer
+_STALL_SECONDS = 60.0  # without work or output, after which a dry run is killed
+_LONGEST_SECONDS = 900.0
+_LOOK_SECONDS = 2.0
 
 DataT = TypeVar("DataT")
 Say = Callable[[str], None]
@@ -171,7 +175,9 @@ async def _check(
                 await asyncio.wait([reading])
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
                     settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
-            complaints, warnings = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
+            complaints, warnings, failures = await _dry_runs(
+                services, path, [*overrides, *settings], redis_later=own_redis
+            )
         if own_redis:
             with problems.collecting(LaunchError):
                 await asyncio.to_thread(find_server)
@@ -180,6 +186,9 @@ async def _check(
                 data = await reading
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
         problems.add(*(_with_titles(complaint, titles) for complaint in complaints))
+        if failures and not problems.found:
+            raise failures[0]
+        problems.add(*map(str, failures))
     for warning in dict.fromkeys(warnings):
         say(f"warning: {_with_titles(warning, titles)}")
     return Plan(config, asked, found, held, services, own_redis, data)
@@ -206,7 +215,7 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
         files[-1] = str(folder / f"{len(files)}.jsonl")
         with open(files[-1], "w", encoding="utf-8") as lines:
             for prompt in prompts:
-                lines.write(prompt.model_dump_json(exclude_defaults=True, exclude={"columns"}) + "\n")
+                lines.write(prompt.model_dump_json(exclude_defaults=True) + "\n")
         titles |= {f"{files[-1]}, line ": f"{source.title}, row ", files[-1]: source.title}
     train, *sets = (json.dumps(file, ensure_ascii=False) for file in files)
     names = (json.dumps(name, ensure_ascii=False) for name in data.evaluation)
@@ -282,12 +291,8 @@ def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrid
 
 async def _dry_runs(
     services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool
-) -> tuple[list[str], list[str]]:
-    """Return the services' configuration errors, and their warnings.
-
-    Raises:
-        LaunchError: a check crashed, and there are no errors.
-    """
+) -> tuple[list[str], list[str], list[LaunchError]]:
+    """Return the services' configuration errors, their warnings, and which checks crashed or came to no end."""
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
     commands = [
         [*service_command(service, path, overrides), "--dry-run", "--check-port", *own]
@@ -304,9 +309,7 @@ async def _dry_runs(
         else:
             last_line = lines[-1] if lines else "it printed nothing"
             failures.append(LaunchError(f"{service.name}: its check failed: {last_line}"))
-    if failures and not complaints:
-        raise failures[0]
-    return complaints, warnings
+    return complaints, warnings, failures
 
 
 def _warnings(printed: bytes) -> list[str]:
@@ -322,13 +325,34 @@ async def _dry_run(command: list[str]) -> tuple[int, bytes, list[str]]:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             async with _running(command, stdout=output, stderr=errors) as process:
-                async with asyncio.timeout(_TIMEOUT):
-                    status = await process.wait()
-        except TimeoutError:
-            return 1, b"", [f"no answer within {_TIMEOUT:.0f} s"]
+                async with asyncio.timeout(_LONGEST_SECONDS):
+                    status = await _while_it_works(process, lambda: os.fstat(errors.fileno()).st_size)
+        except TimeoutError as error:
+            return 1, b"", [str(error) or f"no end within {_LONGEST_SECONDS:.0f} s"]
         output.seek(0)
         errors.seek(0)
         return status, output.read(), errors.read().decode(errors="replace").strip().splitlines()
+
+
+async def _while_it_works(process: asyncio.subprocess.Process, written: Callable[[], int]) -> int:
+    """Return the exit status. Raises TimeoutError if the process neither works nor writes for a while."""
+    ending, last, since = asyncio.ensure_future(process.wait()), (-1, -1), time.monotonic()
+    while not (await asyncio.wait([ending], timeout=_LOOK_SECONDS))[0]:
+        if (now := (_cpu_ticks(process.pid), written())) != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > _STALL_SECONDS:
+            raise TimeoutError(f"for {_STALL_SECONDS:.0f} s it neither worked nor wrote; start it alone to see where")
+    return ending.result()
+
+
+def _cpu_ticks(session: int) -> int:
+    """Return the processor time of the processes of a session, in clock ticks (proc(5))."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0
+    return ticks
 
 
 @asynccontextmanager

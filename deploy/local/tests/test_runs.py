@@ -134,7 +134,7 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
         launched.wait_until(
             lambda steps=steps: launched.said().count("\nstep ") > steps, f"a step after {service}", READY
         )
-    launched.wait_for_line("run launched is succeeded", READY)
+    launched.wait_for_line("run launched succeeded: ", READY)
     os.kill(launched.service("redis"), signal.SIGKILL)  # and after the run's end, for the audit
     assert launched.wait(240) == 0, launched.said()
     assert "run launched succeeded after 20 steps" in launched.said()

@@ -4,7 +4,8 @@ Relative paths are relative to the working directory. Each problem is reported i
 is allowed, where.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import pairwise
@@ -12,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from google.protobuf.struct_pb2 import Struct
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from quartet_common.checkpoints import part_of
 from quartet_common.refusals import sentences, unknown_section
@@ -44,8 +54,30 @@ SentParameters = Annotated[dict[str, Any], AfterValidator(_sendable)]
 """Parameters that travel as a Struct."""
 
 
-FunctionPath = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+_RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+
+
+def _in_a_file(path: str) -> str:
+    if not _FUNCTION.fullmatch(path):
+        raise ValueError('allowed: a Python file and a function in it, "reward.py:close"')
+    return path
+
+
+FunctionPath = Annotated[str, AfterValidator(_in_a_file)]
 """A function in a Python file: `reward.py:close`."""
+
+
+def by_name(value: Any) -> Any:
+    """Return the table of a name, or of a function in a file; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return {"file" if _FUNCTION.fullmatch(value) else "name": value}
+
+
+def _all_by_name(value: Any) -> Any:
+    many = [value] if isinstance(value, str | Mapping) else value
+    return [by_name(one) for one in many] if isinstance(many, list) else value
 
 
 class VerifierSection(Section):
@@ -63,12 +95,20 @@ class VerifierSection(Section):
         if bool(self.name) == (self.file is not None):
             came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
             raise ValueError(f"got {came}; exactly one of them is allowed")
+        if _FUNCTION.fullmatch(self.name):
+            raise ValueError(f'name: got a function of a file; allowed: file = "{self.name}"')
         return self
 
     @property
     def spec_name(self) -> str:
         """The value of VerifierSpec.name: the name, or file and function as in the run file."""
         return self.file or self.name
+
+
+Verifiers = Annotated[
+    list[VerifierSection], BeforeValidator(_all_by_name, json_schema_input_type=list[str | VerifierSection])
+]
+"""Verifiers, each as its table, or by its name or function alone."""
 
 
 class EnvironmentSection(Section):
@@ -85,6 +125,12 @@ class EnvironmentSection(Section):
     )
     answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Maximum wait for one answer.")
     scored_text: Literal["whole", "last_turn"] = Field("whole", description="Part of a completion that verifiers read.")
+
+
+AnyEnvironment = Annotated[
+    EnvironmentSection, BeforeValidator(by_name, json_schema_input_type=str | EnvironmentSection)
+]
+"""An environment, as its table or by its name alone."""
 
 
 class TemperatureScheduleSection(Section):
@@ -119,17 +165,15 @@ class TemperatureScheduleSection(Section):
 class RunSection(Section):
     """[run]: the run's settings, which become the contract's RunSpec."""
 
-    id: str = Field(
-        "default", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$", description="Name of the run, unique at its broker."
-    )
+    id: str = Field("default", description="Name of the run, unique at its broker.")
     folder: Path | None = Field(None, description="Folder of metrics, samples and checkpoints. Default: runs/<id>.")
     group_size: int = Field(8, ge=1, le=1024, description="Completions per training prompt (G).")
     groups_per_step: int = Field(16, ge=1, le=1 << 16, description="Prompt groups per optimizer step.")
     max_staleness: int = Field(
         4, ge=0, lt=2**31, description="Maximum steps between a group's oldest weights and those it updates."
     )
-    lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
-    partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What happens to a last partial batch.")
+    lease_order: Literal["fifo", "fresh_first"] = Field("fifo", description="Order of the trainer's batches.")
+    partial_batch: Literal["drop", "train"] = Field("drop", description="What happens to a last partial batch.")
     max_deliveries: int = Field(
         5, ge=1, le=1 << 20, description="Deliveries of a prompt before it is set aside as dead."
     )
@@ -151,8 +195,10 @@ class RunSection(Section):
     evaluation_sampling: SamplingSection | None = Field(
         None, description="Sampling of evaluation prompts; keys left out are sampling's, with one completion each."
     )
-    verifiers: list[VerifierSection] = Field(
-        [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts without their own."
+    verifiers: Verifiers = Field(
+        [VerifierSection(name="think_answer_tags")],
+        min_length=1,
+        description="Verifiers of prompts without their own; of one, its name or function is enough.",
     )
     system_prompt: str = Field("", description="Prepended to chats that have no system message.")
     add_special_tokens: bool = Field(
@@ -169,12 +215,20 @@ class RunSection(Section):
         False, description="Mixtures of experts: store each token's experts, and train with the same experts."
     )
     labels: dict[str, str] = Field({}, description="Free labels.")
-    environment: EnvironmentSection | None = Field(
+    environment: AnyEnvironment | None = Field(
         None, description="What answers the policy's turns, for prompts without their own. Default: one turn."
     )
     temperature_schedule: TemperatureScheduleSection | None = Field(
         None, description="Temperature of training prompts by policy version. Default: sampling.temperature throughout."
     )
+
+    @field_validator("id")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not _RUN_ID.fullmatch(value):
+            near = re.sub(r"[^a-zA-Z0-9._-]+", "-", value).strip("._-")[:64] or "run-1"
+            raise ValueError(f"allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit, such as '{near}'")
+        return value
 
     @property
     def path(self) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quartet_common.config import SectionT
+from quartet_common.config import SectionT, by_name
 
 
 def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -23,7 +23,7 @@ def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, d
         field: only rows with this key at their top level.
     """
     for path in _files(data):
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
             for number, line in enumerate(lines, start=1):
                 if field not in line:
                     continue
@@ -49,7 +49,7 @@ def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT
                 continue
             seen.add(repr(value))
             with suppress(ValidationError):
-                one = section.model_validate({"name": value} if isinstance(value, str) else value)
+                one = section.model_validate(by_name(value))
                 yield f"{where}: {field}{f'[{i}]' if many else ''}", one
 
 

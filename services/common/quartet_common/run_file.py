@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from quartet_common.refusals import meant
+from quartet_common.refusals import meant, without_passwords
 
 
 class ConfigError(Exception):
@@ -39,6 +39,11 @@ class Problems:
 
     def __init__(self) -> None:
         self._found: list[str] = []
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a problem."""
+        return bool(self._found)
 
     def add(self, *problems: str) -> None:
         """Add sentences, without duplicates."""
@@ -118,7 +123,45 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise ConfigError(f"run file {path} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:  # also a number of thousands of digits
-        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
+        place = re.search(r"at line (\d+)", str(error))
+        line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
+        raise ConfigError(f"run file {path} is not valid TOML: {error}{_toml_cure(str(error), line)}") from error
+
+
+_PYTHON = {"True": "true", "False": "false", "None": "", "null": "", "~": ""}
+
+
+_TOML_CURES = {
+    "Cannot declare": "a section is written once: join the two",
+    "Cannot overwrite": "a key is written once: remove one",
+    r"'\n'": "close the quotes on the same line",
+    "Invalid initial character": "a table in braces is on one line; a longer one is a section of its own",
+    "Expected newline": "one key a line; a comment begins with #",
+    "Unclosed array": "between its items are commas, and ] at its end",
+    "Invalid statement": "the file is TOML: sections such as [run], then a line key = value each",
+}
+
+
+def _toml_cure(reason: str, line: str) -> str:
+    """Return the line at which reading ends for this reason, and how to write it; "" for no line."""
+    if not line:
+        return ""
+    key, equals, value = (part.strip() for part in line.partition("="))
+    bare = value.partition(" #")[0].strip()
+    yaml = re.fullmatch(r"([\w.-]+):\s*(.*)", line)
+    cure = next((cure for words, cure in _TOML_CURES.items() if words in reason), "")
+    if bare in _PYTHON:
+        now = _PYTHON[bare]
+        cure = f"write {key} = {now}" if now else f"leave {key} out for its default: TOML has no {bare}"
+    elif yaml and not equals:
+        cure = f"write {yaml[1]} = {yaml[2]}" if yaml[2] else f"write [{yaml[1]}]"
+    elif re.fullmatch(r"[.]\d+|\d+[.]", bare):
+        cure = f"write {key} = {float(bare)}"
+    elif re.match(r"[“”‘’]|\"[^\"]*\\|[A-Za-z_/~.][^\"'{}]*$", bare):
+        cure = f"text is in quotes: {key} = '…'"
+    elif line.startswith("[") and not line.endswith("]"):
+        cure = f"write {line}]"
+    return f": {without_passwords(line)}{cure and '; '}{cure}"
 
 
 def _os_reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ from quartet_common.config import (
     Section,
     load_config,
 )
+from quartet_common.run_file import RunFile
 from quartet_common.run_spec import run_spec
 
 
@@ -184,3 +185,32 @@ def test_a_complete_checkpoint_stands_for_the_model_in_it(tmp_path):
 
 def config_of(model):
     return load_config("reader", Section, overrides=[f'model.path="{model}"'])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("id = lab", "'id = lab'; text is in quotes: id = '…'"),
+        ('folder = "C:\\runs\\a"', "text is in quotes: folder = '…'"),
+        ("group_size: 4", "'group_size: 4'; write group_size = 4"),
+        ("sampling_masks = True", "write sampling_masks = true"),
+        ("max_steps = None", "leave max_steps out for its default: TOML has no None"),
+        ("[run]", "a section is written once: join the two"),
+        ('id = "lab', "close the quotes on the same line"),
+        ("group_size = 4 // completions", "one key a line; a comment begins with #"),
+    ],
+)
+def test_a_line_that_is_not_toml_is_shown_with_its_cure(line, said, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(f"[run]\n{line}\n")
+    with pytest.raises(ConfigError) as refused:
+        RunFile.read(file, [])
+    assert "is not valid TOML: " in str(refused.value) and said in str(refused.value)
+
+
+def test_a_password_of_an_unquoted_address_is_not_shown(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[broker]\nredis_url = redis://me:secret@host/0\n")
+    with pytest.raises(ConfigError) as refused:
+        RunFile.read(file, [])
+    assert "secret" not in str(refused.value) and "text is in quotes: redis_url = '…'" in str(refused.value)

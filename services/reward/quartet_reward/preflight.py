@@ -1,12 +1,12 @@
 """The checks before the reward service starts, which --dry-run runs alone."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from quartet_common.config import LoadedConfig, VerifierSection
-from quartet_common.data_rows import sections_of_rows
+from quartet_common.data_rows import data_rows, sections_of_rows
 from quartet_common.errors import ContractError
 from quartet_common.log import get_logger
 from quartet_common.run_file import Problems
@@ -33,13 +33,14 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
         if find_spec("math_verify") is None:
             problems.add("the package math-verify is not installed in the reward service's environment")
         with problems.collecting():
-            verifiers = load_verifiers(load_functions(config))
+            functions = load_functions(config)
+            verifiers = load_verifiers(functions)
             specs = SpecReader(verifiers)
             named += sections_of_rows(config.data, "verifiers", VerifierSection)
             problems.add(*_refused(specs, named))
             if config.dry_run:
                 errors, warnings = check_references(config, specs)
-                problems.add(*errors)
+                problems.add(*errors, *_without_columns(config, functions))
                 for warning in warnings:
                     log.warning("%s", warning)
         for where, one in named:
@@ -55,6 +56,42 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
                 sandbox = asyncio.run(check_sandbox(section.sandbox))
     plan = {"verifiers": list(verifiers), "workers": section.workers}
     return {**plan, "sandbox": sandbox} if sandbox is not None else plan
+
+
+_KEPT_BACK = {
+    "test_cases",
+    "test_program",
+    "entry_point",
+    "id",
+    "metadata",
+    "verifiers",
+    "sampling",
+    "environment",
+    "columns",
+}
+"""Fields of a row that reward functions are not given."""
+
+
+def _without_columns(config: LoadedConfig[RewardSection], functions: Sequence[RewardFunction]) -> Iterator[str]:
+    """Yield the functions of the run that require what no row has; warn if some rows lack it."""
+    rows = [(where, _names(row)) for where, row in data_rows(config.data) if not row.get("verifiers")]
+    required = {function.name: function.required for function in functions}
+    for i, one in enumerate(config.run.verifiers):
+        for name in set(required.get(one.spec_name, ())) - one.parameters.keys():
+            lacking = [where for where, names in rows if name not in names]
+            what = f"run.verifiers[{i}]: '{one.spec_name}' requires '{name}', which"
+            cure = "add the column, map it in `fields`, or give the argument a default or a parameter"
+            if lacking and len(lacking) == len(rows):
+                yield f"{what} no row has; {lacking[0]} has {', '.join(sorted(rows[0][1])) or 'no column'}; {cure}"
+            elif lacking:
+                log.warning(f"{what} {len(lacking)} of {len(rows)} rows lack, the first of them {lacking[0]}; {cure}")
+
+
+def _names(row: Mapping[str, Any]) -> set[str]:
+    """Return the names under which a function is given what a row has."""
+    columns = row.get("columns")
+    given = dict(row) | (columns if isinstance(columns, dict) else {}) | ({"answer": 1} if row.get("gt_answer") else {})
+    return {name for name, value in given.items() if value is not None} - _KEPT_BACK
 
 
 def load_functions(config: LoadedConfig[RewardSection]) -> list[RewardFunction]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 
-from quartet_common.config import LoadedConfig, VerifierSection
+from quartet_common.config import LoadedConfig, VerifierSection, by_name
 from quartet_common.data_rows import data_rows
 from quartet_common.errors import ContractError
 from quartet_common.references import answer_text, is_program, program_text, read_cases
@@ -145,7 +145,7 @@ async def _ask(sources: Sequence[_Source], section: RewardSection) -> None:
 def _sections(given: Any) -> Iterator[VerifierSection]:
     for one in given if isinstance(given, list) else ():
         with suppress(ValidationError):
-            yield VerifierSection.model_validate({"name": one} if isinstance(one, str) else one)
+            yield VerifierSection.model_validate(by_name(one))
 
 
 def _bound(specs: SpecReader, sections: Any) -> list[tuple[str, Parameters]]:

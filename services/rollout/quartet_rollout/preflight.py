@@ -21,13 +21,14 @@ from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec, run_spec
+from quartet_common.sampling import FIRST_RELEASE, altered
 from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
 from quartet_rollout.engines.model_folder import context_length, load_tokenizer
 from quartet_rollout.environments import load_environments
 from quartet_rollout.environments.registry import UnknownEnvironment, read_environment
-from quartet_rollout.generation import PromptRefused, sampling_values
+from quartet_rollout.generation import TAKEN_BY, PromptRefused, sampling_values
 from quartet_rollout.prompts import PromptReader, room_for_prompt
 
 log = get_logger(__name__)
@@ -49,6 +50,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
             for field, environment in _environments(config):
                 with problems.collecting(UnknownEnvironment, PromptRefused):
                     read_environment(environments, environment_spec(environment), field)
+        problems.add(*_not_taken(config))
         with problems.collecting():
             _check_model(config)
             warn_of_missing_special_token(config)
@@ -73,6 +75,17 @@ def _check_engine(section: RolloutSection) -> None:
             f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
             f"rollout.max_running_completions ({section.max_running_completions})"
         )
+
+
+def _not_taken(config: LoadedConfig[RolloutSection]) -> Iterator[str]:
+    """Yield the sampling parameters that the engine lacks, as far as that is known before it starts."""
+    if config.section.engine != "transformers":  # vllm takes all, another package's says so when it is made
+        return
+    sections = {"run.sampling": config.run.sampling, "run.evaluation_sampling": config.run.evaluation_sampling}
+    for key, sampling in sections.items():
+        for name, value in altered(sampling).items() if sampling else ():
+            if name not in FIRST_RELEASE:
+                yield f"{key}.{name}: got {value}; the engine 'transformers' does not take it; {TAKEN_BY}"
 
 
 def _check_model(config: LoadedConfig[RolloutSection]) -> None:
@@ -139,6 +152,13 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
     if not (folder / "tokenizer.json").is_file() or not context:
         return
     spec = run_spec(config.run)
+    run = config.run
+    for key, sampling in (("sampling", run.sampling), ("evaluation_sampling", run.evaluation_sampling)):
+        if sampling is run.sampling or (sampling and "max_new_tokens" in sampling.model_fields_set):
+            try:
+                room_for_prompt(sampling.max_new_tokens, spec, context)
+            except PromptRefused as error:
+                raise ConfigError(f"run.{key}.max_new_tokens: got {error.came}; allowed: {error.allowed}") from error
     readers: list[PromptReader] = []
     found: dict[str, str] = {}  # the first problem of each field
     sizes: dict[tuple[object, ...], float] = {}  # tokens per message, of the first chat of each kind

@@ -24,6 +24,8 @@ def _own_algorithms() -> tuple[str, ...]:
 
 OWN_ALGORITHMS = _own_algorithms()
 """Names of the public functions of `algorithms.builtin`, which is parsed, because importing it imports torch."""
+WITHOUT_GROUPS = ("reinforce_pp", "ppo")
+"""Those of them whose advantage is not relative to the other completions of a prompt."""
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
 """Entry point group for algorithms of other packages, see docs/extend.md."""
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]

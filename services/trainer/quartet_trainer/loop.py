@@ -22,6 +22,7 @@ from quartet_trainer.learner.metrics import public_names
 from quartet_trainer.members import Reporter
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
+from quartet_trainer.records.flat import STEPS, FlatRewards
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample, writing
 from quartet_trainer.records.step_metrics import batch_metrics, time_metrics, update_metrics
 from quartet_trainer.records.traces import GroupTraces
@@ -98,6 +99,7 @@ class TrainingLoop:
     control: Control
     status: Status
     traces: GroupTraces
+    flat: FlatRewards
     patience: EarlyStopping | None = None
     """None: no early stopping."""
     callbacks: Callbacks = field(default_factory=Callbacks)
@@ -213,6 +215,7 @@ class TrainingLoop:
         metrics = {**learned, **measured, **self._costs(learned)}
         self._report(step, metrics)
         self._sample(step, groups)
+        self._watch_rewards(groups)
         self.callbacks.update(step, metrics)
         interval = self.settings.checkpoint.interval
         if interval and self.learner.step % interval == 0:
@@ -317,6 +320,17 @@ class TrainingLoop:
                 transcripts = [experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups]
                 append_rollouts(self.folder / "rollouts.jsonl", step, transcripts)
 
+    def _watch_rewards(self, groups: list[experience_pb2.ExperienceGroup]) -> None:
+        """Say once, after the first steps, that the rewards are flat; the status does while they are."""
+        if self.flat.steps and not self.flat.sentence():
+            return
+        self.flat.add([experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups])
+        warning = self.flat.sentence() if self.flat.steps >= STEPS or self._all_steps_done() else ""
+        if warning and not self.status.warning:
+            log.warning(warning, extra={"step": self.learner.step})
+            self.reporter.notice("warning", warning)
+        self.status.warning = warning
+
     # Evaluations
 
     def _evaluate(self) -> None:
@@ -353,6 +367,8 @@ class TrainingLoop:
                     self.folder, lambda: self.learner.export(self.folder / "model"), self.learner.checkpoint_bytes // 3
                 )
         state, reason = judge(ending.value, steps, self.session.run(), self.session.dead, self._failure)
+        if warning := self.flat.sentence():
+            reason = f"{reason}; {warning}"
         if state == broker_pb2.RUN_STATE_FAILED:
             log.error("the run has failed: %s", reason, extra={"step": steps})
         self.session.finish(state, reason, _RECORDED[ending], steps)

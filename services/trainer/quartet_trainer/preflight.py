@@ -1,11 +1,13 @@
 """What the trainer checks before it starts, and with --dry-run. Imports no torch."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
+from quartet_common.data_rows import data_rows
 from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.log import get_logger
 from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
@@ -28,7 +30,7 @@ from quartet_trainer.learner.checks import (
     check_recorded,
     no_experts,
 )
-from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
+from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, OWN_ALGORITHMS, WITHOUT_GROUPS, check_schedule
 
 log = get_logger(__name__)
 
@@ -216,13 +218,28 @@ def _check_sampling(config: Config) -> None:
         if config.run.temperature_schedule is None and sampling.temperature < LOWEST_TEMPERATURE:
             problems.add(
                 f"run.sampling.temperature: got {sampling.temperature:g}, at which nothing can be trained; "
-                f"allowed: {LOWEST_TEMPERATURE:g} or above"
+                f"allowed: {LOWEST_TEMPERATURE:g} or above, such as 1; greedy in [run.evaluation_sampling] only"
             )
+        problems.add(*_alone(config))
         for key, value in altered(sampling, Effect.CHANGES).items():
             problems.add(
                 f"run.sampling.{key}: got {value}; the rollout's log-probs would not be the model's, and the trainer "
                 "cannot compute them again; allowed: in [run.evaluation_sampling] only"
             )
+
+
+def _alone(config: Config) -> Iterator[str]:
+    """Yield where a prompt has a single completion, whose advantage in its group is 0."""
+    algorithm, run = config.section.algorithm, config.run
+    if algorithm in WITHOUT_GROUPS or algorithm not in OWN_ALGORITHMS:
+        return
+    why = f"{algorithm} compares a prompt's completions, and the advantage of a single one is 0; allowed: 2 or more"
+    if (run.sampling.n or run.group_size) == 1:
+        yield f"run.{'sampling.n' if run.sampling.n else 'group_size'}: got 1; {why}, or an algorithm without groups"
+    for where, row in data_rows({"train": config.data.get("train")}, "sampling"):
+        if isinstance(row["sampling"], dict) and row["sampling"].get("n") == 1:
+            yield f"{where}: sampling.n: got 1; {why}"
+            return
 
 
 def _check_evaluation_sets(config: Config) -> None:

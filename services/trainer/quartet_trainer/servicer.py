@@ -55,6 +55,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             algorithm=self._settings.algorithm,
             plugin=self._settings.plugin,
             world_size=self._world_size,
+            warning=status.warning,
             phase_seconds=status.phase_seconds(),
             waiting_for=status.waits,
             group_epoch=status.group_epoch,

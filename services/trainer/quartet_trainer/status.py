@@ -40,6 +40,8 @@ class Status:
     session_epoch: int = -1
     made_by: str = ""
     """Name of the client certificate that created the run; "" until the run is known, and without certificates."""
+    warning: str = ""
+    """What keeps the training from learning anything; "" for nothing."""
     batches: int = 0
     """Batches trained by this process."""
     on_waiting: Callable[[str, str], None] | None = None

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quartet/v1/trainer.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\" \n\x1eTrainerServiceGetStatusRequest\"\x9f\x03\n\x1fTrainerServiceGetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.quartet.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11published_version\x18\x05 \x01(\x03\x12\x11\n\talgorithm\x18\x06 \x01(\t\x12\x0e\n\x06plugin\x18\x07 \x01(\t\x12\x12\n\nworld_size\x18\x08 \x01(\x05\x12T\n\rphase_seconds\x18\t \x03(\x0b\x32=.quartet.v1.TrainerServiceGetStatusResponse.PhaseSecondsEntry\x12\x13\n\x0bwaiting_for\x18\n \x03(\t\x12\x13\n\x0bgroup_epoch\x18\x0b \x01(\x03\x12\x15\n\rsession_epoch\x18\x0c \x01(\x03\x1a\x33\n\x11PhaseSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\")\n\x13WatchMetricsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\xbc\x01\n\x14WatchMetricsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12>\n\x07metrics\x18\x03 \x03(\x0b\x32-.quartet.v1.WatchMetricsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15SaveCheckpointRequest\"D\n\x16SaveCheckpointResponse\x12*\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x16.quartet.v1.Checkpoint\"\x82\x01\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x12,\n\x08saved_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x18\n\x16ListCheckpointsRequest\"F\n\x17ListCheckpointsResponse\x12+\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x16.quartet.v1.Checkpoint\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\x0cStopResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"H\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05limit\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1d\n\rPauseResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x0f\n\rResumeRequest\"\x1e\n\x0eResumeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03*\xc3\x02\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12$\n TRAINER_PHASE_WAITING_FOR_BROKER\x10\x02\x12#\n\x1fTRAINER_PHASE_WAITING_FOR_BATCH\x10\x03\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x04\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x05\x12\x1c\n\x18TRAINER_PHASE_EVALUATING\x10\x06\x12\x1f\n\x1bTRAINER_PHASE_CHECKPOINTING\x10\x07\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x08\x12\x18\n\x14TRAINER_PHASE_PAUSED\x10\t2\xdd\x04\n\x0eTrainerService\x12i\n\tGetStatus\x12*.quartet.v1.TrainerServiceGetStatusRequest\x1a+.quartet.v1.TrainerServiceGetStatusResponse\"\x03\x90\x02\x01\x12X\n\x0cWatchMetrics\x12\x1f.quartet.v1.WatchMetricsRequest\x1a .quartet.v1.WatchMetricsResponse\"\x03\x90\x02\x01\x30\x01\x12\\\n\x0eSaveCheckpoint\x12!.quartet.v1.SaveCheckpointRequest\x1a\".quartet.v1.SaveCheckpointResponse\"\x03\x90\x02\x02\x12_\n\x0fListCheckpoints\x12\".quartet.v1.ListCheckpointsRequest\x1a#.quartet.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12>\n\x04Stop\x12\x17.quartet.v1.StopRequest\x1a\x18.quartet.v1.StopResponse\"\x03\x90\x02\x02\x12\x41\n\x05Pause\x12\x18.quartet.v1.PauseRequest\x1a\x19.quartet.v1.PauseResponse\"\x03\x90\x02\x02\x12\x44\n\x06Resume\x12\x19.quartet.v1.ResumeRequest\x1a\x1a.quartet.v1.ResumeResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quartet/v1/trainer.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\" \n\x1eTrainerServiceGetStatusRequest\"\xb0\x03\n\x1fTrainerServiceGetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.quartet.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11published_version\x18\x05 \x01(\x03\x12\x11\n\talgorithm\x18\x06 \x01(\t\x12\x0e\n\x06plugin\x18\x07 \x01(\t\x12\x12\n\nworld_size\x18\x08 \x01(\x05\x12T\n\rphase_seconds\x18\t \x03(\x0b\x32=.quartet.v1.TrainerServiceGetStatusResponse.PhaseSecondsEntry\x12\x13\n\x0bwaiting_for\x18\n \x03(\t\x12\x13\n\x0bgroup_epoch\x18\x0b \x01(\x03\x12\x15\n\rsession_epoch\x18\x0c \x01(\x03\x12\x0f\n\x07warning\x18\r \x01(\t\x1a\x33\n\x11PhaseSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\")\n\x13WatchMetricsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\xbc\x01\n\x14WatchMetricsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12>\n\x07metrics\x18\x03 \x03(\x0b\x32-.quartet.v1.WatchMetricsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15SaveCheckpointRequest\"D\n\x16SaveCheckpointResponse\x12*\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x16.quartet.v1.Checkpoint\"\x82\x01\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x12,\n\x08saved_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x18\n\x16ListCheckpointsRequest\"F\n\x17ListCheckpointsResponse\x12+\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x16.quartet.v1.Checkpoint\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\x0cStopResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"H\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05limit\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1d\n\rPauseResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x0f\n\rResumeRequest\"\x1e\n\x0eResumeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03*\xc3\x02\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12$\n TRAINER_PHASE_WAITING_FOR_BROKER\x10\x02\x12#\n\x1fTRAINER_PHASE_WAITING_FOR_BATCH\x10\x03\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x04\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x05\x12\x1c\n\x18TRAINER_PHASE_EVALUATING\x10\x06\x12\x1f\n\x1bTRAINER_PHASE_CHECKPOINTING\x10\x07\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x08\x12\x18\n\x14TRAINER_PHASE_PAUSED\x10\t2\xdd\x04\n\x0eTrainerService\x12i\n\tGetStatus\x12*.quartet.v1.TrainerServiceGetStatusRequest\x1a+.quartet.v1.TrainerServiceGetStatusResponse\"\x03\x90\x02\x01\x12X\n\x0cWatchMetrics\x12\x1f.quartet.v1.WatchMetricsRequest\x1a .quartet.v1.WatchMetricsResponse\"\x03\x90\x02\x01\x30\x01\x12\\\n\x0eSaveCheckpoint\x12!.quartet.v1.SaveCheckpointRequest\x1a\".quartet.v1.SaveCheckpointResponse\"\x03\x90\x02\x02\x12_\n\x0fListCheckpoints\x12\".quartet.v1.ListCheckpointsRequest\x1a#.quartet.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12>\n\x04Stop\x12\x17.quartet.v1.StopRequest\x1a\x18.quartet.v1.StopResponse\"\x03\x90\x02\x02\x12\x41\n\x05Pause\x12\x18.quartet.v1.PauseRequest\x1a\x19.quartet.v1.PauseResponse\"\x03\x90\x02\x02\x12\x44\n\x06Resume\x12\x19.quartet.v1.ResumeRequest\x1a\x1a.quartet.v1.ResumeResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,42 +51,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINERSERVICE'].methods_by_name['Pause']._serialized_options = b'\220\002\002'
   _globals['_TRAINERSERVICE'].methods_by_name['Resume']._loaded_options = None
   _globals['_TRAINERSERVICE'].methods_by_name['Resume']._serialized_options = b'\220\002\002'
-  _globals['_TRAINERPHASE']._serialized_start=1333
-  _globals['_TRAINERPHASE']._serialized_end=1656
+  _globals['_TRAINERPHASE']._serialized_start=1350
+  _globals['_TRAINERPHASE']._serialized_end=1673
   _globals['_TRAINERSERVICEGETSTATUSREQUEST']._serialized_start=105
   _globals['_TRAINERSERVICEGETSTATUSREQUEST']._serialized_end=137
   _globals['_TRAINERSERVICEGETSTATUSRESPONSE']._serialized_start=140
-  _globals['_TRAINERSERVICEGETSTATUSRESPONSE']._serialized_end=555
-  _globals['_TRAINERSERVICEGETSTATUSRESPONSE_PHASESECONDSENTRY']._serialized_start=504
-  _globals['_TRAINERSERVICEGETSTATUSRESPONSE_PHASESECONDSENTRY']._serialized_end=555
-  _globals['_WATCHMETRICSREQUEST']._serialized_start=557
-  _globals['_WATCHMETRICSREQUEST']._serialized_end=598
-  _globals['_WATCHMETRICSRESPONSE']._serialized_start=601
-  _globals['_WATCHMETRICSRESPONSE']._serialized_end=789
-  _globals['_WATCHMETRICSRESPONSE_METRICSENTRY']._serialized_start=743
-  _globals['_WATCHMETRICSRESPONSE_METRICSENTRY']._serialized_end=789
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=791
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=814
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=816
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=884
-  _globals['_CHECKPOINT']._serialized_start=887
-  _globals['_CHECKPOINT']._serialized_end=1017
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1019
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1043
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1045
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1115
-  _globals['_STOPREQUEST']._serialized_start=1117
-  _globals['_STOPREQUEST']._serialized_end=1146
-  _globals['_STOPRESPONSE']._serialized_start=1148
-  _globals['_STOPRESPONSE']._serialized_end=1176
-  _globals['_PAUSEREQUEST']._serialized_start=1178
-  _globals['_PAUSEREQUEST']._serialized_end=1250
-  _globals['_PAUSERESPONSE']._serialized_start=1252
-  _globals['_PAUSERESPONSE']._serialized_end=1281
-  _globals['_RESUMEREQUEST']._serialized_start=1283
-  _globals['_RESUMEREQUEST']._serialized_end=1298
-  _globals['_RESUMERESPONSE']._serialized_start=1300
-  _globals['_RESUMERESPONSE']._serialized_end=1330
-  _globals['_TRAINERSERVICE']._serialized_start=1659
-  _globals['_TRAINERSERVICE']._serialized_end=2264
+  _globals['_TRAINERSERVICEGETSTATUSRESPONSE']._serialized_end=572
+  _globals['_TRAINERSERVICEGETSTATUSRESPONSE_PHASESECONDSENTRY']._serialized_start=521
+  _globals['_TRAINERSERVICEGETSTATUSRESPONSE_PHASESECONDSENTRY']._serialized_end=572
+  _globals['_WATCHMETRICSREQUEST']._serialized_start=574
+  _globals['_WATCHMETRICSREQUEST']._serialized_end=615
+  _globals['_WATCHMETRICSRESPONSE']._serialized_start=618
+  _globals['_WATCHMETRICSRESPONSE']._serialized_end=806
+  _globals['_WATCHMETRICSRESPONSE_METRICSENTRY']._serialized_start=760
+  _globals['_WATCHMETRICSRESPONSE_METRICSENTRY']._serialized_end=806
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=808
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=831
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=833
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=901
+  _globals['_CHECKPOINT']._serialized_start=904
+  _globals['_CHECKPOINT']._serialized_end=1034
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1036
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1060
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1062
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1132
+  _globals['_STOPREQUEST']._serialized_start=1134
+  _globals['_STOPREQUEST']._serialized_end=1163
+  _globals['_STOPRESPONSE']._serialized_start=1165
+  _globals['_STOPRESPONSE']._serialized_end=1193
+  _globals['_PAUSEREQUEST']._serialized_start=1195
+  _globals['_PAUSEREQUEST']._serialized_end=1267
+  _globals['_PAUSERESPONSE']._serialized_start=1269
+  _globals['_PAUSERESPONSE']._serialized_end=1298
+  _globals['_RESUMEREQUEST']._serialized_start=1300
+  _globals['_RESUMEREQUEST']._serialized_end=1315
+  _globals['_RESUMERESPONSE']._serialized_start=1317
+  _globals['_RESUMERESPONSE']._serialized_end=1347
+  _globals['_TRAINERSERVICE']._serialized_start=1676
+  _globals['_TRAINERSERVICE']._serialized_end=2281
 # @@protoc_insertion_point(module_scope)

@@ -39,7 +39,7 @@ class TrainerServiceGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TrainerServiceGetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "step", "checkpoint_step", "published_version", "algorithm", "plugin", "world_size", "phase_seconds", "waiting_for", "group_epoch", "session_epoch")
+    __slots__ = ("run_id", "phase", "step", "checkpoint_step", "published_version", "algorithm", "plugin", "world_size", "phase_seconds", "waiting_for", "group_epoch", "session_epoch", "warning")
     class PhaseSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class TrainerServiceGetStatusResponse(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: TrainerPhase
     step: int
@@ -71,7 +72,8 @@ class TrainerServiceGetStatusResponse(_message.Message):
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
     group_epoch: int
     session_epoch: int
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[TrainerPhase, str]] = ..., step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., published_version: _Optional[int] = ..., algorithm: _Optional[str] = ..., plugin: _Optional[str] = ..., world_size: _Optional[int] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., group_epoch: _Optional[int] = ..., session_epoch: _Optional[int] = ...) -> None: ...
+    warning: str
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[TrainerPhase, str]] = ..., step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., published_version: _Optional[int] = ..., algorithm: _Optional[str] = ..., plugin: _Optional[str] = ..., world_size: _Optional[int] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., group_epoch: _Optional[int] = ..., session_epoch: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class WatchMetricsRequest(_message.Message):
     __slots__ = ("after_step",)

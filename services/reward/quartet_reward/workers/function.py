@@ -27,6 +27,7 @@ from quartet_reward import Score
 from quartet_reward.workers import protocol
 
 _GIVEN = ("completion", "prompt", "messages", "answer", "gt_answer", "completions", "prompts")
+_REFERENCE = ("answer", "gt_answer")
 _RETURNS = "a number, a bool, None, quartet_reward.Score"
 
 
@@ -75,10 +76,12 @@ class Function:
             )
 
     def description(self) -> dict[str, Any]:
-        """Return the arguments that come from columns or parameters, and the first line of the docstring."""
+        """Return the arguments that come from columns or parameters, those of them and of the reference that must be
+        given, and the first line of the docstring."""
         names = [name for name in self.names if name not in _GIVEN]
+        required = [name for name in self.required if name in names or name in _REFERENCE]
         description = (inspect.getdoc(self._call) or "").partition("\n")[0]
-        return {"names": names, "takes_any": self.takes_any, "description": description}
+        return {"names": names, "required": required, "takes_any": self.takes_any, "description": description}
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
         arguments = self._arguments(request)
