@@ -219,6 +219,10 @@ class Learner:
         peak_values = torch.tensor([peaks[name] for name in PEAKS], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, peak_values)
         means = {name: sum(one.metrics[name] for one in done) / len(done) for name in done[0].metrics}
+        for name in means.keys() & {"value_loss", "value_clip_ratio"}:  # a separate critic's: means over each update
+            counts = [int(update.plan.mask.sum()) for update in updates]
+            total = sum(count * one.metrics[name] for count, one in zip(counts, done, strict=True))
+            means[name] = total / max(1, sum(counts))
         router = self._plugin.router
         return {
             **batch_metrics(batch, plan),
@@ -242,7 +246,9 @@ class Learner:
         """
         texts = self.step * self._settings.epochs * self._settings.mini_batches + number
         sums, peaks = self._accumulator.run(batch, update.plan, texts, update.targets)
-        critic = self._critic.learn(batch, update.targets, self.step) if self._critic and update.targets else {}
+        critic: dict[str, float] = {}
+        if isinstance(self._critic, Critic) and update.targets:
+            critic = self._critic.learn(batch, update.targets, self.step)
         ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
         mean_ratio = (ratio[0] / ratio[1].clamp(min=1)).item()
 
