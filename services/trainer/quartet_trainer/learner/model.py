@@ -227,7 +227,7 @@ class Policy(nn.Module):
         routed_experts: Tensor | None,
     ) -> Tensor:
         """The states [t, H]."""
-        router = self._router if torch.is_grad_enabled() else None
+        router = self._router if self._router and self._router.counts and torch.is_grad_enabled() else None
         wanted = {"output_router_logits": True} if router else {}
         ran: RecordExperts | ReplayExperts | None = router.routing.record() if router else None
         if self._routing is not None and routed_experts is not None:

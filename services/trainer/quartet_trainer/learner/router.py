@@ -28,6 +28,8 @@ class RouterStatistics:
 
     def __init__(self, routing: Routing, device: torch.device) -> None:
         self.routing = routing
+        self.counts = True
+        """False for a micro-batch that another pass, or another rank, counts."""
         self._sums = torch.zeros(len(routing.layers), routing.experts + 2, dtype=torch.float64, device=device)
         self._replays = False
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import LLAMA_SIZES, SIZES, gradients, make_group, make_learner, save_model
-from safetensors.torch import load_file, save_file
+from learner_helpers import BIASED, LLAMA_SIZES, SIZES, bias_routers, gradients, make_group, make_learner, save_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quartet_common.tensors import decode, decode_ragged
@@ -104,22 +103,11 @@ def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batc
         check_completion_length(check_model_folder(path), 16)
 
 
-def bias_choices(path: Path) -> None:
-    """Have the routers of a folder always choose one expert and never another, which their scores do not show."""
-    state = load_file(path / "model.safetensors")
-    biases = [tensor for name, tensor in state.items() if name.endswith("e_score_correction_bias")]
-    assert biases
-    for bias in biases:
-        bias.copy_(torch.tensor([9.0, 0.0, 0.0, -9.0]))
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
-
-
 EXPERTS: dict[str, dict[str, Any]] = {
     "Mixtral": FAMILIES["Mixtral"],
-    "MiniMaxM2": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
-    "Glm4Moe": {**LLAMA, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-                "moe_intermediate_size": 32, "first_k_dense_replace": 0, "head_dim": 8},
-}  # fmt: skip
+    "MiniMaxM2": {**LLAMA, **BIASED["MiniMaxM2"]},
+    "Glm4Moe": {**LLAMA, **BIASED["Glm4Moe"], "first_k_dense_replace": 0},
+}
 
 
 @pytest.mark.parametrize("family", EXPERTS)
@@ -127,7 +115,7 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(family: str, tmp_path: Path
     """Cut into many passes, the same as what transformers' own forward pass over each completion hands its experts."""
     path = save_model(tmp_path, family, **EXPERTS[family])
     if family != "Mixtral":
-        bias_choices(path)
+        bias_routers(path)
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [4, 9, 11], prompt=n) for n in (3, 6)]
     expected, entropies = torch.zeros(2, 4), []
