@@ -114,6 +114,10 @@ class RecordExperts(_TopK):
         self._found.append(indices.reshape(-1, indices.shape[-1]))
         return indices
 
+    def choices(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ReplayExperts.choices`: the routers' own choice is what was used."""
+        return self._found[layer][places], self._found[layer][places]
+
     def experts(self) -> Tensor:
         """Return the recorded experts: `Routing.dtype` [positions, hidden layers, chosen], 0 in layers without a
         router."""

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 import transformers
 from quartet.v1 import experience_pb2, tensor_pb2
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
@@ -41,7 +43,7 @@ def _norm_in_fp64(norm: type[torch.nn.Module]) -> None:
     norm.forward = forward
 
 
-for _norm in (GraniteRMSNorm, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
+for _norm in (Glm4MoeRMSNorm, GraniteRMSNorm, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
     _norm_in_fp64(_norm)
 
 
@@ -62,6 +64,37 @@ def save_model(
     made.initializer_range = made.init_std = size
     AutoModelForCausalLM.from_config(made).to(dtype).save_pretrained(folder)
     return folder
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}
+_GROUPS = {**_EXPERTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+BIASED: dict[str, dict[str, Any]] = {
+    "Glm4Moe": _GROUPS,
+    "SolarOpen": _GROUPS,
+    "ExaoneMoe": {**_EXPERTS, "num_experts": 4, "sliding_window": 8},
+    "MiniMaxM2": {**_EXPERTS, "num_local_experts": 4},
+    "Lfm2Moe": {**_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "DeepseekV3": {**_GROUPS, "num_key_value_heads": 4, "head_dim": 16, "q_lora_rank": 16, "kv_lora_rank": 16,
+                   "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    "Dots1": {**_GROUPS, "n_shared_experts": 1, "layer_types": ["full_attention"] * 2},
+}  # fmt: skip
+"""Beside `LLAMA_SIZES`: of families whose routers add a persistent buffer to their scores."""
+
+
+BIASES = ("e_score_correction_bias", "expert_bias")
+
+
+def bias_routers(path: Path, shift: float = 0.0) -> dict[str, torch.Tensor]:
+    """Have the routers of a folder always choose one expert and never another, which their scores do not show.
+
+    Returns the biases by their names in files. They are float32, and no numbers of bf16.
+    """
+    state = load_file(path / "model.safetensors")
+    names = [name for name in state if name.endswith(BIASES)]
+    biases = {name: torch.tensor([9.001, 0.003, 0.0, -9.001]) + number + shift for number, name in enumerate(names)}
+    assert biases
+    save_file(state | biases, path / "model.safetensors", metadata={"format": "pt"})
+    return biases
 
 
 def make_model(folder: Path, *, initializer_range: float = 0.2, **config: Any) -> Path:

@@ -53,6 +53,17 @@ def test_an_update_of_a_familys_files(family: str, tmp_path: Path) -> None:
         assert torch.equal(decoder.model(TOKENS).logits, expected(TOKENS).logits)
 
 
+def test_a_model_in_bf16_installs_a_routers_bias_exactly(tmp_path: Path) -> None:
+    folder = write(tmp_path, "Glm4Moe", 0)
+    decoder = Decoder(str(folder), TransformersOptions(device="cpu", dtype="bfloat16"))
+    weights = {name: tensor.bfloat16() for name, tensor in read_weights(folder).items()}
+    bias = next(name for name in weights if name.endswith("e_score_correction_bias"))
+    weights[bias] = torch.tensor([9.001, 0.003, 0.0, -9.001])
+    decoder.install(iter(weights.items()))
+    assert torch.equal(decoder.model.state_dict()[bias], weights[bias])
+    assert next(decoder.model.parameters()).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("family", ["Mixtral", "Glm4Moe"])
 def test_the_experts_of_each_token_are_those_of_the_familys_own_forward_pass(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path, family, 0)

@@ -61,6 +61,8 @@ class Accumulator:
 
         def load(index: int) -> MicroBatch:
             PROGRESS.advance()
+            if self._plugin.router:
+                self._plugin.router.counts = index < len(texts) or not plan.idle
             if index < len(texts):
                 return texts[index].to(self._device, self._dtype)
             return collate(batch, plan, plan.micro_batches[index - len(texts)]).to(self._device, self._dtype)

@@ -21,7 +21,6 @@ from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk
 from quartet_trainer.learner.checks import check_model_folder
-from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model import ValueHead, autocast_to, load_causal_lm
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.plugins import Plugin
@@ -135,11 +134,9 @@ class Critic:
         seconds = torch.tensor([phases.end()["all"]], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, seconds)
 
-        mask = targets.plan.mask
         return {
             "value_loss": sums[0].item(),
-            "value_clip_ratio": sums[1].item() / max(1, int(mask.sum())),
-            **target_metrics(mask, targets.old_values, targets.returns),
+            "value_clip_ratio": sums[1].item() / max(1, int(targets.plan.mask.sum())),
             "critic_grad_norm": grad_norm,
             "critic_seconds": seconds.item(),
         }
@@ -228,17 +225,13 @@ class HeadCritic:
             targets: of the whole batch.
 
         Returns:
-            The part, and by names of `metrics.SUMS` the sums of the loss, without coefficient, and of clipped tokens.
+            The part, and by names of `metrics.SUMS` the sums over tokens of the loss and of the clipped ones.
         """
         chosen = micro_batch.tokens.cpu()
         old, returns = targets.old_values[chosen].to(values), targets.returns[chosen].to(values)
         losses, clipped = clipped_value_loss(values, old, returns, self._clip)
         part = losses.sum() * (0.0 if targets.plan.idle else 1 / max(1, int(targets.plan.mask.sum())))
-        return self._coefficient * part, {"value_loss": part.detach(), "value_clip_ratio": clipped.sum()}
-
-    def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
-        """Return metrics of the targets. The policy's optimizer step trains the head."""
-        return target_metrics(targets.plan.mask, targets.old_values, targets.returns)
+        return self._coefficient * part, {"value_loss": losses.detach().sum(), "value_clip_ratio": clipped.sum()}
 
     def copies(self) -> dict[str, Tensor]:
         """Weights "model/NAME" and AdamW's state "MOMENT/NAME", whole, for a checkpoint, on the CPU. Collective."""

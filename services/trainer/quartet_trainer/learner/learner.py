@@ -103,6 +103,7 @@ class Learner:
         del causal_lm
         if not settings.lora.r:
             storage.read_model(self._plugin, model_path, foreign=True)
+        self._buffers_in_files = {name for name, _ in as_in_files(self._causal_lm, self._plugin.buffers.items())}
         self._plugin.verify()
         self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
         if settings.lora.path:
@@ -219,6 +220,10 @@ class Learner:
         peak_values = torch.tensor([peaks[name] for name in PEAKS], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, peak_values)
         means = {name: sum(one.metrics[name] for one in done) / len(done) for name in done[0].metrics}
+        for name in means.keys() & {"value_loss", "value_clip_ratio"}:  # a separate critic's: means over each update
+            counts = [int(update.plan.mask.sum()) for update in updates]
+            total = sum(count * one.metrics[name] for count, one in zip(counts, done, strict=True))
+            means[name] = total / max(1, sum(counts))
         router = self._plugin.router
         return {
             **batch_metrics(batch, plan),
@@ -242,7 +247,9 @@ class Learner:
         """
         texts = self.step * self._settings.epochs * self._settings.mini_batches + number
         sums, peaks = self._accumulator.run(batch, update.plan, texts, update.targets)
-        critic = self._critic.learn(batch, update.targets, self.step) if self._critic and update.targets else {}
+        critic: dict[str, float] = {}
+        if isinstance(self._critic, Critic) and update.targets:
+            critic = self._critic.learn(batch, update.targets, self.step)
         ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
         mean_ratio = (ratio[0] / ratio[1].clamp(min=1)).item()
 
@@ -273,9 +280,9 @@ class Learner:
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """Hugging Face's name, `quartet.v1.tensor_pb2.Dtype` and shape of each tensor of `weights`, in order. Local."""
-        dtype = tensor_pb2.Dtype.Value(f"DTYPE_{str(self._wire_dtype).removeprefix('torch.').upper()}")
         specs = self._plugin.specs if self._plugin.adapter else self._shapes_in_files()
-        return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
+        dtypes = {name: str(self._wire_dtype(name)).removeprefix("torch.").upper() for name in specs}
+        return [(name, tensor_pb2.Dtype.Value(f"DTYPE_{dtypes[name]}"), tuple(specs[name])) for name in specs]
 
     def weights(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Yield the current weights: detached, contiguous, on the training device, without a tied `lm_head`.
@@ -284,11 +291,11 @@ class Learner:
         ranks, closing the generator early still gathers the rest, which is collective.
         """
         self._announce("weights")
-        weights = self._plugin.weights()
-        named = weights if self._plugin.adapter else as_in_files(self._causal_lm, weights)
+        plugin = self._plugin
+        named = plugin.weights() if plugin.adapter else as_in_files(self._causal_lm, plugin.model_weights())
         try:
             for name, tensor in named:
-                yield name, tensor.detach().to(self._wire_dtype).contiguous()
+                yield name, tensor.detach().to(self._wire_dtype(name)).contiguous()
         finally:
             if self._ranks.world_size > 1:
                 deque(named, maxlen=0)
@@ -296,10 +303,11 @@ class Learner:
     def _shapes_in_files(self) -> dict[str, torch.Size]:
         return shapes_in_files(self._causal_lm, self._plugin.model_specs)
 
-    @property
-    def _wire_dtype(self) -> torch.dtype:
-        """The dtype of `weights`. An adapter stays in float32: it is small, and B·A is added to rounded weights."""
-        return torch.float32 if self._plugin.adapter else self._published_dtype
+    def _wire_dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor of `weights`. An adapter stays in float32: it is small, and B·A is added to rounded
+        weights. So do buffers: engines have them in float32, and a rounded bias chooses other experts."""
+        exact = self._plugin.adapter or name in self._buffers_in_files
+        return torch.promote_types(self._published_dtype, torch.float32) if exact else self._published_dtype
 
     @property
     def lora(self) -> rollout_pb2.LoraConfig | None:
@@ -336,7 +344,7 @@ class Learner:
         if plugin.adapter:  # it is small: rank 0 writes all of it
             named, names = plugin.weights(), set(plugin.specs if ranks.is_first else ())
         else:
-            named = as_in_files(self._causal_lm, plugin.weights())
+            named = as_in_files(self._causal_lm, plugin.model_weights())
             names = {name for in_file in own_files.values() for name in in_file}
         weights = _copies(named, lambda name: name in names)
         of_moments = self._files_of_this_rank(storage.model_files(plugin.specs, plugin.dtype, ranks.world_size))
@@ -383,7 +391,8 @@ class Learner:
             try:
                 if self._ranks.is_first:
                     named, shapes = as_in_files(self._causal_lm, weights), self._shapes_in_files()
-                    storage.write_model(named, shapes, writing, self._model_path, self._published_dtype)
+                    exact, dtype = self._buffers_in_files, self._published_dtype
+                    storage.write_model(named, shapes, writing, self._model_path, dtype, exact)
             finally:
                 for _ in weights:  # collective: ranks that write nothing, or fail to, gather the rest too
                     pass

@@ -6,7 +6,7 @@ Tensors are named as in PEFT's files. Inside the model, their names also contain
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from quartet_common.weights import folder_checksum
 from quartet_trainer.errors import LearnerError
+from quartet_trainer.learner.model import shapes_in_files
 from quartet_trainer.learner_settings import LoraSection
 
 BASE_FILE = "base.json"
@@ -39,7 +40,7 @@ class Adapter:
             seed: of A's initial values.
 
         Raises:
-            LearnerError: the model has no linear layer of a name in `settings.target_modules`.
+            LearnerError: the model has no linear layer of a name in `settings.target_modules`, or experts of that name.
         """
         linear = {
             name.rpartition(".")[2] for name, module in causal_lm.named_modules() if isinstance(module, nn.Linear)
@@ -51,6 +52,7 @@ class Adapter:
                     f"trainer.lora.target_modules: the model has no inner linear layer {target!r}; "
                     f"it has {', '.join(sorted(linear))}"
                 )
+        check_targets(causal_lm, settings.target_modules)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=settings.r,
@@ -86,6 +88,21 @@ class Adapter:
         """The whole model's tensors under their own names, with each adapter added to its matrix."""
         for name, parameter, layer in self.model_parameters():
             yield name, merge(parameter, layer)
+
+
+def check_targets(causal_lm: PreTrainedModel, targets: Iterable[str]) -> None:
+    """Raise LearnerError if rollouts, which expect an adapter of each matrix of a target's name in the model's files,
+    would expect others than those of linear layers: transformers stacks experts, and PEFT adds none to stacks."""
+    files = shapes_in_files(causal_lm, {name: tensor.shape for name, tensor in causal_lm.state_dict().items()})
+    for target in targets:
+        end = f".{target}.weight"
+        expected = {name for name, shape in files.items() if name.endswith(end) and len(shape) == 2}
+        layers = {f"{name}.weight" for name, module in causal_lm.named_modules() if isinstance(module, nn.Linear)}
+        if other := expected ^ {name for name in layers if name.endswith(end)}:
+            raise LearnerError(
+                f"trainer.lora.target_modules: {target!r} is also a name of matrices that the model has stacked or "
+                f"renamed, as {min(other)}, to which no adapter can be added; leave {target!r} out"
+            )
 
 
 def merge(parameter: nn.Parameter, layer: LoraLayer | None) -> Tensor:

@@ -76,8 +76,8 @@ METRICS: dict[str, Metric] = {
     "backward_seconds": Metric("time/backward", PEAK),
     "optimizer_seconds": Metric("time/optimizer", PEAK),
     "train_step_seconds": Metric("time/train_step", PEAK),
-    "value_loss": Metric("train/value_loss", UPDATES, only_with="critic"),
     # With a value head no completion is skipped: the computed tokens are the trained ones, of all updates.
+    "value_loss": Metric("train/value_loss", TOKENS, only_with="critic"),
     "value_clip_ratio": Metric("train/value_clip_ratio", TOKENS, only_with="critic"),
     "value_mean": Metric("train/value_mean", only_with="critic"),
     "return_mean": Metric("train/return_mean", only_with="critic"),

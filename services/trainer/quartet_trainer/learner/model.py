@@ -24,7 +24,7 @@ from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import base_output, trunk, use_packed_attention
 from quartet_trainer.learner.router import RouterStatistics
-from quartet_weights.routed_experts import ReplayExperts, Routing
+from quartet_weights.routed_experts import RecordExperts, ReplayExperts, Routing
 
 log = get_logger(__name__)
 
@@ -227,15 +227,15 @@ class Policy(nn.Module):
         routed_experts: Tensor | None,
     ) -> Tensor:
         """The states [t, H]."""
-        router = self._router if torch.is_grad_enabled() else None
+        router = self._router if self._router and self._router.counts and torch.is_grad_enabled() else None
         wanted = {"output_router_logits": True} if router else {}
-        replay = None
+        ran: RecordExperts | ReplayExperts | None = router.routing.record() if router else None
         if self._routing is not None and routed_experts is not None:
-            replay = ReplayExperts(self._routing, routed_experts)
-        with autocast_to(self._autocast_dtype, input_ids.device), replay or nullcontext():
+            ran = ReplayExperts(self._routing, routed_experts)
+        with autocast_to(self._autocast_dtype, input_ids.device), ran or nullcontext():
             output = base_output(trunk(self.causal_lm), input_ids, packing, **wanted)
-        if router:
-            router.add(output.router_logits, rows * input_ids.shape[1] + columns, replay)
+        if router and ran:
+            router.add(output.router_logits, rows * input_ids.shape[1] + columns, ran)
         return output.last_hidden_state[rows, columns]
 
     def _head(

@@ -18,6 +18,7 @@ from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.critic import Critic, CriticTargets, HeadCritic
+from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.progress import PROGRESS
@@ -126,13 +127,16 @@ class Planner:
             rewards = rewards.clamp(-algorithm.reward_clip, algorithm.reward_clip)
         kl_penalty = torch.zeros_like(ones) if kl is None else self._settings.kl_coefficient * kl
         estimate = algorithm.advantages(Scored(rewards, batch.groups, batch.rows, mask, kl_penalty, values))
+        metrics = {} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()}
+        if values is not None and estimate.returns is not None:
+            metrics |= target_metrics(mask, values, estimate.returns)
         return _Estimated(
             mask=mask,
             advantages=estimate.advantages,
             values=values,
             returns=estimate.returns,
             old_log_probs=old if self._several else None,
-            metrics={} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()},
+            metrics=metrics,
         )
 
     def _update(self, batch: ExperienceBatch, estimated: _Estimated, groups: Tensor | None = None) -> Update:

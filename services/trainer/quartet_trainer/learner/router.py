@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quartet_common.model_folder import EXPERTS_OF_TOKEN, set_number
 from quartet_trainer.learner.attention import base_output, trunk
 from quartet_trainer.learner.checks import no_experts
-from quartet_weights.routed_experts import ReplayExperts, Routing
+from quartet_weights.routed_experts import RecordExperts, ReplayExperts, Routing
 
 
 def routing_of(causal_lm: PreTrainedModel) -> Routing:
@@ -24,44 +24,45 @@ def routing_of(causal_lm: PreTrainedModel) -> Routing:
 
 
 class RouterStatistics:
-    """Counts, over a step's tokens, how often each layer's router chooses each expert."""
+    """Counts, over a step's tokens, how often each layer uses each expert."""
 
-    def __init__(self, layers: int, experts: int, chosen: int, device: torch.device) -> None:
-        """`chosen`: experts per token in a layer."""
-        self._chosen = chosen
-        self._sums = torch.zeros(layers, experts + 2, dtype=torch.float64, device=device)
+    def __init__(self, routing: Routing, device: torch.device) -> None:
+        self.routing = routing
+        self.counts = True
+        """False for a micro-batch that another pass, or another rank, counts."""
+        self._sums = torch.zeros(len(routing.layers), routing.experts + 2, dtype=torch.float64, device=device)
         self._replays = False
 
     @classmethod
     def of(cls, causal_lm: PreTrainedModel, device: torch.device) -> RouterStatistics | None:
-        """Statistics of a model, kept on `device`; None if transformers returns no router logits for it."""
-        chosen = set_number(causal_lm.config, EXPERTS_OF_TOKEN)
-        if not chosen:
-            return None
+        """Statistics of a model, kept on `device`; None if its experts are not chosen by `torch.topk`, once in each
+        layer for which transformers returns router logits."""
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
-        with torch.no_grad():
-            output = base_output(trunk(causal_lm), tokens, None, output_router_logits=True)
-        logits = getattr(output, "router_logits", None)
-        if not logits or any(one.numel() != tokens.numel() * logits[0].shape[-1] for one in logits):
+        outputs: list[Any] = []
+
+        def forward() -> None:
+            outputs.append(base_output(trunk(causal_lm), tokens, None, output_router_logits=True))
+
+        routing = Routing.of(causal_lm.config, trunk(causal_lm), forward)
+        if routing is None:
             return None
-        return cls(len(logits), logits[0].shape[-1], chosen, device)
+        sizes = [one.numel() for one in getattr(outputs[0], "router_logits", None) or ()]
+        return cls(routing, device) if sizes == [tokens.numel() * routing.experts] * len(routing.layers) else None
 
     @torch.no_grad()
-    def add(self, router_logits: tuple[Tensor, ...], places: Tensor, replay: ReplayExperts | None = None) -> None:
+    def add(self, router_logits: tuple[Tensor, ...], places: Tensor, ran: RecordExperts | ReplayExperts) -> None:
         """Count the tokens of a forward pass.
 
         Args:
             router_logits: of each layer with experts, float for all positions, [M, L, experts] or [M * L, experts].
             places: int64 [t]: which of the M * L positions count.
-            replay: the replay that the pass ran under, if any.
+            ran: the context of the pass: a record, for the routers' own choice may be of biased scores; or a replay.
         """
+        self._replays = isinstance(ran, ReplayExperts)
         for layer, (sums, logits) in enumerate(zip(self._sums, router_logits, strict=True)):
             chosen_from = logits.reshape(-1, logits.shape[-1])[places].float()
-            experts = chosen_from.topk(self._chosen, dim=-1).indices
-            if replay is not None:
-                self._replays = True
-                experts, own = replay.choices(layer, places)
-                sums[-1] += (experts[:, :, None] != own[:, None, :]).all(-1).sum()
+            experts, own = ran.choices(layer, places)
+            sums[-1] += (experts[:, :, None] != own[:, None, :]).all(-1).sum()
             sums[:-2] += torch.bincount(experts.flatten(), minlength=logits.shape[-1])
             distribution = chosen_from.log_softmax(-1)
             sums[-2] -= (distribution.exp() * distribution).sum()
@@ -84,5 +85,5 @@ class RouterStatistics:
             **replayed,
             "router_load_max": (loads.amax(-1) * experts / total).mean().item(),
             "router_idle_experts": (loads == 0).double().mean().item(),
-            "router_entropy": (entropies * self._chosen / total).mean().item() / math.log(experts),
+            "router_entropy": (entropies * self.routing.chosen / total).mean().item() / math.log(experts),
         }

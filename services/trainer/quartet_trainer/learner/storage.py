@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ def write_model(
     folder: Path,
     source: Path,
     dtype: torch.dtype,
+    exact: Container[str] = (),
 ) -> None:
     """Write a Hugging Face folder.
 
@@ -58,9 +59,10 @@ def write_model(
         folder: created if it does not exist.
         source: the model folder from which everything but the weights is copied.
         dtype: of the weights written.
+        exact: names of those that are written as they are.
     """
     files = model_files(specs, dtype)
-    write_weights(tensors, files, folder, dtype)
+    write_weights(tensors, files, folder, dtype, exact)
     write_model_metadata(files, specs, folder, source, dtype)
 
 
@@ -82,7 +84,11 @@ def model_files(specs: Mapping[str, torch.Size], dtype: torch.dtype, least: int 
 
 
 def write_weights(
-    tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, list[str]], folder: Path, dtype: torch.dtype
+    tensors: Iterable[tuple[str, Tensor]],
+    files: Mapping[str, list[str]],
+    folder: Path,
+    dtype: torch.dtype,
+    exact: Container[str] = (),
 ) -> None:
     """Write `files` from tensors that arrive in their order, each file once its tensors are complete."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +99,7 @@ def write_weights(
             given, tensor = next(weights)
             if given != name:
                 raise ValueError(f"expected tensor {name}, got {given}")
-            state[name] = tensor.detach().to("cpu", dtype).contiguous()
+            state[name] = tensor.detach().to("cpu", tensor.dtype if name in exact else dtype).contiguous()
         save_file(state, folder / file, metadata={"format": "pt"})
 
 
@@ -134,24 +140,27 @@ def read_model(plugin: Plugin, folder: Path, *, foreign: bool = False) -> None:
         LearnerError: names or shapes are another model's.
     """
     held = {name for name, _ in plugin.parameters()}
-    missing = set(plugin.specs)
-    for name, shape, read in _saved(plugin, folder, foreign):
-        if foreign and name not in plugin.specs:
+    specs = plugin.specs if plugin.adapter else plugin.model_specs
+    missing = set(specs)
+    for name, shape, read in _saved(plugin, folder, specs.keys() if foreign else frozenset()):
+        if foreign and name not in specs:
             continue
-        if list(plugin.specs.get(name, ())) != shape:
+        if list(specs.get(name, ())) != shape:
             raise LearnerError(f"{folder} holds {name} {shape}, which this model has not")
         missing.discard(name)
-        if name in held:
+        if name in plugin.buffers:
+            plugin.buffers[name].copy_(read())
+        elif name in held:
             plugin.assign(name, read())
     if missing:
         raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
 
 
-def _saved(plugin: Plugin, folder: Path, foreign: bool) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
-    """The name, shape and reader of each tensor in a folder."""
+def _saved(plugin: Plugin, folder: Path, wanted: Set[str]) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
+    """The name, shape and reader of each tensor in a folder; mapped by transformers if not all `wanted` are in it."""
     files = sorted(folder.glob("*.safetensors"))
     converted = plugin.adapter is None and is_converted(plugin.causal_lm)
-    if converted or (foreign and not plugin.specs.keys() <= _names(files)):
+    if converted or not wanted <= _names(files):
         with in_turn(plugin.ranks):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=plugin.dtype, local_files_only=True)
             state = model.state_dict()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import LLAMA_SIZES, SIZES, gradients, make_group, make_learner, save_model
+from learner_helpers import BIASED, LLAMA_SIZES, SIZES, bias_routers, gradients, make_group, make_learner, save_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quartet_common.tensors import decode, decode_ragged
@@ -103,23 +103,42 @@ def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batc
         check_completion_length(check_model_folder(path), 16)
 
 
-def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
-    """Cut into many passes, the same as in one forward pass of transformers' own over each completion."""
-    path = save_model(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": FAMILIES["Mixtral"],
+    "MiniMaxM2": {**LLAMA, **BIASED["MiniMaxM2"]},
+    "Glm4Moe": {**LLAMA, **BIASED["Glm4Moe"], "first_k_dense_replace": 0},
+}
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_where_the_tokens_of_a_mixture_of_experts_go(family: str, tmp_path: Path) -> None:
+    """Cut into many passes, the same as what transformers' own forward pass over each completion hands its experts."""
+    path = save_model(tmp_path, family, **EXPERTS[family])
+    if family != "Mixtral":
+        bias_routers(path)
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [4, 9, 11], prompt=n) for n in (3, 6)]
     expected, entropies = torch.zeros(2, 4), []
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    used: list[torch.Tensor] = []
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            module.register_forward_pre_hook(
+                lambda _, given: used.append(next(each for each in given if each.dtype == torch.int64))
+            )
     for group in groups:
         prompt = decode(group.prompt_token_ids)
         for completion in decode_ragged(group.completion_token_ids):
             tokens = torch.tensor(np.concatenate([prompt, completion]).astype(np.int64))[None]
+            used.clear()
             with torch.no_grad():
-                layers = model(input_ids=tokens, output_router_logits=True).router_logits
-            for counts, logits in zip(expected, layers, strict=True):
+                layers = model.model(input_ids=tokens, output_router_logits=True).router_logits
+            for counts, experts, logits in zip(expected, used, layers, strict=True):
                 chances = logits[len(prompt) - 1 : -1].softmax(-1)
                 entropies.append(-(chances * chances.log()).sum(-1))
-                counts += torch.nn.functional.one_hot(chances.topk(2).indices, 4).sum((0, 1))
+                counts += torch.nn.functional.one_hot(experts[len(prompt) - 1 : -1], 4).sum((0, 1))
+    if family != "Mixtral":
+        assert (expected == 0).any()
     for cut in (20, 1000):
         learner = make_learner(path, precision="fp32", micro_batch_tokens=cut, skip_zero_advantage=False)
         found = learner.train_step(groups)

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import assert_near, gradients, make_batch, make_learner, make_model
+from learner_helpers import (
+    BIASED,
+    LLAMA_SIZES,
+    assert_near,
+    gradients,
+    make_batch,
+    make_learner,
+    make_model,
+    save_model,
+)
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from quartet.v1 import tensor_pb2
 from reference import batch_loss, load
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from quartet_common.weights import folder_checksum
@@ -124,3 +134,29 @@ def test_the_reference_is_the_model_without_its_adapter(model_path: Path) -> Non
     adapted, base = (logits(by_hand(model_path, copy(learner))), logits(load(model_path)))
     assert (adapted - base).abs().max() > 1e-2
     assert learner.train_step(groups)["kl"] > 1e-4
+
+
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "target", "matrix"),
+    [
+        ("Qwen2Moe", {**EXPERTS, "num_experts": 4}, "down_proj", "model.layers.0.mlp.experts.0.down_proj.weight"),
+        ("Glm4Moe", BIASED["Glm4Moe"], "up_proj", "model.layers.1.mlp.experts.0.up_proj.weight"),
+    ],
+)
+def test_a_target_that_experts_have_too_is_refused(
+    tmp_path: Path, family: str, config: dict[str, Any], target: str, matrix: str
+) -> None:
+    """Of the folder's matrices of a target's name, which rollouts expect, every one has an adapter, or none."""
+    path = save_model(tmp_path, family, **{**LLAMA_SIZES, **config})
+    assert matrix in load_file(path / "model.safetensors")
+    expected = f"target_modules: '{target}' is also a name of matrices .*, as {matrix}, .*; leave '{target}' out"
+    with pytest.raises(LearnerError, match=expected):
+        make_learner(path, precision="fp32", lora={"r": 2, "target_modules": ["q_proj", target]})
+    sent = make_learner(path, precision="fp32", lora={"r": 2, "target_modules": ["q_proj", "o_proj"]}).weight_specs()
+    ends = ("q_proj.weight", "o_proj.weight")
+    in_files = [name for name in load_file(path / "model.safetensors") if name.endswith(ends)]
+    names = {f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight" for name in in_files for part in "AB"}
+    assert {name for name, _, _ in sent} == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean, pvariance
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,23 @@ EPOCHS, MINI_BATCHES, CLIP = 2, 2, 0.02
 PASSES = {"epochs": EPOCHS, "mini_batches": MINI_BATCHES}
 
 
-def plain_steps(model: Any, critic: Any, batches: list[list], algorithm: str, recompute: bool) -> tuple[int, float]:
+def plain_steps(
+    model: Any, critic: Any, batches: list[list], algorithm: str, recompute: bool
+) -> tuple[list[dict[str, float]], float]:
     """Train as PPO's paper has it: advantages, returns, old log-probs and values once a batch, then pass after pass.
 
-    Returns how many value gradients the clip took away, and the greatest distance of a ratio from 1.
+    Returns the critic's metrics of each batch, if there is one, and the greatest distance of a ratio from 1.
     """
     groups_of = [{"params": list(model.parameters()), "lr": 1e-3}]
     if critic:
         shared = {id(parameter) for parameter in model.parameters()}
         groups_of.append({"params": [p for p in critic.parameters() if id(p) not in shared], "lr": 1e-2})
     optimizer = torch.optim.AdamW(groups_of, weight_decay=0.0)
-    clipped, farthest = 0, 0.0
+    metrics, farthest = [], 0.0
     for step, groups in enumerate(batches):
         first = read(groups, model, None, critic)
         estimate(first, algorithm, 0.0, "k1", recompute)
+        clipped, lost = [], []
         for epoch in range(EPOCHS):
             order = np.random.default_rng([42, step, epoch]).permutation(len(groups))
             for part in np.array_split(order, MINI_BATCHES):
@@ -43,12 +47,20 @@ def plain_steps(model: Any, critic: Any, batches: list[list], algorithm: str, re
                     if critic:
                         losses = value_losses(c.value, was.value.detach(), was.returns, CLIP)
                         (slopes,) = torch.autograd.grad(losses.sum(), c.value, retain_graph=True)
-                        clipped += int((slopes == 0).sum())
+                        clipped += (slopes == 0).tolist()
+                        lost += losses.tolist()
                         loss = loss + losses.sum() / tokens
                 optimizer.zero_grad(set_to_none=False)  # where all tokens are clipped, momentum goes on
                 loss.backward()
                 optimizer.step()
-    return clipped, farthest
+        if critic:
+            values = [value for was in first for value in was.value.tolist()]
+            returns = [value for was in first for value in was.returns]
+            errors = [target - value for target, value in zip(returns, values, strict=True)]
+            explained = 1 - pvariance(errors) / pvariance(returns)
+            metrics.append({"value_loss": fmean(lost), "value_clip_ratio": fmean(clipped), "value_mean": fmean(values),
+                            "return_mean": fmean(returns), "value_explained_variance": explained})  # fmt: skip
+    return metrics, farthest
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -70,7 +82,7 @@ def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
     elif of == "value head":
         ours = learner._plugin.value_head
         critic = SharedTrunk(model, ours)
-    clipped, farthest = plain_steps(model, critic, batches, values["algorithm"], recompute)
+    expected, farthest = plain_steps(model, critic, batches, values["algorithm"], recompute)
     metrics = [learner.train_step(groups) for groups in batches]
     assert learner.step == len(batches)
 
@@ -81,4 +93,6 @@ def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
     if critic is not None:
         theirs = critic if of == "critic" else critic.head
         assert_near(*(dict(one.named_parameters()) for one in (ours, theirs)), **near)
-        assert clipped > 0 < max(one["value_clip_ratio"] for one in metrics)
+        for found, one in zip(metrics, expected, strict=True):
+            assert {name: found[name] for name in one} == pytest.approx(one, rel=1e-5, abs=1e-6)
+        assert max(one["value_clip_ratio"] for one in expected) > 0

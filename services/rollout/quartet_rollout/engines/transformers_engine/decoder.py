@@ -134,7 +134,7 @@ class Decoder:
         own = self.model.state_dict()
         files = revert_weight_conversion(self.model, {name: tensor.to("meta") for name, tensor in own.items()})
         if files.keys() != own.keys():  # transformers converts this family's tensors when it loads them
-            state = {name: tensor.to(self.model.dtype, copy=True) for name, tensor in tensors}
+            state = {name: tensor.clone() for name, tensor in tensors}
             config = copy.deepcopy(self.model.config)
             loaded = type(self.model).from_pretrained(None, config=config, state_dict=state, dtype=self.model.dtype)
             tensors = iter(loaded.state_dict().items())

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_trainer.batch import MicroBatch
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.distributed import Ranks, in_turn
 from quartet_trainer.learner.lora import Adapter
@@ -123,7 +124,10 @@ class Plugin(ABC):
     specs: dict[str, torch.Size]
     """Names and whole shapes of the trained tensors, in order, each storage once: the model's, or the adapter's."""
     model_specs: dict[str, torch.Size]
-    """Names and whole shapes of the model's tensors."""
+    """Names and whole shapes of the model's tensors: its parameters, then its `buffers`."""
+    buffers: dict[str, Tensor]
+    """By name, what a model's files hold beside parameters, as the biases by which routers choose. Every rank has all
+    of them, whole and exact; of those of its own modules, the very tensors."""
     frozen: set[str]
     """Names of the model's parameters that its family does not train: the optimizer does not have them."""
     adapter: Adapter | None = None
@@ -160,15 +164,30 @@ class Plugin(ABC):
         self.router = RouterStatistics.of(causal_lm, self.ranks.device)
 
     def boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        """Spread a model in place and create its optimizer. Its weights may be `assign`ed afterwards."""
-        state = causal_lm.state_dict()
-        self.specs = self.model_specs = {name: state[name].shape for name in untied_names(causal_lm)}
+        """Spread a model in place and create its optimizer. Its weights may be `assign`ed afterwards.
+
+        Raises:
+            LearnerError: the model has a buffer of integers.
+        """
+        state, parameters = causal_lm.state_dict(), dict(causal_lm.named_parameters())
+        names = untied_names(causal_lm)
+        self.specs = {name: state[name].shape for name in names if name in parameters}
+        self.buffers = {name: state[name].to(self.ranks.device) for name in names if name not in parameters}
+        self.model_specs = self.specs | {name: buffer.shape for name, buffer in self.buffers.items()}
+        if odd := next((name for name, buffer in self.buffers.items() if not buffer.is_floating_point()), ""):
+            raise LearnerError(
+                f"a {causal_lm.config.model_type!r} model cannot be trained: its buffer {odd} has elements of "
+                f"{state[odd].dtype}; allowed: floating-point numbers, the elements of weights in transfer"
+            )
         self.frozen = {name for name, parameter in causal_lm.named_parameters() if not parameter.requires_grad}
         if self.settings.lora.r:
             self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
             self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}
         with exact_buffers(causal_lm):
             self._boost(causal_lm, create_optimizer)
+        for name, buffer in self.causal_lm.named_buffers():
+            if (whole := name.replace("_fsdp_wrapped_module.", "")) in self.buffers:
+                self.buffers[whole] = buffer
 
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
@@ -212,6 +231,8 @@ class Plugin(ABC):
         for index in range(rounds):
             phases.begin("forward")
             micro_batch = load(min(index, count - 1))
+            if self.router and index >= count:
+                self.router.counts = False
             wanted = self.reference_in_loss and (texts <= index < count or self._reference_is_spread)
             reference = self.reference_log_probs(micro_batch) if wanted else None
             with self._exchange(index == rounds - 1):
@@ -313,7 +334,12 @@ class Plugin(ABC):
 
     def model_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Gather the model's tensors in the order of `model_specs`, adapters merged."""
-        yield from self.adapter.merged() if self.adapter else self.weights()
+        yield from self._merged(self.adapter) if self.adapter else self.weights()
+        yield from self.buffers.items()
+
+    def _merged(self, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
+        """Gather the model's parameters with the adapter added."""
+        yield from adapter.merged()
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         """Gather the optimizer's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.checks import check_model, check_ranks
 from quartet_trainer.learner.distributed import Ranks, in_turn
-from quartet_trainer.learner.lora import merge
+from quartet_trainer.learner.lora import Adapter, merge
 from quartet_trainer.learner.model import without_weights
 from quartet_trainer.learner.plugins.base import (
     CreateOptimizer,
@@ -125,7 +125,8 @@ class HybridParallel(Plugin):
         else:
             self._shards = Shards(self.adapter.parameters(), self.specs, tied, **groups)
             held = list(self.adapter.model_parameters())
-            self._model_shards = Shards([(name, p) for name, p, _ in held], self.model_specs, tied, **groups)
+            specs = {name: shape for name, shape in self.model_specs.items() if name not in self.buffers}
+            self._model_shards = Shards([(name, p) for name, p, _ in held], specs, tied, **groups)
             self._layers = {id(parameter): layer for _, parameter, layer in held}
         self._stage = self._make_stage(self.causal_lm)
 
@@ -274,12 +275,9 @@ class HybridParallel(Plugin):
         for name in self.specs:
             yield name, self._whole(name, self.trained)
 
-    def model_weights(self) -> Iterator[tuple[str, Tensor]]:
-        if self.adapter is None:
-            yield from self.weights()
-            return
+    def _merged(self, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
         dtype = next(self.causal_lm.parameters()).dtype
-        for name in self.model_specs:
+        for name in (name for name in self.model_specs if name not in self.buffers):
             yield name, self._model_shards.whole(name, lambda p: merge(p, self._layers[id(p)]), dtype)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
