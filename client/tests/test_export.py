@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("huggingface_hub")
@@ -113,6 +114,35 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     status, said = export(run, "--to", tmp_path / "part")
     assert status == 2 and "cannot write" in said and not (tmp_path / "part").exists()
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("bfloat16", "F32"), ("float16", "F32"), ("bfloat16", "F64")])
+def test_a_checkpoints_weights_are_exported_in_the_dtype_of_its_config(export, run, tmp_path, dtype, held):
+    model = run / "checkpoints" / "step-00000001" / "model"
+    # Near and far from bf16's numbers, ties to the even one below and above, the largest, infinity, no number.
+    values = [1.0, 1.00390625, 1.01171875, 1.0039064, -3.14159, 1e-30, 6e4, float("inf"), float("nan")]
+    wide = np.array(values, "<f8" if held == "F64" else "<f4").tobytes()
+    header = json.dumps(
+        {"a": {"dtype": held, "shape": [3, 3], "data_offsets": [0, len(wide)]}, "__metadata__": {"format": "pt"}}
+    ).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + wide)
+    (model / "config.json").write_text(json.dumps({"dtype": dtype}))
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+    manifest = {"step": 1, "files": {"model/config.json": (model / "config.json").stat().st_size}}
+    (model.parent / "manifest.json").write_text(json.dumps(manifest))
+    status, said = export(model.parent, "--to", tmp_path / "out")
+    assert status == 0, said
+    content = (tmp_path / "out" / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    code = {"bfloat16": "BF16", "float16": "F16"}[dtype]
+    assert json.loads(content[8 : 8 + length])["a"] == {"dtype": code, "shape": [3, 3], "data_offsets": [0, 18]}
+    expected = {  # as torch rounds them: torch.tensor(values).to(dtype).view(torch.uint16)
+        "BF16": [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xC049, 0x0DA2, 0x476A, 0x7F80, 0x7FC0],
+        "F16": [0x3C00, 0x3C04, 0x3C0C, 0x3C04, 0xC248, 0x0000, 0x7B53, 0x7C00, 0x7E00],
+    }[code]
+    assert np.frombuffer(content[8 + length :], "<u2").tolist() == expected
+    assert (tmp_path / "out" / "additional_chat_templates" / "tool_use.jinja").is_file()
 
 
 def test_a_run_file_that_only_lies_above_a_model_is_not_its_run_s(export, run, tmp_path):

@@ -5,12 +5,15 @@ import json
 import shutil
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
+from quartet_client.cli.rounding import copy_rounded, rounding_of
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.progress import REWARD, VERIFIER, RunProgress, accuracy_text, read_run
 from quartet_client.terminal import echo
@@ -159,23 +162,28 @@ def export(folder: Path, to: Path | None, push: str | None, revision: str, priva
         raise InputError(f"--to: '{to}' exists; allowed: a folder that is not there yet")
     model, version = find_model(folder / "model" if (folder / "run.toml").is_file() else folder, "FOLDER")
     card = None if (model / _CARD).is_file() else model_card((push or folder.resolve().name), folder, version)
-    if to is not None:
-        with _writing(to):
+    rounding = rounding_of(model)
+    with ExitStack() as parts:
+        if to is not None or rounding:
+            copy = to or Path(parts.enter_context(TemporaryDirectory())) / "model"
+            with _writing(copy):
+                try:
+                    shutil.copytree(model, copy, copy_function=partial(copy_rounded, rounding=rounding))
+                    if card is not None:
+                        (copy / _CARD).write_text(card, encoding="utf-8")
+                except FileExistsError:  # another has made it since
+                    raise
+                except BaseException:  # a full disk, Ctrl-C: a part of a model would pass for a whole one
+                    shutil.rmtree(copy, ignore_errors=True)
+                    raise
+            model = copy
+        if to is not None:
+            echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")
+        if push is not None:
             try:
-                shutil.copytree(model, to)
-                if card is not None:
-                    (to / _CARD).write_text(card, encoding="utf-8")
-            except FileExistsError:  # another has made it since
-                raise
-            except BaseException:  # a full disk, Ctrl-C: a part of a model would pass for a whole one
-                shutil.rmtree(to, ignore_errors=True)
-                raise
-        echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")
-    if push is not None:
-        try:
-            echo(push_folder(model, push, revision, private, {} if card is None else {_CARD: card.encode()}))
-        except ConfigError as error:
-            raise QuartetError(str(error)) from error
+                echo(push_folder(model, push, revision, private, {} if card is None else {_CARD: card.encode()}))
+            except ConfigError as error:
+                raise QuartetError(str(error)) from error
     return 0
 
 

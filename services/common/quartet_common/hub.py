@@ -26,6 +26,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """A tokenizer has at least one of these files."""
 
 _TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+_MORE_TEMPLATES = "additional_chat_templates"
 _BESIDE = ("special_tokens_map.json", "added_tokens.json", "merges.txt", _SETTINGS, _TEMPLATE, "chat_template.json")
 
 
@@ -51,11 +52,14 @@ def with_overrides(folder: Path, tokenizer: Path | None, model: ModelSection) ->
     files = {file.name: file for file in folder.iterdir() if file.is_file() and file.name not in replaced}
     if tokenizer:
         files |= {name: tokenizer / name for name in replaced if (tokenizer / name).is_file()}
+    others = () if model.chat_template else (source / _MORE_TEMPLATES).glob("*.jinja")  # that is one for everything
+    files |= (more := {f"{_MORE_TEMPLATES}/{file.name}": file for file in others})
     written: dict[str, str] = {}
     if model.chat_template or model.template_arguments:
         template = _template(source, model)
         files.pop("chat_template.json", None)
         written[_TEMPLATE] = template
+        written |= {name: _arguments(model) + read_text(file, "model.path") for name, file in more.items()}
         settings = _read(source / _SETTINGS)
         if "chat_template" in settings:  # what transformers before 4.43 reads
             written[_SETTINGS] = json.dumps({**settings, "chat_template": template}, indent=2, ensure_ascii=False)
@@ -75,11 +79,14 @@ def _template(source: Path, model: ModelSection) -> str:
             f"model.template_arguments: '{source}' has no chat template that takes them; name one by "
             "model.chat_template"
         )
-    arguments = (
+    return _arguments(model) + template
+
+
+def _arguments(model: ModelSection) -> str:
+    return "".join(
         f"{{%- set {name} = {name} if {name} is defined else {value!r} %}}"
         for name, value in sorted(model.template_arguments.items())
     )
-    return "".join(arguments) + template
 
 
 def _check_vocabulary(tokenizer: Path, folder: Path) -> None:
@@ -113,6 +120,8 @@ def _cached_folder(links: dict[str, Path], written: dict[str, str]) -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
         writing = Path(tempfile.mkdtemp(dir=home, prefix=".writing-"))
+        for name in {*links, *written}:
+            (writing / name).parent.mkdir(exist_ok=True)
         for name, path in links.items():
             (writing / name).symlink_to(path.absolute())
         for name, text in written.items():

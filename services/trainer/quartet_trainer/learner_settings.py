@@ -6,9 +6,9 @@ import ast
 import json
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator, model_validator
 
 from quartet_common.checkpoints import part_of
 from quartet_common.config import Section
@@ -34,16 +34,31 @@ LOWEST_TEMPERATURE = 1e-6
 """Lowest sampling temperature that can be trained on: logits divided by it stay finite in float32."""
 
 
-_PEFT_NAMES = {"r": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
-_NOT_TRAINED = (
-    *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"),
-    *("lora_bias", "fan_in_fan_out"),
+_PEFT_NAMES = {"r": "r", "alpha": "lora_alpha", "use_rslora": "use_rslora", "target_modules": "target_modules"}
+_WITHOUT_EFFECT = (
+    *("task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version"),
+    *("megatron_core", "qalora_group_size", "lora_dropout"),
 )
-"""Keys of PEFT's configuration that are not supported."""
+"""Keys of PEFT's configuration that do not change what a trained adapter computes."""
+_ONLY_VALUES = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+"""Values of PEFT's configuration that are supported; of every other key only those that count as false. The other
+initial values (pissa, olora, corda, loftq, lora_ga) change the base model, whose weights are not in the adapter."""
 
 
 def _in_order(value: object) -> object:
     return sorted(value) if isinstance(value, list) else value
+
+
+def _modules(value: object, check: ValidatorFunctionWrapHandler) -> Any:
+    if value != "all-linear" and not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        raise ValueError('allowed: a list of names, such as ["q_proj", "v_proj"], or "all-linear"')
+    if isinstance(value, list) and (outer := {"lm_head", "embed_tokens"} & set(value)):
+        raise ValueError(f"{min(outer)!r} cannot have an adapter: it may be tied to the other end of the model")
+    return check(value)
 
 
 class LoraSection(Section):
@@ -51,16 +66,17 @@ class LoraSection(Section):
 
     r: int = Field(default=0, ge=0, description="Rank of the adapters; 0: none, the whole model is trained.")
     alpha: float = Field(default=16.0, gt=0, description="An adapter's product is scaled by alpha / r.")
-    target_modules: list[str] = Field(
+    use_rslora: bool = Field(default=False, description="Scale by alpha / sqrt(r) instead (rsLoRA).")
+    target_modules: Annotated[list[str] | Literal["all-linear"], WrapValidator(_modules)] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        min_length=1,
-        description="Last names of the linear layers that get an adapter; not lm_head, not embed_tokens.",
+        description="Last names of the linear layers that get an adapter; not lm_head, not embed_tokens. "
+        '"all-linear": all but lm_head.',
     )
 
     path: Path | None = Field(
         default=None,
-        description="PEFT adapter folder to start from, with the same r, alpha and target_modules; or a run's "
-        "checkpoint, for the adapter in it. Unset: A is random and B is 0.",
+        description="PEFT adapter folder to start from, with the same r, alpha, use_rslora and target_modules; or a "
+        "run's checkpoint, for the adapter in it. Unset: A is random and B is 0.",
     )
 
     @field_validator("path")
@@ -74,25 +90,24 @@ class LoraSection(Section):
             return self
         file = self.path / "adapter_config.json"
         try:
-            adapter = json.loads(file.read_text(encoding="utf-8"))
+            adapter = {"use_rslora": False, **json.loads(file.read_text(encoding="utf-8"))}
             held = {key: _in_order(adapter[name]) for key, name in _PEFT_NAMES.items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"path: '{file}' is no configuration of a PEFT adapter: {error!r}") from error
-        if other := [key for key in _NOT_TRAINED if adapter.get(key)]:
-            raise ValueError(f"path: the adapter in '{self.path}' has {other[0]}, which this trainer does not train")
+        for key, value in adapter.items():
+            allowed, known = _ONLY_VALUES.get(key, ()), key in (*_WITHOUT_EFFECT, *_PEFT_NAMES.values())
+            if not known and value not in allowed and (value or allowed):
+                raise ValueError(
+                    f"path: the adapter in '{self.path}' has {key} = {json.dumps(value)}, which this trainer does not "
+                    f"train; allowed: {', '.join(map(json.dumps, allowed)) or f'no {key}'}; or merge it into its base "
+                    "model with PEFT, as model.path"
+                )
         unlike = [
             f"{key} = {json.dumps(value)}" for key, value in held.items() if value != _in_order(getattr(self, key))
         ]
         if unlike:
             raise ValueError(f"path: the adapter in '{self.path}' has {', '.join(unlike)}; set lora's to the same")
         return self
-
-    @field_validator("target_modules")
-    @classmethod
-    def _inner_layers(cls, names: list[str]) -> list[str]:
-        if outer := {"lm_head", "embed_tokens"} & set(names):
-            raise ValueError(f"{min(outer)!r} cannot have an adapter: it may be tied to the other end of the model")
-        return names
 
 
 HEAD_PLUGINS = ("torch_ddp", "low_level_zero")

@@ -131,7 +131,7 @@ def _check_adapter(config: Config, model: dict[str, Any]) -> None:
     headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
     matrices = {name for header in headers for name, tensor in header.items() if len(tensor["shape"]) == 2}
     there = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices} - {"lm_head", "embed_tokens"}
-    for target in lora.target_modules:
+    for target in () if lora.target_modules == "all-linear" else lora.target_modules:
         if target not in there:
             raise ConfigError(
                 f"trainer.lora.target_modules: the model has no inner linear layer '{target}'"

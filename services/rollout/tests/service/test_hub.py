@@ -127,3 +127,21 @@ def test_a_tokenizer_its_template_and_arguments_are_in_the_folder_that_all_read(
         assert tokenizer.get_vocab() == {"[UNK]": 0, "hello": 1, "new": 2}
     (tmp_path / "chat.jinja").write_text("other")
     assert ask(*settings)[1] != folder, "another template is another folder"
+
+
+def test_all_templates_of_a_model_take_the_arguments_and_one_replaces_all(ask, plain, tmp_path):
+    (plain / "chat_template.jinja").write_text(TEMPLATE)
+    (plain / "additional_chat_templates").mkdir()
+    (plain / "additional_chat_templates" / "tool_use.jinja").write_text("tools: " + TEMPLATE)
+    chat = [{"role": "user", "content": "hello"}]
+    for settings, tool_use in (
+        (("model.template_arguments={enable_thinking = true}",), "tools: hello<think>"),
+        ((f"model.tokenizer={plain}",), "tools: hello"),
+        (("model.chat_template=chat.jinja",), "hello"),
+    ):
+        status, folder = ask(f"model.path={plain}", *settings)
+        assert status == 0, folder
+        templates = AutoTokenizer.from_pretrained(folder).chat_template
+        name = "tool_use" if isinstance(templates, dict) else None
+        rendered = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, chat_template=name, tokenize=False)
+        assert rendered == tool_use, settings

@@ -14,21 +14,12 @@ from quartet_common.model_folder import at_most, fixed_rope_length, read_model_f
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner_settings import LearnerSettings
 
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
+_COMPANIONS = (
+    *("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken", "*.spm", "vocab.*", "tokenization_*.py"),
+    "additional_chat_templates/*.jinja",
 )
-"""Files copied beside the weights. The trainer never loads them: it handles token ids only."""
+_OF_THE_WEIGHTS = ("config.json", "*.index.json", "adapter_config.json", "trainer_state.json", "optimizer*")
+"""Files that are not copied although they match `_COMPANIONS`: they are of the source's own weights or training."""
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -103,10 +94,13 @@ def check_completion_length(config: dict, max_new_tokens: int) -> None:
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Copy the files beside weights and config.json that `source` has: the tokenizer's and the generation defaults."""
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    """Copy the files beside weights and config.json that `source` has: the tokenizer's, its chat templates and the
+    generation defaults. The trainer never loads them: it handles token ids only."""
+    for file in {file for pattern in _COMPANIONS for file in source.glob(pattern) if file.is_file()}:
+        if not any(file.match(pattern) for pattern in _OF_THE_WEIGHTS):
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 _OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")

@@ -97,7 +97,7 @@ class Critic:
         self._max_grad_norm = settings.max_grad_norm or math.inf
         self._learning_rate = _learning_rate(settings, max_steps)
         with distributed.in_turn(plugin.ranks):
-            causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
+            causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts, critic=True)
             causal_lm.to(plugin.ranks.device)
         self.shares_prompts = attends_packed(causal_lm)
         vocabulary = plugin.causal_lm.config.vocab_size

@@ -312,11 +312,12 @@ class Learner:
     @property
     def lora(self) -> rollout_pb2.LoraConfig | None:
         """The adapter that `weights` yields, under PEFT's names; None if it yields the whole model. Local."""
-        lora = self._settings.lora
-        if not lora.r:
+        if self._plugin.adapter is None:
             return None
+        lora = self._plugin.adapter.settings
+        alpha = lora.alpha * math.sqrt(lora.r) if lora.use_rslora else lora.alpha
         return rollout_pb2.LoraConfig(
-            r=lora.r, alpha=lora.alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
+            r=lora.r, alpha=alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
         )
 
     @property
@@ -363,9 +364,9 @@ class Learner:
 
         def rest(writing: Path) -> None:
             if plugin.adapter:
-                write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
+                write_adapter_files(writing / "adapter", plugin.adapter.settings, self._model_path, self._base_checksum)
             else:
-                storage.write_model_metadata(files, shapes, writing / "model", self._model_path, plugin.dtype)
+                storage.write_model_metadata(files, shapes, writing / "model", self._model_path, self._published_dtype)
             if critic:
                 save_file(critic, writing / critic_file)
 

@@ -42,10 +42,16 @@ class Adapter:
         Raises:
             LearnerError: the model has no linear layer of a name in `settings.target_modules`, or experts of that name.
         """
+        head = causal_lm.get_output_embeddings()
         linear = {
-            name.rpartition(".")[2] for name, module in causal_lm.named_modules() if isinstance(module, nn.Linear)
+            name.rpartition(".")[2]
+            for name, module in causal_lm.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
         }
-        linear -= {"lm_head"}
+        if settings.target_modules == "all-linear":
+            settings = settings.model_copy(update={"target_modules": sorted(linear)})
+        self.settings = settings
+        """Those given, with the names of the layers as `target_modules`."""
         for target in settings.target_modules:
             if target not in linear:
                 raise LearnerError(
@@ -57,6 +63,7 @@ class Adapter:
             task_type="CAUSAL_LM",
             r=settings.r,
             lora_alpha=settings.alpha,
+            use_rslora=settings.use_rslora,
             lora_dropout=0.0,
             target_modules=settings.target_modules,
         )
@@ -119,6 +126,7 @@ def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksu
         "base_model_name_or_path": str(base.absolute()),
         "r": settings.r,
         "lora_alpha": settings.alpha,
+        "use_rslora": settings.use_rslora,
         "lora_dropout": 0.0,
         "target_modules": settings.target_modules,
     }

@@ -268,22 +268,28 @@ _CHECKED_LOGIT = 100.0
 _TOLERANCE = 1e-4 * _CHECKED_LOGIT
 
 
-def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = False) -> PreTrainedModel:
+def load_causal_lm(
+    path: Path, dtype: torch.dtype, *, share_prompts: bool = False, critic: bool = False
+) -> PreTrainedModel:
     """Load a model for training, from safetensors and without dropout: a policy's log-probs must be repeatable.
 
     Args:
         path: its folder.
         dtype: of its weights.
         share_prompts: prepare it for micro-batches with shared prompts, if its attention allows that.
+        critic: it is the critic's model, which needs no output matrix.
 
     Raises:
-        LearnerError: `Policy` computes other log-probs than the model's own forward pass, or random ones.
+        LearnerError: tensors are missing, or `Policy` computes other log-probs than the model's own forward pass, or
+            random ones.
     """
     disable_progress_bar()
+    key = "trainer.critic.model" if critic else "model.path"
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _remove_randomness(config)
-    model = AutoModelForCausalLM.from_pretrained(
+    model, loaded = AutoModelForCausalLM.from_pretrained(
         path,
+        output_loading_info=True,
         config=config,
         dtype=dtype,
         experts_implementation="eager" if dtype == torch.float64 else None,  # torch's grouped matmul has no float64
@@ -292,6 +298,19 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
         use_safetensors=True,
         local_files_only=True,
     )
+    missing = sorted(name for name in loaded["missing_keys"] if not (critic and name.startswith("lm_head")))
+    if missing:  # transformers draws them at random
+        cure = " or set tie_word_embeddings = true in its config.json," if "lm_head.weight" in missing else ""
+        raise LearnerError(
+            f"{key}: the weights in '{path}' lack {len(missing)} of the model's tensors, {missing[0]} among them; "
+            f"copy the folder again,{cure} or save it with transformers"
+        )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head.weight is not embedding.weight:
+        raise LearnerError(
+            f"{key}: config.json in '{path}' has tie_word_embeddings = true, and the weights have an output matrix "
+            "(lm_head) other than the embedding; set it to false in config.json to use both, or remove lm_head.weight"
+        )
     with torch.device("meta"):
         fresh = AutoModelForCausalLM.from_config(
             copy.deepcopy(model.config), dtype=dtype, attn_implementation="eager"

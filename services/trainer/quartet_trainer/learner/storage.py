@@ -2,7 +2,8 @@
 
 ```
 step-00000012/
-  model/                  Hugging Face folder for transformers 4 and 5, in the trained precision; tokenizer files copied
+  model/                  Hugging Face folder for transformers 4 and 5: weights in the trained precision, config.json
+                          with the dtype in which they are published; tokenizer files copied
   adapter/                in place of model/ with lora.r: PEFT's adapter folder, and base.json: {"path", "checksum"}
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
@@ -106,7 +107,10 @@ def write_weights(
 def write_model_metadata(
     files: Mapping[str, list[str]], specs: Mapping[str, torch.Size], folder: Path, source: Path, dtype: torch.dtype
 ) -> None:
-    """Write everything of a model folder but the weights: their index, config.json and the tokenizer's files."""
+    """Write everything of a model folder but the weights: their index, config.json and the tokenizer's files.
+
+    `dtype`: for config.json: what programs that load the folder make of the weights in the files.
+    """
     if len(files) > 1:
         size = sum(math.prod(shape) for shape in specs.values()) * dtype.itemsize
         index = {

@@ -11,8 +11,10 @@ import torch
 from learner_helpers import LLAMA_SIZES, assert_near, make_batch, make_learner, make_model, save_model
 from quartet.v1 import tensor_pb2
 from reference import own_attention
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from quartet_trainer.errors import LearnerError
 
 CONFIGS = json.loads((Path(__file__).parent / "configs_by_version.json").read_text(encoding="utf-8"))
 """config.json of one model of each family, as versions of transformers wrote it; made by `tests/folders/models.py`."""
@@ -123,3 +125,58 @@ def test_folders_of_any_age_train_alike_and_are_exported_for_all(family: str, tm
     rope = {key for key in exported if "rope" in key or "rot" in key}
     write(path / "export", {key: exported[key] for key in exported.keys() - rope})
     assert (log_probs(path / "export", ids) - found[0]).abs().max() > 1e-2
+
+
+def test_a_checkpoint_holds_the_float32_weights_and_is_a_model_of_the_folders_dtype(tmp_path: Path) -> None:
+    path, step = make_model(tmp_path / "model", dtype=torch.bfloat16), tmp_path / "step-00000001"
+    learner = trained(path)
+    learner.snapshot(step, {})()
+    masters = {name: tensor.clone() for name, tensor in learner._plugin.weights()}
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    assert any((tensor != tensor.bfloat16()).any() for tensor in masters.values()), "rounding would be seen"
+    resumed = make_learner(path, precision="fp32")
+    resumed.load(step)
+    assert all(torch.equal(tensor, masters[name]) for name, tensor in resumed._plugin.weights())
+    start = trained(step / "model")  # of another run
+    assert start.weight_specs() == learner.weight_specs()
+    assert {dtype for _, dtype, _ in start.weight_specs()} == {tensor_pb2.DTYPE_BFLOAT16}
+    start.export(tmp_path / "export")
+    for folder in (step / "model", tmp_path / "export"):
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}, folder
+
+
+def test_what_lies_beside_the_weights_is_kept_in_checkpoints_and_exports(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model")
+    kept = [
+        *("generation_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "vocab.json"),
+        *("tokenizer.model.v3", "tekken.json", "sentencepiece.bpe.model", "source.spm", "vocab.bpe", "qwen.tiktoken"),
+    ]
+    left = ("README.md", "pytorch_model.bin", "model.safetensors.index.json", "optimizer.pt", "trainer_state.json")
+    (path / "additional_chat_templates").mkdir()
+    for name in (*kept, *left):
+        (path / name).write_text("{}" if name.endswith(".json") else name, encoding="utf-8")
+    (path / "model.safetensors.index.json").unlink()  # it was of other files
+    learner = trained(path)
+    learner.export(tmp_path / "export")
+    learner.snapshot(tmp_path / "step", {})()
+    for folder in (tmp_path / "export", tmp_path / "step" / "model"):
+        assert all((folder / name).read_bytes() == (path / name).read_bytes() for name in kept), folder
+        assert not [name for name in left if (folder / name).exists()], folder
+
+
+def test_a_head_other_than_the_config_says_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model")
+    config, file = json.loads((path / "config.json").read_text(encoding="utf-8")), path / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights["model.embed_tokens.weight"]
+    save_file({**weights, "lm_head.weight": embedding.clone()}, file, metadata={"format": "pt"})
+    assert "lm_head.weight" not in dict(make_learner(path).weights()), "the same head twice is one head"
+    save_file({**weights, "lm_head.weight": embedding + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(LearnerError, match="has tie_word_embeddings = true, and the weights have an output matrix"):
+        make_learner(path)
+    write(path, {**config, "tie_word_embeddings": False})
+    assert "lm_head.weight" in dict(make_learner(path).weights())
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(LearnerError, match=r"lack 1 of the model's tensors, lm_head.weight among them; .* = true in"):
+        make_learner(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from quartet_common.weights import folder_checksum
 from quartet_trainer.learner import LearnerError
+from quartet_trainer.learner_settings import LoraSection
 
 LORA = {"r": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
@@ -160,3 +163,66 @@ def test_a_target_that_experts_have_too_is_refused(
     in_files = [name for name in load_file(path / "model.safetensors") if name.endswith(ends)]
     names = {f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight" for name in in_files for part in "AB"}
     assert {name for name, _, _ in sent} == names
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_rslora_and_all_linear_are_pefts(targets: Any, model_path: Path, tmp_path: Path) -> None:
+    lora = {"r": 4, "alpha": 8.0, "use_rslora": True, "target_modules": targets}
+    learner = make_learner(model_path, learning_rate=1e-2, lora=lora)
+    learner.train_step(make_batch(seed=49))
+    adapter = copy(learner)
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, use_rslora=True, target_modules=targets)
+    peft = get_peft_model(load(model_path), config)
+    assert set(adapter) == set(get_peft_model_state_dict(peft))
+    names = {f"{name.removesuffix('.weight')}.default.weight": tensor.double() for name, tensor in adapter.items()}
+    assert not peft.load_state_dict(names, strict=False).unexpected_keys
+    learner.export(tmp_path / "export")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    torch.testing.assert_close(logits(exported), logits(peft), rtol=0, atol=1e-4)
+    assert (logits(exported) - logits(load(model_path))).abs().max() > 1e-2
+    sent = learner.lora
+    assert sent.alpha / sent.r == pytest.approx(8 / math.sqrt(4), rel=1e-12), "the rollout scales by alpha / r"
+    assert {f".{name.split('.lora_')[0].rpartition('.')[2]}" for name in adapter} == {
+        f".{n}" for n in sent.target_modules
+    }
+    learner.snapshot(tmp_path / "step", {})()
+    by_peft = PeftModel.from_pretrained(load(model_path), tmp_path / "step" / "adapter")
+    torch.testing.assert_close(logits(by_peft), logits(peft), rtol=0, atol=1e-6)
+
+
+UNSUPPORTED: dict[str, Any] = {
+    "init_lora_weights": "pissa_niter_16",
+    "bias": "lora_only",
+    "exclude_modules": ["v_proj"],
+    "target_parameters": ["experts.gate_up_proj"],
+    "modules_to_save": ["lm_head"],
+    "use_dora": True,
+    "rank_pattern": {"q_proj": 2},
+    "layers_to_transform": [0],
+    "trainable_token_indices": [1],
+    "layer_replication": [[0, 1]],
+    "peft_type": "LOHA",
+    "a_key_of_tomorrow": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", [*UNSUPPORTED, "init_lora_weights=olora", "init_lora_weights=loftq"])
+def test_a_start_whose_configuration_is_not_honored_is_refused_by_name(key: str, tmp_path: Path) -> None:
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.05, target_modules=["q_proj"])
+    config.save_pretrained(tmp_path)
+    lora = {"r": 4, "alpha": 8.0, "target_modules": ["q_proj"], "path": tmp_path}
+    assert LoraSection(**lora).path == tmp_path, "PEFT's own defaults are taken"
+    file = tmp_path / "adapter_config.json"
+    key, _, value = key.partition("=")
+    content = {**json.loads(file.read_text(encoding="utf-8")), key: value or UNSUPPORTED[key]}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"has {key} = .* does not train; allowed: .*; or merge it into its base"):
+        LoraSection(**lora)
+
+
+def test_a_start_of_another_scale_is_refused(tmp_path: Path) -> None:
+    LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj"]).save_pretrained(tmp_path)
+    lora = {"r": 4, "alpha": 8.0, "target_modules": ["q_proj"], "path": tmp_path}
+    assert LoraSection(**lora, use_rslora=True).use_rslora
+    with pytest.raises(ValueError, match="has use_rslora = true; set lora's to the same"):
+        LoraSection(**lora)

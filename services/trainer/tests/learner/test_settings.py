@@ -14,7 +14,7 @@ from learner_helpers import make_batch, make_learner
 from processes import CUDA_QUEUES, Forked
 from pydantic import ValidationError
 
-from quartet_common.config import load_config
+from quartet_common.config import ConfigError, load_config
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.learner.optimizer import create_optimizer
@@ -31,6 +31,8 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
         ({"tp_size": 2}, "tp_size: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'"),
         ({"zero_stage": 2, "plugin": "hybrid_parallel", "pp_size": 2}, "with pp_size 2 only 1 is possible"),
         ({"lora": {"r": 4}, "plugin": "hybrid_parallel", "tp_size": 2}, "with adapters tp_size must be 1, not 2"),
+        ({"lora": {"r": 4, "target_modules": "q_proj"}}, r'such as \["q_proj", "v_proj"\], or "all-linear"'),
+        ({"lora": {"r": 4, "target_modules": []}}, 'or "all-linear"'),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
         ({"correction": "icepop"}, 'it needs old_log_probs = "recompute"'),
         ({**HEAD, "plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not'),
@@ -40,6 +42,25 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         LearnerSettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('modules_to_save = ["lm_head"]', "PEFT's modules_to_save is not here: adapters alone are trained"),
+        ('init_lora_weights = "pissa"', "PEFT's init_lora_weights is not here: A is random and B is 0"),
+        ('bias = "all"', "PEFT's lora.bias is not here: biases stay fixed; trainer.lora.r = 0 trains the whole model"),
+        ('exclude_modules = ["q_proj"]', "PEFT's exclude_modules is trainer.lora.target_modules here"),
+        ('target_parameters = ["a"]', "PEFT's target_parameters is trainer.lora.target_modules here"),
+        ("use_dora = true", "PEFT's use_dora is not here: adapters are plain LoRA, or rsLoRA with"),
+        ("lora_alpha = 8", "PEFT's lora_alpha is trainer.lora.alpha here"),
+    ],
+)
+def test_keys_of_peft_are_refused_with_the_cure(given: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[trainer]\nlora = {{ r = 4, {given} }}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"unknown key trainer.lora.{given.split()[0]} .*: {said}"):
+        load_config("trainer", TrainerSection, file, [])
 
 
 def test_weight_decay_spares_norms_and_biases(model_path: Path) -> None:
