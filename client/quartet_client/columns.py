@@ -99,7 +99,7 @@ def _joined(field: str, values: list[Any], entry_point: str) -> Any:
 _INPUT_FIELDS = ("messages", "prompt", "token_ids")
 _INPUTS: tuple[tuple[str, Columns], ...] = (
     *(("messages", name) for name in ("messages", "prompt", "question", "problem", "question_content")),
-    *(("messages", name) for name in ("description", "instruction", "query", "text")),
+    *(("messages", name) for name in ("description", "instruction", "query", "text", "responses_create_params.input")),
 )
 _REFERENCES: tuple[tuple[str, Columns], ...] = (
     ("test_cases", ["public_tests", "private_tests", "generated_tests"]),

@@ -6,6 +6,7 @@ import pickle
 import re
 import zlib
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -133,6 +134,40 @@ MAPPED = [
 ]  # fmt: skip
 
 
+RL_SHAPES = {
+    "verl": lambda n: {**VERL, "reward_model": {"ground_truth": str(n), "style": "rule"}, "extra_info": {"index": n}},
+    "DAPO-Math": lambda n: {**VERL, "reward_model": {"ground_truth": n, "style": "rule-lighteval/MATH_v2"}},
+    "TRL": lambda n: {"prompt": chat(n), "solution": f"It is \\(\\boxed{{{n}}}\\)."},
+    "OpenR1-Math": lambda n: {"problem": f"1+{n - 1}?", "answer": str(n), "solution": "…", "uuid": str(UUID(int=n))},
+    "Tulu 3": lambda n: {"messages": chat(n), "ground_truth": str(n), "dataset": "gsm8k"},
+    "INTELLECT-3": lambda n: {"question": f"1+{n - 1}?", "answer": str(n), "info": json.dumps({"id": n})},
+    "INTELLECT-2": lambda n: {**SYNTHETIC, "id": n, "verification_info": json.dumps({"ground_truth": str(n)})},
+    "NeMo Gym": lambda n: {
+        "responses_create_params": {"input": chat(n), "tools": None},
+        "expected_answer": str(n),
+        "agent_ref": {"type": "responses_api_agents", "name": "math"},
+    },
+}
+
+
+def chat(n: int) -> list[dict]:
+    """Return one of the forms of a chat, with the keys that tables add."""
+    user = {"role": "user", "content": f"1+{n - 1}?" if n % 3 else [{"type": "text", "text": f"1+{n - 1}?"}]}
+    return [{"role": "system", "content": "Think.", "name": None}, user] if n % 2 else [user]
+
+
+@pytest.mark.parametrize("name", RL_SHAPES)
+def test_twenty_rows_of_each_project_load_by_the_line_of_the_docs(tmp_path, name):
+    rows = [RL_SHAPES[name](n) for n in range(1, 21)]
+    prompts = load(tmp_path, rows, documented(name))
+    assert [prompt.messages[-1].role for prompt in prompts] == ["user"] * 20
+    assert all(str(n) in prompt.gt_answer for n, prompt in enumerate(prompts, start=1))
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, rows)
+    if name not in ("Tulu 3", "INTELLECT-2"):  # whose text and chat are fields as they stand
+        assert f"messages = {json.dumps(documented(name)['messages'])}" in str(refused.value)
+
+
 @pytest.mark.parametrize(("name", "row", "expected"), MAPPED)
 def test_a_row_loads_by_the_line_of_the_docs(tmp_path, name, row, expected):
     (prompt,) = load(tmp_path, [row], documented(name))
@@ -226,5 +261,5 @@ def load_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, 
     file.write_text(source, encoding="utf-8")
     named = [(f"row {number}", row) for number, row in enumerate(rows, start=1)]
     monkeypatch.setattr(data, "_rows_of_dataset", lambda source, key: iter(named))
-    monkeypatch.setattr(data, "_rows_of_lines", lambda path: iter(named))
+    monkeypatch.setattr(data, "_rows_of_lines", lambda path, key: iter(named))
     return load_prompts(f"{file}:{name}", require_reference=True)

@@ -18,6 +18,8 @@ from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
 
+_OF_RANK_0 = "QUARTET_STARTED_BY_RANK_0"
+
 
 def rank() -> int:
     """Return this process's rank; 0 if RANK is not set."""
@@ -27,6 +29,11 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of ranks; 1 if WORLD_SIZE is not set."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def starter() -> int | None:
+    """Return the process that started this rank and ends it: rank 0, or torchrun's agent; None if it was by hand."""
+    return os.getppid() if _OF_RANK_0 in os.environ or "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def check_environment() -> None:
@@ -67,7 +74,8 @@ class WorkerProcesses:
         port = free_port()
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         for worker in range(1, ranks):
-            environment = {**os.environ, **world, "RANK": str(worker), "LOCAL_RANK": str(worker)}
+            own = {"RANK": str(worker), "LOCAL_RANK": str(worker), _OF_RANK_0: "1"}
+            environment = {**os.environ, **world, **own}
             command = [sys.executable, "-m", "quartet_trainer", *sys.argv[1:]]
             self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         os.environ.update(world, RANK="0", LOCAL_RANK="0")

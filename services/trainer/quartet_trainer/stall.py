@@ -7,6 +7,7 @@ from contextlib import suppress
 import psutil
 
 from quartet_common import metrics, stall
+from quartet_trainer import launch
 from quartet_trainer.progress import PROGRESS
 from quartet_trainer.status import Status, phase_name
 
@@ -26,7 +27,7 @@ class StallWatch(stall.StallWatch):
     def __init__(self, rank: int, status: Status, seconds: float | None, on_stall: Callable[[str], None]):
         super().__init__(seconds, on_stall, _STALLED, _STALL_LIMIT)
         self._rank, self._status = rank, status
-        self._parent = psutil.Process(os.getppid()) if rank else None  # rank 0, or torchrun's agent
+        self._parent = psutil.Process(started_by) if rank and (started_by := launch.starter()) else None
         self._what = ""
 
     @property
