@@ -1,6 +1,7 @@
 """`quartet migrate-colossalchat`: what it prints is a run file that every service accepts."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,9 @@ def test_every_service_accepts_what_is_printed(pythons: Pythons, by_hand, model:
         return done.stdout
 
     data, path = tmp_path / "data.jsonl", tmp_path / "run.toml"
+    shutil.copytree(model, tmp_path / "model")
+    model = tmp_path / "model"
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     line = {"messages": {"role": "user", "content": "1+1=?"}, "gt_answer": "2"}
     data.write_text("".join(json.dumps(line) + "\n" for _ in range(8)))
     path.write_text(run("client", "migrate-colossalchat", FLAGS.format(model=model, data=data)))

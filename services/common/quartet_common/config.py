@@ -90,13 +90,19 @@ class VerifierSection(Section):
     weight: float = Field(1.0, description="Multiplies the verifier's reward before the sum.")
     parameters: SentParameters = Field({}, description="Parameters of the verifier; arguments of a function.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _function(cls, fields: Any) -> Any:
+        """Take a function that is given under `name`, as other systems name it, as `file`."""
+        if isinstance(fields, Mapping) and _FUNCTION.fullmatch(str(fields.get("name"))) and "file" not in fields:
+            return {**{key: value for key, value in fields.items() if key != "name"}, "file": fields["name"]}
+        return fields
+
     @model_validator(mode="after")
     def _one(self) -> "VerifierSection":
         if bool(self.name) == (self.file is not None):
             came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
             raise ValueError(f"got {came}; exactly one of them is allowed")
-        if _FUNCTION.fullmatch(self.name):
-            raise ValueError(f'name: got a function of a file; allowed: file = "{self.name}"')
         return self
 
     @property

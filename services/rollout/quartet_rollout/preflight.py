@@ -154,7 +154,9 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
     spec = run_spec(config.run)
     run = config.run
     for key, sampling in (("sampling", run.sampling), ("evaluation_sampling", run.evaluation_sampling)):
-        if sampling is run.sampling or (sampling and "max_new_tokens" in sampling.model_fields_set):
+        given = sampling and "max_new_tokens" in sampling.model_fields_set
+        # Without data the run is another file's, of which this one need not say anything.
+        if sampling and (given or (sampling is run.sampling and config.data.get("train"))):
             try:
                 room_for_prompt(sampling.max_new_tokens, spec, context)
             except PromptRefused as error:

@@ -20,8 +20,9 @@ def test_what_is_not_rounded(model_path: Path, plugin: str, monkeypatch: pytest.
     load = AutoModelForCausalLM.from_pretrained
 
     def keep(*arguments, **options):
-        models.append(load(*arguments, **options))
-        return models[-1]
+        loaded = load(*arguments, **options)
+        models.append(loaded[0])
+        return loaded
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", keep)
     learner = make_learner(model_path, plugin=plugin, precision="bf16", kl_coefficient=0.1)

@@ -386,7 +386,6 @@ def test_buffers_travel_like_parameters(tmp_path: Path, family: str, plugin: str
 
 
 def test_a_buffer_of_integers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_model(tmp_path)
     init = Qwen2Model.__init__
 
     def with_table(self: Any, config: Any) -> None:
@@ -394,6 +393,7 @@ def test_a_buffer_of_integers_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         self.register_buffer("table", torch.arange(3))
 
     monkeypatch.setattr(Qwen2Model, "__init__", with_table)
+    path = make_model(tmp_path)
     with pytest.raises(LearnerError, match=r"its buffer model\.table has elements of torch\.int64; allowed: floating"):
         make_learner(path)
 
