@@ -16,7 +16,7 @@ from quartet_rollout.preflight import preflight
 def check(tmp_path: Path):
     """Check a model of 256 positions with these settings."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 256}))
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return lambda *settings: preflight(
         load_config("rollout", RolloutSection, None, [f"model.path={tmp_path}", *settings])
