@@ -68,7 +68,7 @@ async def test_a_run_is_restored_into_another_server(world, redis_server, fresh,
 
     assert await call("restore", world.run_id, tmp_path, fresh.url) == 0
     if fresh.keeps_log:
-        fresh.kill()
+        fresh.stop()
         fresh.start()
     async with Redis(port=fresh.port) as redis, serving(fresh.url) as (stub, *_):
         assert (await dumped(redis, world.run_id)).keys() == before.keys()
