@@ -18,7 +18,7 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         async def start() -> RedisProcess:
             server = RedisProcess(folder / "redis", folder / "redis.log", folder, memory_share=0.25)
             server.start()
-            await asyncio.wait_for(server.until_ready(), 20)
+            await asyncio.wait_for(server.until_answers(), 20)
             return server
 
         server = runner.run(start())
