@@ -44,6 +44,9 @@ def initialize(seed: int) -> Ranks:
     """Launch ColossalAI, which creates the default process group (NCCL with CUDA, else Gloo), unless there is one.
 
     The ranks are those of torchrun's environment variables; without these, this process alone.
+
+    Raises:
+        TrainingError: a rank is lost meanwhile.
     """
     colossalai_patches.apply()
     import colossalai
@@ -52,16 +55,27 @@ def initialize(seed: int) -> Ranks:
     if not dist.is_initialized():
         single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         place = os.environ if "RANK" in os.environ and "WORLD_SIZE" in os.environ else single
-        colossalai.launch(
-            rank=int(place["RANK"]),
-            local_rank=int(place.get("LOCAL_RANK", place["RANK"])),
-            world_size=int(place["WORLD_SIZE"]),
-            host=place["MASTER_ADDR"],
-            port=int(place["MASTER_PORT"]),
-            seed=seed,
-            verbose=False,
-        )
+        with _forming():
+            colossalai.launch(
+                rank=int(place["RANK"]),
+                local_rank=int(place.get("LOCAL_RANK", place["RANK"])),
+                world_size=int(place["WORLD_SIZE"]),
+                host=place["MASTER_ADDR"],
+                port=int(place["MASTER_PORT"]),
+                seed=seed,
+                verbose=False,
+            )
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device(get_current_device()))
+
+
+@contextmanager
+def _forming() -> Iterator[None]:
+    """Create a process group in the block, which connects all ranks. Raises TrainingError if one of them is lost."""
+    try:
+        yield
+    except RuntimeError as error:  # of torch's store or of Gloo
+        came = str(error).splitlines()[0]
+        raise TrainingError(f"the ranks' process group failed to form: {came}; each rank's log says why") from error
 
 
 _left_groups: list[dist.ProcessGroup] = []
@@ -121,7 +135,9 @@ class Announcements:
     """
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WORKER_SECONDS))
+        """All ranks call. Raises TrainingError if one of them is lost."""
+        with _forming():
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WORKER_SECONDS))
 
     def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
         """On rank 0: send to all other ranks. Raises TrainingError if one of them is lost."""

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from quartet_common.ports import free_port
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.launch import leave_process
+from quartet_trainer.launch import rank as own_rank
 from quartet_trainer.learner.distributed import Announcements, initialize, shutdown
 from quartet_trainer.rendezvous import Rendezvous
 
@@ -37,14 +39,19 @@ def meet(seconds: float, interface: str) -> None:
     leave_process(0)
 
 
-def follow(seconds: float, interface: str) -> None:
-    """As the service's ranks: rank 0 ends, the other waits for what it announces."""
+def follow(seconds: float, interface: str, leaves: str) -> None:
+    """As the service's ranks: rank 0 ends before or after the group of its announcements is created."""
     _kept = Rendezvous(TrainerSection(rendezvous_seconds=seconds, interface=interface))
-    initialize(seed=0)
-    announcements = Announcements()
-    if dist.get_rank() == 0:
+    if own_rank() == 0:
+        initialize(seed=0)
+        if leaves == "after":
+            Announcements().send("ready")
         leave_process(0)
-    with pytest.raises(TrainingError, match="rank 0 of the training job is lost: "):
+    with pytest.raises(TrainingError, match="process group failed to form: |rank 0 of the training job is lost: "):
+        initialize(seed=0)
+        announcements = Announcements()
+        if leaves == "after":
+            assert announcements.receive()[0] == "ready"
         announcements.receive()
     leave_process(0)
 
@@ -134,7 +141,8 @@ def test_ranks_on_an_interface_meet(ranks: Ranks):
     assert [rank.wait(60) for rank in ranks.started] == [0, 0]
 
 
-def test_a_rank_that_follows_says_that_rank_0_is_lost(ranks: Ranks):
+@pytest.mark.parametrize("leaves", ["before", "after"])
+def test_a_rank_that_follows_says_that_rank_0_is_lost(ranks: Ranks, leaves: str):
     for rank in range(2):
-        ranks.start(rank, seconds=60, does=follow)
+        ranks.start(rank, seconds=60, does=partial(follow, leaves=leaves))
     assert [rank.wait(60) for rank in ranks.started] == [0, 0], [rank.said() for rank in ranks.started]
