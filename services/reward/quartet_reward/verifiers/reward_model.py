@@ -37,6 +37,7 @@ class RewardModel:
     name = "reward_model"
     description = "A learned reward model's logit, scaled and clipped. The service must have one configured."
     parameters = RewardModelParameters
+    reads = ()
 
     def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Later:
         model = tools.reward_model
