@@ -44,14 +44,14 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     metrics = {f"{prefix}/prompts": float(len(transcripts)), f"{prefix}/dead": float(dead)}
     if dead or not completions:
         return metrics
-    count = len(completions)
+    count, scores = len(completions), [[one.score for one in transcript.completions] for transcript in transcripts]
     metrics |= {
         f"{prefix}/reward": sum(c.score.reward for c in completions) / count,
         f"{prefix}/format_acc": sum(c.score.format_acc for c in completions) / count,
         f"{prefix}/response_length": sum(c.tokens for c in completions) / count,
         f"{prefix}/truncated_ratio": sum(c.finish_reason == experience_pb2.FINISH_REASON_LENGTH for c in completions)
         / count,
-        **verifier_metrics((mean for each in transcripts for mean in _means(each)), f"{prefix}/"),
+        **verifier_metrics((mean for group in scores for mean in verifier_means(group)), f"{prefix}/"),
     }
     judged = [[c.score.ans_acc for c in transcript.completions if not c.score.unjudged] for transcript in transcripts]
     judged = [accuracies for accuracies in judged if accuracies]
@@ -68,10 +68,6 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     for k in sorted({1, min(n for n, _ in solved)}):
         metrics[f"{prefix}/pass@{k}"] = sum(pass_at_k(n, right, k) for n, right in solved) / len(solved)
     return metrics
-
-
-def _means(transcript: experience_pb2.GroupTranscript) -> list[experience_pb2.VerifierMean]:
-    return verifier_means([completion.score for completion in transcript.completions])
 
 
 def metric_names(sets: Sequence[str], completions: int, verifiers: Sequence[str]) -> list[str]:

@@ -74,10 +74,9 @@ def _score_fields(group: experience_pb2.GroupTranscript, score: reward_pb2.Score
 
 def verifier_fields(score: reward_pb2.Score) -> list[dict[str, Any]]:
     """Return each verifier's part of a score; `weight` 0: unknown."""
+    same = ("name", "reward", "weight", "reason")
     return [
-        {"name": one.name, "reward": one.reward, "weight": one.weight, "outcome": outcome_name(one.outcome)}
-        | {"reason": one.reason}
-        for one in score.verifiers
+        {name: getattr(one, name) for name in same} | {"outcome": outcome_name(one.outcome)} for one in score.verifiers
     ]
 
 
