@@ -138,7 +138,7 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot")
+WITHOUT_SERVICES = ("certs", "compare", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot")
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
@@ -161,6 +161,7 @@ COMMANDS = {
     "dead": [["list", "demo"], ["list", "demo", "--json"], ["show", "demo", DEAD], ["show", "demo", DEAD, "--json"]],
     "eval": [[LINE, "held"]],
     "plot": [[LINE]],
+    "compare": [[LINE], ["FOLDER/run", "--metric", LINE], ["FOLDER/run"], ["FOLDER/run", "--json"]],
     "export": [[LINE, "--push", "own/mine"], ["FOLDER", "--push", LINE]],
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
     "contract-test": [["--service", "reward", "--target", LINE]],
@@ -176,6 +177,9 @@ def folder(tmp_path):
     (tmp_path / "run.toml").write_text(
         f"[run]\nid = 'demo'\n[data]\ntrain = '{tmp_path}/p.jsonl'\nrequire_reference = false\n"
     )
+    (tmp_path / "run").mkdir()
+    hostile = {"kind": "step", "step": 0, "time": 1.0, f"reward/{LINE}/mean": 0.5}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(hostile) + "\n")
     return tmp_path
 
 

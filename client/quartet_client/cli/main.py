@@ -14,6 +14,7 @@ import click
 
 from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
+from quartet_client.cli.compare import compare
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, env
 from quartet_client.cli.migrate import migrate_colossalchat
@@ -48,6 +49,7 @@ for command in (
     dead,
     evaluate,
     plot,
+    compare,
     export,
     certs,
     env,
