@@ -56,4 +56,4 @@ def test_for_programs_all_last_metrics_and_values_as_they_are(runs, capsys):
 
 def test_what_is_no_run_is_named(runs, capsys):
     assert main(["compare", "slow", "gone"]) == 2
-    assert "RUN: 'runs/gone' is not the folder of a run with metrics" in capsys.readouterr().err
+    assert "'runs/gone' is not the folder of a run with metrics" in capsys.readouterr().err

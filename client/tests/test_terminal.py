@@ -138,7 +138,17 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "compare", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot")
+WITHOUT_SERVICES = (
+    "certs",
+    "compare",
+    "completion",
+    "contract-test",
+    "env",
+    "export",
+    "migrate-colossalchat",
+    "plot",
+    "sweep",
+)
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
@@ -146,6 +156,7 @@ COMMANDS = {
         ["FOLDER/run.toml", "--attach"],
         ["FOLDER/run.toml", "--attach", "--dry-run", "--set", f"run.labels.a={LINE}"],
     ],
+    "sweep": [["FOLDER/run.toml", "--set", f"run.labels.a={LINE},{LINE}"]],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],

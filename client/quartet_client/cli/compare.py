@@ -33,11 +33,16 @@ def compare(runs: tuple[str, ...], metrics: tuple[str, ...], as_json: bool) -> i
     RUN is the folder of a run, or the name of one in runs/. With --json all metrics are printed.
     """
     folders = [Path(run) if "/" in run or Path(run).is_dir() else Path("runs") / run for run in runs]
-    for folder in folders:
-        if not (folder / "metrics.jsonl").is_file():
-            raise InputError(f"RUN: '{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
+    check_metrics(folders)
     print_comparison(folders, metrics, as_json)
     return 0
+
+
+def check_metrics(folders: Sequence[Path]) -> None:
+    """Raise InputError for a folder that is not one of a run with metrics."""
+    for folder in folders:
+        if not (folder / "metrics.jsonl").is_file():
+            raise InputError(f"'{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
 
 
 def print_comparison(folders: Sequence[Path], metrics: Sequence[str] = (), as_json: bool = False) -> None:

@@ -19,7 +19,7 @@ from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, env
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
-from quartet_client.cli.run import dashboard, run, status, trace, watch
+from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
@@ -35,6 +35,7 @@ def cli() -> None:
 
 for command in (
     run,
+    sweep,
     submit,
     generate,
     score,

@@ -19,7 +19,7 @@ from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_common import tracing
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
-from quartet_common.gpus import GpuError, read_gpus
+from quartet_common.gpus import Gpu, GpuError, read_gpus
 from quartet_common.hub import is_hub_id
 from quartet_common.ports import check_ports, free_ports, ports_of, reserve_ports
 from quartet_common.run_file import Problems, RunFile
@@ -279,17 +279,22 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
     return [*program, *([str(path)] if path else []), *settings]
 
 
+def usable_gpus() -> list[Gpu]:
+    """Return the GPUs of runs on this machine; none if the environments are for the CPU. Raises ConfigError."""
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        raise ConfigError(str(error)) from error
+    return gpus if gpus and made_for_gpus() else []
+
+
 def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str]) -> list[Service]:
     """Return the processes of the services, on GPUs if the environments are for GPUs.
 
     Raises:
         ConfigError: GPUs are missing or have too little memory.
     """
-    try:
-        gpus = read_gpus()
-    except GpuError as error:
-        raise ConfigError(str(error)) from error
-    services = place(config, names, gpus if gpus and made_for_gpus() else [], overrides)
+    services = place(config, names, usable_gpus(), overrides)
     check_memory(services, config, overrides)
     return services
 
