@@ -145,6 +145,7 @@ WITHOUT_SERVICES = (
     "contract-test",
     "env",
     "export",
+    "init",
     "migrate-colossalchat",
     "plot",
     "sweep",
@@ -152,6 +153,7 @@ WITHOUT_SERVICES = (
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
+    "init": [[LINE, "--data", "FOLDER/broken.jsonl"], [f"FOLDER/{LINE}"]],
     "run": [
         ["FOLDER/run.toml", "--attach"],
         ["FOLDER/run.toml", "--attach", "--dry-run", "--set", f"run.labels.a={LINE}"],

@@ -17,6 +17,7 @@ from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, env
+from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
 from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
@@ -34,6 +35,7 @@ def cli() -> None:
 
 
 for command in (
+    init,
     run,
     sweep,
     submit,
