@@ -13,7 +13,7 @@ from quartet_client.data import DataSource, lacks_chat_template, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_client.terminal import echo
-from quartet_common.run_file import toml_value
+from quartet_common.run_file import run_file_text, toml_value
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _MOST_TOKENS = 512
@@ -23,6 +23,7 @@ _HELD = re.compile(
 )
 _TRAIN = re.compile(r"[-_.]?(?<![a-z])train(ing)?(?![a-z])", re.IGNORECASE)
 
+_HEAD = "# Prompts: group_size completions of each, groups_per_step to a step. All keys: docs/run-file.md\n"
 _REWARDS = '''"""The rewards of {run}. Each function gets the completion and the row's columns by name:
 {columns}. It returns a number, or True or False, which also count as accuracy."""
 {correct}
@@ -47,31 +48,6 @@ def correct(completion, gt_answer, **columns):
     """Whether the final answer is that of the reference."""
     return final_answer(completion) == final_answer(gt_answer)
 '''
-_RUN = """# quartet run {path}
-[run]
-id = {run}
-group_size = 8            # completions per prompt
-groups_per_step = 16      # prompts per optimizer step
-max_staleness = 1
-max_steps = 40
-verifiers = [
-  {first},
-  {{ file = {short}, weight = 0.1 }},
-]
-[run.sampling]
-max_new_tokens = {tokens}
-
-[model]
-path = {model}
-
-[data]
-train = {train}
-passes = 0                # until max_steps
-{evaluation}
-[trainer]
-algorithm = "grpo"
-learning_rate = 1e-6
-"""
 
 
 @click.command()
@@ -93,21 +69,18 @@ def init(folder: Path, data: Path | None, model: str) -> int:
     train, prompts = _source(data, template, "data.train")
     held = {file.stem: _source(file, template, f"data.evaluation.{file.stem}")[0] for file in _held_out(data)}
     run_id = re.sub(r"[^a-zA-Z0-9._-]+", "-", folder.resolve().name).strip("._-")[:64] or "run-1"
-    evaluation = (
-        f"evaluation = {toml_value(held)}\n\n[trainer.evaluation]\nsets = {toml_value([*held])}\ninterval = 20\n"
-    )
     first = prompts[0]
-    correct = {"file": f"{rewards}:correct"} if first.gt_answer else {"name": "code"} if first.has_reference else None
-    run = _RUN.format(
-        path=run_file,
-        run=toml_value(run_id),
-        first=toml_value(correct) if correct else "# nothing to compare answers with was found in the data",
-        short=toml_value(f"{rewards}:short"),
-        tokens=_tokens(Path(model)),
-        model=toml_value(model),
-        train=toml_value(train),
-        evaluation=evaluation if held else "",
-    )
+    verifiers: list[dict[str, Any]] = [{"name": "code"}] if first.has_reference else []
+    if first.gt_answer:
+        verifiers = [{"file": f"{rewards}:correct"}]
+    verifiers.append({"file": f"{rewards}:short", "weight": 0.1})
+    run = {"id": run_id, "group_size": 8, "groups_per_step": 16, "max_staleness": 1, "max_steps": 40}
+    sections: dict[str, dict[str, Any]] = {
+        "run": {**run, "verifiers": verifiers, "sampling": {"max_new_tokens": _tokens(Path(model))}},
+        "model": {"path": model},
+        "data": {"train": train, "passes": 0, "evaluation": held},
+        "trainer": {"algorithm": "grpo", "learning_rate": 1e-6, "evaluation": {"sets": [*held], "interval": 20}},
+    }
     own = _REWARDS.format(
         run=run_file,
         columns=", ".join(["prompt", *(["gt_answer"] if first.gt_answer else []), *first.columns]),
@@ -115,7 +88,7 @@ def init(folder: Path, data: Path | None, model: str) -> int:
         most=4 * _MOST_TOKENS,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    for file, text in zip(files, (run, own), strict=True):
+    for file, text in zip(files, (_HEAD + run_file_text(sections), own), strict=True):
         with file.open("x", encoding="utf-8") as written:
             written.write(text)
     echo(f"{rewards}: the rewards, to be changed to what you want")

@@ -3,19 +3,18 @@
 import asyncio
 import hashlib
 import itertools
-import json
 import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from quartet_client.cli.compare import print_comparison
 from quartet_client.connection import until_first
 from quartet_client.terminal import Terminal
 from quartet_common.config import ConfigError, LoadedConfig, load_config
+from quartet_common.run_file import toml_value
 from quartet_local import guard
 from quartet_local.config import LauncherSection
 from quartet_local.preflight import usable_gpus
@@ -28,21 +27,8 @@ _OWN = ("run.id", "run.folder")  # each run of a sweep has its own
 _SHARED = (("trainer", "checkpoint", "folder"), ("trainer", "weights", "folder"))  # by all runs, if it is set
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One run of a sweep: its id and folder, and its overrides of the run file."""
-
-    run_id: str
-    folder: Path
-    overrides: list[str]
-
-
 class Sweep(Work):
-    """The runs of all combinations of the overrides' values.
-
-    Args:
-        given: overrides KEY=VALUE,VALUE,…
-        parallel: runs at a time; they share out the GPUs.
+    """The runs of all combinations of overrides KEY=VALUE,VALUE,…; `parallel` at a time share out the GPUs.
 
     Raises:
         ConfigError: the run file or an override cannot be used, or there are fewer GPUs.
@@ -51,11 +37,11 @@ class Sweep(Work):
     def __init__(self, path: Path, given: Sequence[str], parallel: int):
         super().__init__(Terminal())
         self.path = path
-        self.variants = variants(path, given, parallel)
+        self.folder, self.runs = variants(path, given, parallel)
         self.slots = _slots(parallel)
         words = [word for override in given for word in ("--set", override)]
-        command = ["quartet", "sweep", str(path), *words, *(["--parallel", str(parallel)] if parallel > 1 else [])]
-        self.hint = lambda: f"; the sweep goes on with: {shlex.join(command)}"
+        command = shlex.join(["quartet", "sweep", str(path), *words, "--parallel", str(parallel)])
+        self.hint = lambda: f"; the sweep goes on with: {command}"
 
 
 def sweep(path: Path, given: Sequence[str], parallel: int) -> int:
@@ -66,8 +52,8 @@ def sweep(path: Path, given: Sequence[str], parallel: int) -> int:
     return launched(lambda: Sweep(path, given, parallel), _run_all)
 
 
-def variants(path: Path, given: Sequence[str], parallel: int = 1) -> list[Variant]:
-    """Return the runs of a sweep. Raises ConfigError, also if one of them has an invalid run file."""
+def variants(path: Path, given: Sequence[str], parallel: int = 1) -> tuple[Path, dict[str, list[str]]]:
+    """Return the folder of a sweep's runs, and their ids with the overrides of each. Raises ConfigError."""
     swept: dict[str, list[str]] = {}
     for override in given:
         key, _, text = override.partition("=")
@@ -77,37 +63,28 @@ def variants(path: Path, given: Sequence[str], parallel: int = 1) -> list[Varian
         if key in _OWN and len(values) > 1:
             raise ConfigError(f"--set {override}: each run's id is made of its values; allowed: one value")
         swept[key] = values
-    made = []
+    runs, root = dict[str, list[str]](), Path("runs")
     for combination in itertools.product(*swept.values()):
         one = dict(zip(swept, combination, strict=True))
         overrides = [f"{key}={value}" for key, value in one.items()]
         config = load_config("launcher", LauncherSection, path, overrides)
         _check_apart(config, parallel)
         run_id = _id_of(config.run.id, {key: value for key, value in one.items() if len(swept[key]) > 1})
-        folder = config.run.folder / run_id if config.run.folder else Path("runs") / run_id
-        own = [
-            f"run.{key}={json.dumps(str(text), ensure_ascii=False)}"
-            for key, text in (("id", run_id), ("folder", folder))
-        ]
-        made.append(Variant(run_id, folder, [*overrides, *own]))
-    return made
+        root = config.run.folder or root
+        runs[run_id] = [*overrides, f"run.id={toml_value(run_id)}", f"run.folder={toml_value(str(root / run_id))}"]
+    return root, runs
 
 
 def split_values(text: str) -> list[str]:
-    """Return the values between commas; a comma within quotes, brackets or braces belongs to its value."""
-    values, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
+    """Return the values between commas; a comma within double quotes, brackets or braces belongs to its value."""
+    values: list[str] = []
+    for part in text.split(","):
+        last = values[-1] if values else ""
+        if any(last.count(start) > last.count(end) for start, end in ("[]", "{}")) or last.count('"') % 2:
+            values[-1] += f",{part}"
         else:
-            depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]
+            values.append(part.strip())
+    return values
 
 
 def _id_of(base: str, chosen: Mapping[str, str]) -> str:
@@ -149,26 +126,26 @@ async def _run_all(sweep: Sweep) -> int:
         free.put_nowait(slot)
     failed: dict[str, str] = {}
 
-    async def run_one(variant: Variant) -> None:
+    async def run_one(run_id: str) -> None:
         slot = await free.get()
-        if reason := await _run(sweep, variant, slot):
-            failed[variant.run_id] = reason
+        if reason := await _run(sweep, run_id, slot):
+            failed[run_id] = reason
         free.put_nowait(slot)
 
     async with asyncio.TaskGroup() as group:
-        for variant in sweep.variants:
-            group.create_task(run_one(variant))
-    print_comparison([variant.folder for variant in sweep.variants])
+        for run_id in sweep.runs:
+            group.create_task(run_one(run_id))
+    print_comparison([sweep.folder / run_id for run_id in sweep.runs])
     for run_id, reason in failed.items():
         sweep.say(f"{run_id} failed: {reason}")
     return 1 if failed else 0
 
 
-async def _run(sweep: Sweep, variant: Variant, slot: Mapping[str, str]) -> str:
+async def _run(sweep: Sweep, run_id: str, slot: Mapping[str, str]) -> str:
     """Do a run, and print its lines; return why it failed, or "". When cancelled, stop it."""
-    words = ["run", str(sweep.path), "--plain"]
-    words += [word for override in variant.overrides for word in ("--set", override)]
-    sweep.say(f"{variant.run_id}: {shlex.join(['quartet', *words])}")
+    settings = [word for override in sweep.runs[run_id] for word in ("--set", override)]
+    words = ["run", str(sweep.path), *settings, "--plain"]
+    sweep.say(f"{run_id}: {shlex.join(['quartet', *words])}")
     process = await asyncio.create_subprocess_exec(
         *guard.guarded([sys.executable, "-m", "quartet_client", *words], _STOP_SECONDS),
         stdin=asyncio.subprocess.DEVNULL,
@@ -183,7 +160,7 @@ async def _run(sweep: Sweep, variant: Variant, slot: Mapping[str, str]) -> str:
     try:
         async for line in process.stdout:
             last = line.decode(errors="replace").rstrip() or last
-            sweep.say(f"{variant.run_id}: {last}")
+            sweep.say(f"{run_id}: {last}")
         return last.removeprefix("quartet: ") if await process.wait() else ""
     finally:
         if process.returncode is None:

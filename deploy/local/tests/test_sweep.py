@@ -66,7 +66,7 @@ def test_ctrl_c_ends_all(launch, free_file, tmp_path):
         ("grpo, rloo", ["grpo", "rloo"]),
         ("[0.9, 0.99],[0.9, 0.95]", ["[0.9, 0.99]", "[0.9, 0.95]"]),
         ('"a, b",c', ['"a, b"', "c"]),
-        ("{ a = [1, 2], b = 'x,y' },{}", ["{ a = [1, 2], b = 'x,y' }", "{}"]),
+        ('{ a = [1, 2], b = "x,y" },[[1,2],[3]]', ['{ a = [1, 2], b = "x,y" }', "[[1,2],[3]]"]),
         ("", [""]),
     ],
 )
@@ -77,17 +77,16 @@ def test_a_comma_in_quotes_and_brackets_belongs_to_its_value(text, values):
 def test_runs_are_called_after_the_values_that_differ(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[run]\nid = 'mine'\n")
-    made = variants(path, ["trainer.learning_rate=1e-4,2e-4", "run.group_size=4,8", "run.max_steps=3"])
-    assert [one.run_id for one in made] == [
-        f"mine-learning_rate-{rate}-group_size-{size}" for rate in ("1e-4", "2e-4") for size in (4, 8)
-    ]
-    tree = RunFile.read(path, made[3].overrides).tree
-    own = {"id": made[3].run_id, "folder": f"runs/{made[3].run_id}", "group_size": 8, "max_steps": 3}
-    assert tree == {"run": own, "trainer": {"learning_rate": 2e-4}}
-    odd = variants(path, ["run.labels.a=x y,x-y," + "z" * 70])
-    assert len({one.run_id for one in odd}) == 3 and odd[1].run_id == "mine-a-x-y"
-    assert all(len(one.run_id) <= 64 for one in odd) and odd == variants(path, ["run.labels.a=x y,x-y," + "z" * 70])
-    assert variants(path, ['run.id="7"'])[0].run_id == "7"
+    folder, runs = variants(path, ["trainer.learning_rate=1e-4,2e-4", "run.group_size=4,8", "run.max_steps=3"])
+    names = [f"mine-learning_rate-{rate}-group_size-{size}" for rate in ("1e-4", "2e-4") for size in (4, 8)]
+    assert list(runs) == names and folder == Path("runs")
+    own = {"id": names[3], "folder": f"runs/{names[3]}", "group_size": 8, "max_steps": 3}
+    assert RunFile.read(path, runs[names[3]]).tree == {"run": own, "trainer": {"learning_rate": 2e-4}}
+    folder, odd = variants(path, ["run.folder=elsewhere", "run.labels.a=x y,x-y," + "z" * 70])
+    assert len(odd) == 3 and list(odd)[1] == "mine-a-x-y" and all(len(run_id) <= 64 for run_id in odd)
+    assert folder == Path("elsewhere") and 'run.folder="elsewhere/mine-a-x-y"' in odd["mine-a-x-y"]
+    assert list(odd) == list(variants(path, ["run.labels.a=x y,x-y," + "z" * 70])[1]), "the same in every start"
+    assert list(variants(path, ['run.id="7"'])[1]) == ["7"]
 
 
 @pytest.mark.parametrize(
