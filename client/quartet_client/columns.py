@@ -1,13 +1,13 @@
 """The columns of a data set as the fields of prompts: the map of a source, and a proposal of one."""
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.references import joined_cases, program_text, read_text
+from quartet_common.run_file import toml_value
 
 JOINED = {"messages": "\n\n", "prompt": "\n\n", "test_program": "\n", "test_cases": ""}
 """Fields that may be read from several columns, and what is put between their texts."""
@@ -122,14 +122,20 @@ def proposal(row: Row, fields: Mapping[str, Columns], require_reference: bool) -
     """
     if section := _function_for(row):
         return f"rows like this are converted by the function for {section} in docs/data.md"
+    fit = fitting(row, fields, require_reference)
+    return f"its columns fit with fields = {toml_value(fit)}" if fit else ""
+
+
+def fitting(row: Row, fields: Mapping[str, Columns], require_reference: bool) -> dict[str, Columns] | None:
+    """Return a map of the columns with which a row is a prompt; None if there is none. Arguments as for `proposal`."""
     own = dict(fields) or {name: name for name in Prompt.model_fields if name in row and _is_field(name, row[name])}
     inputs = [{}, *({field: name} for field, name in _INPUTS)]
     references = [{}, *({field: name} for field, name in _REFERENCES)]
     for new in ({**one, **other} for one in inputs for other in references):
         kept = {field: name for field, name in own.items() if not (field in _INPUT_FIELDS and "messages" in new)}
-        if (full := kept | new) != own and _fits(row, full, require_reference):
-            return f"its columns fit with fields = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in full.items())} }}"
-    return ""
+        if _fits(row, full := kept | new, require_reference):
+            return full
+    return None
 
 
 def _function_for(row: Row) -> str:

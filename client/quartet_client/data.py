@@ -355,14 +355,14 @@ def parse_rows(
 def _check_chat_template(model: Path | None, source: DataSource, prompts: list[Prompt]) -> None:
     """Raise InputError if a prompt is a chat and the model, if it is a folder here, has no chat template."""
     chat = next((prompt for prompt in prompts if prompt.messages), None)
-    if chat is not None and model is not None and _lacks_chat_template(model):
+    if chat is not None and model is not None and lacks_chat_template(model):
         raise InputError(
             f"{source.title}: prompt '{chat.id}' has \"messages\", and the model in '{model}' has no chat template; "
             'give "prompt", whose text is used as it stands, or a model with a template'
         )
 
 
-def _lacks_chat_template(model: Path) -> bool:
+def lacks_chat_template(model: Path) -> bool:
     """Return whether a folder has a transformers tokenizer without a chat template."""
     if not (model / "tokenizer.json").is_file() or (model / "chat_template.jinja").is_file():
         return False

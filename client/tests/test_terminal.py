@@ -138,14 +138,27 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot")
+WITHOUT_SERVICES = (
+    "certs",
+    "compare",
+    "completion",
+    "contract-test",
+    "env",
+    "export",
+    "init",
+    "migrate-colossalchat",
+    "plot",
+    "sweep",
+)
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
+    "init": [[LINE, "--data", "FOLDER/broken.jsonl"], [f"FOLDER/{LINE}"]],
     "run": [
         ["FOLDER/run.toml", "--attach"],
         ["FOLDER/run.toml", "--attach", "--dry-run", "--set", f"run.labels.a={LINE}"],
     ],
+    "sweep": [["FOLDER/run.toml", "--set", f"run.labels.a={LINE},{LINE}"]],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
@@ -161,6 +174,7 @@ COMMANDS = {
     "dead": [["list", "demo"], ["list", "demo", "--json"], ["show", "demo", DEAD], ["show", "demo", DEAD, "--json"]],
     "eval": [[LINE, "held"]],
     "plot": [[LINE]],
+    "compare": [[LINE], ["FOLDER/run", "--metric", LINE], ["FOLDER/run"], ["FOLDER/run", "--json"]],
     "export": [[LINE, "--push", "own/mine"], ["FOLDER", "--push", LINE]],
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
     "contract-test": [["--service", "reward", "--target", LINE]],
@@ -176,6 +190,9 @@ def folder(tmp_path):
     (tmp_path / "run.toml").write_text(
         f"[run]\nid = 'demo'\n[data]\ntrain = '{tmp_path}/p.jsonl'\nrequire_reference = false\n"
     )
+    (tmp_path / "run").mkdir()
+    hostile = {"kind": "step", "step": 0, "time": 1.0, f"reward/{LINE}/mean": 0.5}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(hostile) + "\n")
     return tmp_path
 
 

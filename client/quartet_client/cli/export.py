@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from quartet_client.cli.compare import check_metrics
 from quartet_client.cli.rounding import copy_rounded, rounding_of
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.progress import REWARD, RunProgress, accuracy_text, by_whom, read_run
@@ -123,9 +124,7 @@ def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric of metrics.jsonl; may be repeated.")
 def plot(folders: tuple[Path, ...], output: Path | None, metrics: tuple[str, ...]) -> int:
     """Draw accuracy, rewards, length and staleness of the runs in FOLDER..., in one picture."""
-    for folder in folders:
-        if not (folder / "metrics.jsonl").is_file():
-            raise InputError(f"'{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
+    check_metrics(folders)
     names = [folder.resolve().name for folder in folders] if len(folders) > 1 else []
     output = output or folders[0] / f"{'-'.join(['learning_curve', *names])[:200]}.png"
     try:

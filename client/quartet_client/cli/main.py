@@ -14,11 +14,13 @@ import click
 
 from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
+from quartet_client.cli.compare import compare
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, env
+from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
-from quartet_client.cli.run import dashboard, run, status, trace, watch
+from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
@@ -33,7 +35,9 @@ def cli() -> None:
 
 
 for command in (
+    init,
     run,
+    sweep,
     submit,
     generate,
     score,
@@ -48,6 +52,7 @@ for command in (
     dead,
     evaluate,
     plot,
+    compare,
     export,
     certs,
     env,

@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
@@ -100,7 +100,7 @@ run_option = click.option("--run", "run_id", help="The run; by default run.id of
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+def table(headings: Sequence[str | Column], rows: Iterable[Sequence[str | Text]]) -> Table:
     made = Table(*headings, box=None, header_style="dim", pad_edge=False)
     for row in rows:
         made.add_row(*row)

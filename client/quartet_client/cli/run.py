@@ -92,6 +92,22 @@ def run(
     return asyncio.run(_attach(config, data, wait, plain or None))
 
 
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE,...", help="Values of a key of the run file.")
+@click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+def sweep(file: Path, overrides: tuple[str, ...], parallel: int) -> int:
+    """Run FILE.toml with each combination of the values of --set, and compare the runs in a table.
+
+    A comma in double quotes, brackets or braces belongs to its value: --set 'trainer.adam_betas=[0.9, 0.99],[0.9,
+    0.95]'. Each run is called after its values, such as mine-learning_rate-1e-4. If one fails, the others go on, and
+    the exit status is 1. Ctrl-C stops all; the same command continues them.
+    """
+    with the_launcher("give each run file to quartet run --attach"):
+        from quartet_local.sweep import sweep as sweep_here
+    return sweep_here(file, overrides, parallel)
+
+
 def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
     passes = data.section.passes
     return {

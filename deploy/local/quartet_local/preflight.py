@@ -19,9 +19,9 @@ from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_common import tracing
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
-from quartet_common.gpus import GpuError, read_gpus
+from quartet_common.gpus import Gpu, GpuError, read_gpus
 from quartet_common.hub import is_hub_id
-from quartet_common.ports import check_ports, free_ports
+from quartet_common.ports import check_ports, free_ports, ports_of, reserve_ports
 from quartet_common.run_file import Problems, RunFile
 from quartet_local.config import (
     SERVICES,
@@ -37,21 +37,27 @@ from quartet_local.process import find_server
 _ASKED_SECONDS = 3.0
 
 
-async def free_addresses(config: LoadedConfig, kinds: Sequence[str]) -> tuple[list[str], str]:
-    """Return settings with free addresses for the services, and a sentence about who holds the default ones.
+async def free_addresses(config: LoadedConfig[LauncherSection], kinds: Sequence[str]) -> tuple[list[str], str]:
+    """Reserve the services' ports. Return settings with free addresses, and a sentence about who has the default ones.
 
-    Both are empty if the defaults are free, or if the run file gives addresses: others may use those.
+    Both are empty if the defaults are free, or others may use the addresses: the run file gives them, or rollouts on
+    other hosts do.
     """
-    if config.addresses.model_fields_set:
+    addresses = {kind: getattr(config.addresses, kind) for kind in kinds}
+    own = {port for kind, at in addresses.items() for port in ports_of(kind, at, config.server).values()}
+    if config.addresses.model_fields_set or config.section.rollouts == 0:
+        reserve_ports(own)  # from the free ports of others
         return [], ""
-    for kind in kinds:
-        try:
-            check_ports(kind, getattr(config.addresses, kind), config.server)
-        except ConfigError as error:
-            ports = free_ports(len(kinds), neighbor=config.server.metrics_port_offset)
-            found = [f'addresses.{each}="127.0.0.1:{port}"' for each, port in zip(kinds, ports, strict=True)]
-            return found, f"{error}{await holder(config, kind)}"
-    return [], ""
+    try:
+        for kind, address in addresses.items():
+            check_ports(kind, address, config.server)
+        if reserve_ports(own):
+            return [], ""
+        held = "addresses: another run that starts now has the default ones"
+    except ConfigError as error:
+        held = f"{error}{await holder(config, kind)}"
+    ports = free_ports(len(kinds), neighbor=config.server.metrics_port_offset)
+    return [f'addresses.{each}="127.0.0.1:{port}"' for each, port in zip(kinds, ports, strict=True)], held
 
 
 async def holder(config: LoadedConfig, kind: str) -> str:
@@ -158,10 +164,9 @@ async def _check(
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
-            if config.section.rollouts != 0:  # rollouts on other hosts need the run file's addresses
-                found, held = await free_addresses(config, names)
-                overrides = [*asked, *found]
-                config = load_config("launcher", LauncherSection, path, overrides)
+            found, held = await free_addresses(config, names)
+            overrides = [*asked, *found]
+            config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(asyncio.to_thread(read, config))
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
             services = _placed(config, names, overrides)
@@ -274,17 +279,22 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
     return [*program, *([str(path)] if path else []), *settings]
 
 
+def usable_gpus() -> list[Gpu]:
+    """Return the GPUs of runs on this machine; none if the environments are for the CPU. Raises ConfigError."""
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        raise ConfigError(str(error)) from error
+    return gpus if gpus and made_for_gpus() else []
+
+
 def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str]) -> list[Service]:
     """Return the processes of the services, on GPUs if the environments are for GPUs.
 
     Raises:
         ConfigError: GPUs are missing or have too little memory.
     """
-    try:
-        gpus = read_gpus()
-    except GpuError as error:
-        raise ConfigError(str(error)) from error
-    services = place(config, names, gpus if gpus and made_for_gpus() else [], overrides)
+    services = place(config, names, usable_gpus(), overrides)
     check_memory(services, config, overrides)
     return services
 

@@ -1,5 +1,5 @@
-"""`quartet run FILE.toml` on one machine. `Launch` and `launched` also serve `quartet eval`: they supervise services
-and stop them on a signal or an error."""
+"""`quartet run FILE.toml` on one machine. `Launch` and `launched` also serve `quartet eval`, and `launched` `quartet
+sweep`: they supervise services and stop them on a signal or an error."""
 
 import asyncio
 import fcntl
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -33,19 +33,15 @@ from quartet_local.supervisor import Supervisor
 _DRAIN_SECONDS = 4.0  # the services' own limit, below that of supervisor.STOP_ORDER
 
 
-class Launch:
-    """The services of one run file on this machine, and the console for messages about them.
+class Work:
+    """What `launched` does: it says things on a console, and a signal stops it.
 
     Attributes:
-        config: the run file.
         hint: returns the end of an error message, or what to print after a signal.
         hurry: when it is set, running processes are killed.
     """
 
-    def __init__(self, plan: Plan, console: Terminal):
-        self.plan = plan
-        self.config = plan.config
-        self.folder = plan.config.run.path
+    def __init__(self, console: Terminal):
         self.console = console
         self.hint: Callable[[], str] = lambda: ""
         self.hurry = asyncio.Event()
@@ -53,6 +49,16 @@ class Launch:
     def say(self, line: str) -> None:
         """Print a line on the terminal, above the live display if there is one."""
         self.console.print(line, soft_wrap=True)
+
+
+class Launch(Work):
+    """The services of one run file, `config`, on this machine, and the console for messages about them."""
+
+    def __init__(self, plan: Plan, console: Terminal):
+        super().__init__(console)
+        self.plan = plan
+        self.config = plan.config
+        self.folder = plan.config.run.path
 
     def client(self) -> AsyncClient:
         """Return a client of the services."""
@@ -95,9 +101,12 @@ class Launch:
                 await supervisor.stop()
 
 
-def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any, Any, int]]) -> int:
+WorkT = TypeVar("WorkT", bound=Work)
+
+
+def launched(make: Callable[[], WorkT], work: Callable[[WorkT], Coroutine[Any, Any, int]]) -> int:
     """Do work with the launch that `make` returns and return its exit status. Errors are printed to standard error."""
-    launch: Launch | None = None
+    launch: WorkT | None = None
     for number in (signal.SIGTERM, signal.SIGHUP):  # while it is checked; `_until_signal` has its own handlers
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -111,7 +120,7 @@ def launched(make: Callable[[], Launch], work: Callable[[Launch], Coroutine[Any,
         return 130
 
 
-async def _until_signal(launch: Launch, work: Coroutine[Any, Any, int]) -> int:
+async def _until_signal(launch: Work, work: Coroutine[Any, Any, int]) -> int:
     """Do the work. The first signal cancels it, which stops the services in order; the second kills them."""
     loop = asyncio.get_running_loop()
     received: list[int] = []

@@ -10,7 +10,7 @@ from quartet_common.config import ConfigError, ServerSection, split_address
 _LOWEST, _HIGHEST = 10_000, 65_535
 _FEW = 1000
 _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_given: set[int] = set()  # that this process has returned
+_held: list[socket.socket] = []  # what reserves this process's ports, until it ends
 
 
 class AddressUnavailable(ConfigError):
@@ -19,8 +19,28 @@ class AddressUnavailable(ConfigError):
     exit_code = 1
 
 
+def reserve_ports(ports: Collection[int]) -> bool:
+    """Keep ports from other callers in all processes until this one ends; False if one of them is kept already.
+
+    A launcher reserves what its services will listen on: of several that are started at once, each has its own, and a
+    service that is restarted finds its port free. The kernel gives names of abstract sockets to one process each, in
+    the scope in which it gives ports, and takes them back at its end.
+    """
+    made: list[socket.socket] = []
+    for port in ports:
+        made.append(socket.socket(socket.AF_UNIX))
+        try:
+            made[-1].bind(f"\0quartet-port-{port}")
+        except OSError:
+            for each in made:
+                each.close()
+            return False
+    _held.extend(made)
+    return True
+
+
 def free_ports(count: int, host: str = "127.0.0.1", neighbor: int = 0, reserved: Collection[int] = ()) -> list[int]:
-    """Return distinct ports that nothing listens on, and that this function did not return before.
+    """Return distinct ports that nothing listens on, reserved for this process.
 
     They are below the kernel's range of ephemeral ports, unless that leaves few: an outgoing connection may take one of
     those before its owner listens on it, and a client that tries to connect to one may connect to itself.
@@ -43,8 +63,7 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbor: int = 0, reserved:
         if len(found) == count:
             break
         both = {port, port + neighbor}
-        if both.isdisjoint(_given) and both.isdisjoint(reserved) and all(_is_free(host, each) for each in both):
-            _given.update(both)
+        if both.isdisjoint(reserved) and all(_is_free(host, each) for each in both) and reserve_ports(both):
             found.append(port)
     if len(found) < count:
         raise OSError(f"only {len(found)} of {count} ports between {_LOWEST} and {candidates[-1]} are free at {host}")
@@ -100,16 +119,19 @@ def check_own_host(key: str, host: str) -> None:
         raise ConfigError(f"{key}: cannot listen on {host}: {(error.strerror or str(error)).lower()}") from error
 
 
+def ports_of(kind: str, address: str, server: ServerSection) -> dict[str, int]:
+    """Return the ports that a service listens on, by the key that sets them; none if the kernel chooses."""
+    port = split_address(address)[1]
+    if port == 0:
+        return {}
+    metrics = {"server.metrics_port_offset": port + server.metrics_port_offset} if server.metrics else {}
+    return {f"addresses.{kind}": port, **metrics}
+
+
 def check_ports(kind: str, address: str, server: ServerSection, bind: bool = True) -> None:
     """Raise ConfigError for an invalid metrics port; with `bind` AddressUnavailable if a port cannot be bound."""
-    host, port = split_address(address)
-    host = server.bind_host or host
-    if port == 0:
-        return
-    wanted = {f"addresses.{kind}": port}
-    if server.metrics:
-        wanted["server.metrics_port_offset"] = port + server.metrics_port_offset
-    for key, each in wanted.items():
+    host = server.bind_host or split_address(address)[0]
+    for key, each in ports_of(kind, address, server).items():
         if each > _HIGHEST:
             raise ConfigError(f"{key}: {each} is no port; ports end at {_HIGHEST}")
         try:

@@ -196,7 +196,9 @@ def run_file_text(sections: Mapping[str, Mapping[str, Any]]) -> str:
     parts = []
     for name, values in sections.items():
         if values:
-            parts.append("\n".join([f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in values.items())]))
+            parts.append(
+                "\n".join([f"[{name}]", *(f"{_key(key)} = {toml_value(value)}" for key, value in values.items())])
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -204,9 +206,10 @@ def _key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a value as TOML, on one line."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False, default=str)
