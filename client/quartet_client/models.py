@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -15,6 +15,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, tens
 
 from quartet_common.durations import to_seconds
 from quartet_common.proportions import proportion
+from quartet_common.verifier_scores import by_verifier, references, verifier_metrics, verifier_text
 
 
 def enum_name(enum, value: int) -> str:
@@ -101,18 +102,34 @@ class VersionSpan(FromProto):
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierScore(FromProto):
+    """One verifier's part: `reward` before the `weight` (0: unknown); `outcome` "unspecified": it abstained."""
+
+    name: str
+    reward: float
+    weight: float
+    outcome: str
+    reason: str
+    ans_acc: float | None = None
+
+    def __str__(self) -> str:
+        return verifier_text(self.name, self.reward, self.weight, self.outcome, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Score(FromProto):
     """The reward service's score of a completion.
 
     Attributes:
         reward: weighted sum of the verifiers' rewards; None if verification itself failed (see `failure`).
         format_acc: 0 to 1.
-        ans_acc: 0 to 1; None if no verifier judged whether the answer is right.
+        ans_acc: 0 to 1, the weighted mean of the verifiers that judge answers; None if none did.
         outcome: reward.proto's Outcome in lower case: "correct", "incorrect", "malformed", "unjudged", ...
         parsed_answer: the answer as read from the completion; empty if none was found.
         reason: why this outcome, in words.
         elapsed: seconds of verification.
         failure: why there is no score, in words; empty if there is one.
+        verifiers: each one's part.
     """
 
     reward: float | None
@@ -123,6 +140,7 @@ class Score(FromProto):
     reason: str = ""
     elapsed: float = 0.0
     failure: str = ""
+    verifiers: tuple[VerifierScore, ...] = ()
 
     @classmethod
     def from_proto(cls, score: reward_pb2.Score, **given: Any) -> "Score":  # type: ignore[override]
@@ -246,6 +264,7 @@ class Group:
         prompt_text: the prompt as the model saw it, decoded.
         purpose: "train", "evaluate" or "serve".
         dead: set if the prompt is dead; then there are no completions.
+        references: what the verifiers compared the completions with, by column.
     """
 
     run_id: str
@@ -259,6 +278,7 @@ class Group:
     rollout_id: str = ""
     finished_at: datetime | None = None
     dead: DeadPrompt | None = None
+    references: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_transcript(cls, run_id: str, transcript: bytes) -> "Group":
@@ -270,6 +290,7 @@ class Group:
             completions=tuple(map(Completion.from_proto, message.completions)),
             rollout_id=message.rollout_id,
             finished_at=to_datetime(message.finished_at),
+            references=references(message),
         )
 
     @classmethod
@@ -299,6 +320,7 @@ def group_fields(group: Group) -> dict[str, Any]:
         "id": group.prompt_id,
         "prompt": group.prompt_text,
         "gt_answer": group.answer,
+        "references": dict(group.references),
         "completions": [completion_fields(completion) for completion in group.completions],
     }
 
@@ -313,6 +335,7 @@ def completion_fields(completion: Completion) -> dict[str, Any]:
     fields["version_spans"] = [[span.policy_version, span.begin, span.end] for span in completion.version_spans]
     if completion.score:
         fields |= {name: getattr(completion.score, name) for name in _SCORE_FIELDS}
+        fields["verifiers"] = [asdict(one) for one in completion.score.verifiers]
     fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
     if completion.token_ids:
         fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
@@ -418,6 +441,8 @@ class Evaluation:
         accuracy: mean answer accuracy over the judged completions; None if prompts died or no completion was judged.
         interval: its 95% confidence interval (`quartet_common.proportions`); None if `accuracy` is None.
         judged: completions whose answers a verifier judged.
+        rewards: each verifier's mean reward, before its weight; empty if unknown, or if prompts died.
+        judges: the verifiers that the accuracy is of.
         groups: the finished groups; empty if only the summary was asked for.
     """
 
@@ -434,6 +459,8 @@ class Evaluation:
     interval: tuple[float, float] | None
     judged: int
     groups: tuple[Group, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    judges: tuple[str, ...] = ()
 
     @classmethod
     def from_proto(
@@ -443,6 +470,7 @@ class Evaluation:
         whole = bool(headers) and len(headers) == response.prompts
         judged = [(header.completions - header.unjudged, header.ans_acc) for header in headers]
         accuracy = proportion(judged) if whole else None
+        means = verifier_metrics(mean for header in headers for mean in header.verifiers) if whole else {}
         return cls(
             evaluation_id=evaluation_id,
             evaluation_set=evaluation_id.rpartition("@")[0],
@@ -456,6 +484,8 @@ class Evaluation:
             accuracy=accuracy.value if accuracy else None,
             interval=(accuracy.low, accuracy.high) if accuracy else None,
             judged=sum(count for count, _ in judged),
+            rewards={name: means[metric] for name, metric in by_verifier(means, "mean").items()},
+            judges=tuple(by_verifier(means, "ans_acc")),
             groups=tuple(Group.from_transcript(run_id, transcript) for transcript in response.transcripts),
         )
 

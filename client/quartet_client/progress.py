@@ -5,7 +5,6 @@ Metric names are those of docs/metrics.md. `view` draws it in a terminal, `dashb
 
 import json
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -27,6 +26,7 @@ from quartet_client.events import (
     WeightsPublished,
 )
 from quartet_client.models import Evaluation, Group, Member, Run, RunStats, ServiceStatus
+from quartet_common.verifier_scores import by_verifier
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -50,8 +50,6 @@ def incomplete_of(answered: float, prompts: float) -> str:
 
 REWARD = "reward/mean"
 ACCURACY = "reward/ans_acc"
-VERIFIER = re.compile(r"reward/(.+)/mean")
-"""The mean reward of one verifier, among the metrics of a step."""
 LENGTH = "completions/mean_length"
 STALENESS = "staleness/mean"
 IDLE = "time/idle_fraction"
@@ -63,7 +61,7 @@ KEPT = (
     *(STEP_SECONDS, "time/waiting_for_batch", "time/training", "time/publishing", "time/evaluating"),
     *("time/checkpointing", IDLE, FAILED_UPDATES),
 )
-"""Metrics that are stored of each step, for the charts."""
+"""Metrics that are stored of each step, for the charts, beside those of each verifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,11 @@ class Step:
     recorded: bool = False
 
     @classmethod
-    def of(cls, at: float, metrics: Mapping[str, Any], recorded: bool = False) -> "Step":
-        """Return a step with the metrics of KEPT that are finite numbers."""
-        return cls(at, {name: float(metrics[name]) for name in KEPT if is_number(metrics.get(name))}, recorded)
+    def of(cls, at: float, metrics: Mapping[str, Any], recorded: bool = False, whole: bool = False) -> "Step":
+        """Return a step with the metrics of KEPT, and of each verifier, that are finite numbers; `whole`: with all."""
+        own = (*KEPT, *(name for kind in ("mean", "ans_acc") for name in by_verifier(metrics, kind).values()))
+        kept = metrics if whole else own
+        return cls(at, {name: float(metrics[name]) for name in kept if is_number(metrics.get(name))}, recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ class EvaluationPoint:
         incomplete: "incomplete: 78 of 80" if prompts died.
         interval: the ends of the accuracy's 95% interval; None if the trainer gives none.
         judged: completions whose answers were judged.
+        rewards: each verifier's mean reward, before its weight; empty if unknown, or if prompts died.
+        judges: the verifiers that the accuracy is of.
     """
 
     policy_version: int
@@ -97,6 +99,8 @@ class EvaluationPoint:
     incomplete: str = ""
     interval: tuple[float, float] | None = None
     judged: int = 0
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    judges: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, policy_version: int, metrics: Mapping[str, Any]) -> "EvaluationPoint":
@@ -105,17 +109,33 @@ class EvaluationPoint:
         values = (None if lost else metrics.get(f"eval/{name}/{key}") for key in keys)
         accuracy, reward, low, high, judged = (float(value) if is_number(value) else None for value in values)
         interval = None if low is None or high is None else (low, high)
-        return cls(policy_version, accuracy, reward, lost, interval, int(judged or 0))
+        means = by_verifier({} if lost else metrics, "mean", f"eval/{name}/")
+        rewards = {verifier: float(metrics[key]) for verifier, key in means.items() if is_number(metrics[key])}
+        judges = tuple(by_verifier(metrics, "ans_acc", f"eval/{name}/"))
+        return cls(policy_version, accuracy, reward, lost, interval, int(judged or 0), rewards, judges)
+
+
+def by_whom(judges: Iterable[str]) -> str:
+    """Return whose an accuracy is: " by math", " by code and math (weighted mean)"; "" if that is unknown."""
+    names = list(judges)
+    return f" by {' and '.join(names)}{' (weighted mean)' if len(names) > 1 else ''}" if names else ""
 
 
 def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
-    """Return "81.2% (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
+    """Return "81.2% by math (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
     if of.accuracy is None:
         return "–"
+    text = f"{of.accuracy:{form}}{by_whom(of.judges)}"
     if of.interval is None:
-        return f"{of.accuracy:{form}}"
+        return text
     low, high = of.interval
-    return f"{of.accuracy:{form}} (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
+    return f"{text} (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
+
+
+def reward_text(of: EvaluationPoint | Evaluation) -> str:
+    """Return "0.500", with each verifier's mean if there are several: "0.500 (close 0.300, length 0.200)"."""
+    each = ", ".join(f"{name} {reward:.3f}" for name, reward in of.rewards.items())
+    return ("–" if of.reward is None else f"{of.reward:.3f}") + (f" ({each})" if len(of.rewards) > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +166,7 @@ class RunProgress:
         versions: of each rollout, (seconds since 1970, policy version) at each change.
         busy: whether completions were running at the configured rollout, at each of its last statuses.
         spec: the run's; None until `fold_run`.
+        whole: whether all metrics of the steps are stored.
     """
 
     run_id: str = ""
@@ -169,6 +190,7 @@ class RunProgress:
     stats: RunStats | None = None
     spec: broker_pb2.RunSpec | None = None
     services: dict[str, ServiceStatus] = field(default_factory=dict)
+    whole: bool = False
     busy: deque[bool] = field(default_factory=lambda: deque(maxlen=60))  # two minutes
     _newest_event: int = -1  # step
 
@@ -188,6 +210,11 @@ class RunProgress:
     def last_metrics(self) -> Mapping[str, float]:
         """Metrics of the last step; empty before it."""
         return self.steps[self.steps_done - 1].metrics if self.steps else {}
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The verifiers that the last step's accuracy is of."""
+        return tuple(by_verifier(self.last_metrics, "ans_acc"))
 
     def rows(self) -> list[tuple[int, Step]]:
         return sorted(self.steps.items())
@@ -254,7 +281,7 @@ class RunProgress:
             match row:
                 case {"kind": "step", "step": int(number), "time": at} if is_number(at):
                     if number not in self.steps or self.steps[number].recorded:
-                        self.steps[number] = Step.of(at, row, recorded=True)
+                        self.steps[number] = Step.of(at, row, recorded=True, whole=self.whole)
                 case {"kind": "evaluation", "set": str(name), "policy_version": int(version)}:
                     self.evaluations.setdefault(name, {})[version] = EvaluationPoint.of(name, version, row)
 
@@ -345,7 +372,7 @@ def read_run(folder: Path) -> RunProgress:
 
     Of a step that a resumed run wrote twice, the last row counts.
     """
-    progress, file = RunProgress(folder.resolve().name), MetricsFile(folder / "metrics.jsonl")
+    progress, file = RunProgress(folder.resolve().name, whole=True), MetricsFile(folder / "metrics.jsonl")
     while (read := file.read())[1]:
         progress.fold_rows(*read)
     return progress

@@ -20,7 +20,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished, state_words
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text, starting, work_of
+from quartet_client.progress import RunProgress, accuracy_text, by_whom, reward_text, starting, work_of
 from quartet_client.terminal import Terminal
 from quartet_common.text import Repeats, block, one_line, without_numbers
 
@@ -111,9 +111,10 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][evaluation.policy_version]
             accuracy = accuracy_text(point, ".3f")
-            reward = "–" if point.reward is None else f"{point.reward:.3f}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
-            return one_line(f"evaluation {at}: {point.incomplete or f'accuracy {accuracy}  reward {reward}'}")
+            return one_line(
+                f"evaluation {at}: {point.incomplete or f'accuracy {accuracy}  reward {reward_text(point)}'}"
+            )
         case RunStateChanged() as changed:
             now = f"run {state.run_id} {state_words(changed.state)}"
             return one_line(now + (f": {changed.reason}" if changed.reason else ""))
@@ -227,7 +228,7 @@ def _figures(state: RunProgress) -> list[tuple[str, str]]:
     """Return names and values of the last step's main metrics; accuracy is "–" if no answer was judged."""
     formats = (
         ("reward", metrics.REWARD, "{:.3f}"),
-        ("accuracy", metrics.ACCURACY, "{:.1%}"),
+        (f"accuracy{by_whom(state.judges)}", metrics.ACCURACY, "{:.1%}"),
         ("length", metrics.LENGTH, "{:.1f}"),
         ("staleness", metrics.STALENESS, "{:.2f}"),
         ("trained tokens/s", metrics.TOKENS_PER_SECOND, "{:,.0f}"),
@@ -249,6 +250,10 @@ def _sample(group: SampleGroup) -> RenderableType:
         text.append(verdict, "green" if right else "yellow")
         if completion.score.reason:
             text.append(one_line(f"  {completion.score.reason}"), "dim")
+        for line in [f"{column}: {one[:400]}" for column, one in group.references.items()]:
+            text.append(f"\n{one_line(line)}", "dim")
+        for one in completion.score.verifiers:
+            text.append(f"\n{one_line(str(one))}", "dim")
     title = Text(f"sample {group.instance_id}, version {completion.policy_version}")
     return Panel(text, title=title, title_align="left", border_style="dim")
 

@@ -175,6 +175,10 @@ def echo(instance: experience_pb2.PromptInstance, evil: str = "") -> experience_
         parsed_answer=evil or text[-1:],
         reason=evil or ("the answer is in the text" if right else "the answer is not in the text"),
     )
+    part = score.verifiers.add(name=evil or "echo", reward=score.reward, weight=1.0, outcome=score.outcome)
+    part.reason, part.ans_acc = score.reason, score.ans_acc
+    part.reads.append("solution" if instance.prompt.columns else "gt_answer")
+    score.verifiers.add(name="length", reward=-0.5, weight=2.0, outcome=reward_pb2.OUTCOME_UNJUDGED, reason="9 tokens")
     spans = [
         experience_pb2.VersionSpan(policy_version=3, begin=0, end=2),
         experience_pb2.VersionSpan(policy_version=4, begin=2, end=len(text)),

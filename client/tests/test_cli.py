@@ -130,11 +130,16 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(address, quartet, run
             time.sleep(0.02)
         for step in range(2):
             metrics = {"reward/mean": 0.25 * (step + 1), "staleness/mean": 0.0}
+            if step:
+                metrics |= {"reward/ans_acc": 0.5, "reward/math/ans_acc": 1.0, "reward/code/ans_acc": 0.0}
             life.report(step=pb.StepFinished(step=step, policy_version=step + 1, metrics=metrics))
-        told = {"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
+        told = {"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8, "eval/held/reward/math/ans_acc": 0.75}
+        told |= {"eval/held/reward/math/mean": 0.9, "eval/held/reward/length/mean": -0.1}
         life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", policy_version=2, metrics=told))
-        told = {"eval/held/reward": 0.8, "eval/held/prompts": 78, "eval/held/dead": 2}
-        life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", policy_version=3, metrics=told))
+        lost = {"eval/held/reward": 0.8, "eval/held/prompts": 78, "eval/held/dead": 2}
+        life.report(evaluation=pb.EvaluationFinished(evaluation_set="held", policy_version=3, metrics=lost))
+        mine = {name.replace("held", "mine"): value for name, value in told.items()}
+        life.report(evaluation=pb.EvaluationFinished(evaluation_set="mine", policy_version=3, metrics=mine))
         life.finish(pb.RUN_STATE_FAILED)
 
     threading.Thread(target=train_when_fed).start()
@@ -143,11 +148,14 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(address, quartet, run
     assert out.splitlines() == [
         "run demo is active",
         "step 1/2  reward 0.250  accuracy –  staleness 0.00",
-        "step 2/2  reward 0.500  accuracy –  staleness 0.00",
-        "evaluation held at version 2: accuracy 0.750  reward 0.800",
+        "step 2/2  reward 0.500  accuracy by code and math (weighted mean) 50.0%  staleness 0.00",
+        "evaluation held at version 2: accuracy 0.750 by math  reward 0.800 (length -0.100, math 0.900)",
         "evaluation held at version 3: incomplete: 78 of 80",
+        "evaluation mine at version 3: accuracy 0.750 by math  reward 0.800 (length -0.100, math 0.900)",
         "run demo failed: enough",
         "accuracy on held: incomplete: 78 of 80",
+        "accuracy on mine: 75.0% by math → 75.0% by math",
+        "reward on mine: 0.800 (length -0.100, math 0.900) → 0.800 (length -0.100, math 0.900)",
     ]
     assert quartet("watch", "demo")[0] == 1
 
@@ -190,11 +198,12 @@ def test_bad_input_is_one_sentence_and_exit_status_2(address, capsys, run_file, 
 
 
 def test_plot_draws_a_run_folder(tmp_path, capsys, write):
-    lines = [{"kind": "step", "step": step, "time": step, "reward/mean": 0.5} for step in range(3)]
+    lines = [{"kind": "step", "step": step, "time": step, "reward/mean": 0.5, "train/loss": 1.0} for step in range(3)]
     lines.append({"kind": "evaluation", "set": "held", "policy_version": 0, "eval/held/ans_acc": 0.5})
     write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["plot", str(tmp_path)]) == 0
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(tmp_path), "--metric", "train/loss"]) == 0
     assert main(["plot", str(tmp_path), "--metric", "reward/mena"]) == 2
     assert "--metric: no step has 'reward/mena'; did you mean 'reward/mean'?" in capsys.readouterr().err
     assert main(["plot", str(tmp_path), "-o", str(tmp_path / "gone" / "a.png")]) == 2

@@ -126,6 +126,21 @@ def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came
     assert means() == [0.1, 0.1, 0.9] and not picture.evaluations, "nor is there a set without an evaluation"
 
 
+def test_accuracies_say_whose_they_are_and_evaluations_have_each_verifiers_reward():
+    own = {"reward/math/mean": 0.5, "reward/length/mean": -0.1, "reward/math/ans_acc": 0.4}
+    picture = _picture(_step(1, 0, 1010, **own))
+    held = {f"eval/held/{name}": value for name, value in {**own, "ans_acc": 0.4, "reward": 0.3}.items()}
+    for version in (0, 1):
+        finished = broker_pb2.EvaluationFinished(evaluation_set="held", policy_version=version, metrics=held)
+        picture.fold(_event(2 + version, 1011 + version, evaluation=finished))
+    told = snapshot(picture, 1013)
+    assert told["by_whom"] == " by math" and told["verifiers"] == {"math": [[1.0, 0.5]], "length": [[1.0, -0.1]]}
+    (shown,) = told["evaluations"]
+    assert (shown["by_whom"], shown["reward"]) == (" by math", "0.300 (length -0.100, math 0.500)")
+    picture.fold(_event(9, 1014, run_state=broker_pb2.RunStateChanged(state="RUN_STATE_SUCCEEDED")))
+    assert "Accuracy by math on held went from 40% to 40%." in snapshot(picture, 1015)["verdict"]["sentence"]
+
+
 def test_the_metrics_file_is_read_as_it_grows_by_whole_lines_and_again_when_it_was_written_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)
@@ -205,6 +220,7 @@ async def test_the_page_and_its_documents_are_served(addresses, nowhere):
         assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
         told = json.loads((await get("/api/samples"))[2])
         completion = told["groups"][0]["completions"][0]
+        assert [each["name"] for each in completion["verifiers"]] == [ATTACK, "length"]
         assert completion["text"] == f"<think>{ATTACK}</think>{ATTACK}" and completion["version_spans"][0] == [3, 0, 2]
         for name in ("", "app.js", "charts.js", "parts.js", "samples.js", "style.css", "icon.svg"):
             status, headers, body = await get(f"/{name}")

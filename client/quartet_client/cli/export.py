@@ -15,12 +15,13 @@ import click
 
 from quartet_client.cli.rounding import copy_rounded, rounding_of
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.progress import REWARD, VERIFIER, RunProgress, accuracy_text, read_run
+from quartet_client.progress import REWARD, RunProgress, accuracy_text, by_whom, read_run
 from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
 from quartet_common.hub import HUB_ID, is_hub_id, push_folder
 from quartet_common.plugins import install_command
+from quartet_common.verifier_scores import by_verifier
 
 _UNKNOWN = (float("nan"), float("nan"))
 
@@ -52,7 +53,7 @@ def plot_runs(folders: Sequence[Path], output: Path, metrics: Sequence[str] = ()
         if name not in there:
             close = difflib.get_close_matches(name, there, n=1) or there[:1]
             raise InputError(f"--metric: no step has '{name}'; did you mean '{''.join(close)}'? (docs/metrics.md)")
-    verifiers = [name for name in there if VERIFIER.fullmatch(name)]
+    verifiers = list(by_verifier(dict.fromkeys(there), "mean").values())
     names = metrics or [REWARD, *(verifiers if len(verifiers) > 1 else ()), *list(_TITLES)[1:]]
     rows = (len(names) + 2) // 2
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
@@ -68,7 +69,7 @@ def plot_runs(folders: Sequence[Path], output: Path, metrics: Sequence[str] = ()
             points = [(each.policy_version, 100 * each.accuracy) for each in evaluated if each.accuracy is not None]
             if not points:
                 continue
-            label = f"{run.run_id}: {held}"
+            label = f"{run.run_id}: {held}{by_whom(evaluated[-1].judges)}"
             axes[0, 0].plot(*zip(*points, strict=True), style, color=color, marker="o", markersize=4, label=label)
             ends = [(point.policy_version, *(100 * end for end in point.interval or _UNKNOWN)) for point in evaluated]
             axes[0, 0].fill_between(*zip(*ends, strict=True), color=color, alpha=0.12, linewidth=0)

@@ -140,6 +140,8 @@ def show_group(out: Console, group: Group) -> None:
         out.print(Panel(Text(f"set aside: {reasons}", "red"), title=Text(group.instance_id), title_align="left"))
         return
     body = Text(group.prompt_text, "dim")
+    for column, text in group.references.items():
+        body.append("\n  " + one_line(f"{column}: {text[:400]}"), "dim")
     for completion in group.completions:
         body.append("\n")
         body.append_text(completion_text(completion))
@@ -161,4 +163,6 @@ def completion_text(completion: Completion) -> Text:
     if completion.scored_after is not None:
         facts.append(f"scored after {completion.scored_after:.3f} s")
     text.append("\n  " + one_line(", ".join(facts)), style)
+    for one in completion.score.verifiers if completion.score else ():
+        text.append("\n    " + one_line(str(one)), "dim")
     return text

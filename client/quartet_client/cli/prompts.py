@@ -23,7 +23,7 @@ from quartet_client.cli.options import (
 )
 from quartet_client.data import load_prompts
 from quartet_client.models import Evaluation, completion_fields, group_fields
-from quartet_client.progress import accuracy_text, incomplete_of
+from quartet_client.progress import accuracy_text, incomplete_of, reward_text
 from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
@@ -209,6 +209,6 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
         if result.reward is None:
             summary = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
-            summary = f"accuracy {accuracy_text(result)}, reward {result.reward:.3f} over {result.prompts} prompts"
+            summary = f"accuracy {accuracy_text(result)}, reward {reward_text(result)} over {result.prompts} prompts"
         Terminal().print(f"{result.evaluation_set} at {versions}: {summary}", soft_wrap=True)
     return 0 if result.reward is not None else 1

@@ -36,7 +36,7 @@ from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_client.feed import feed_and_watch
 from quartet_client.models import Handle, ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text, read_run, work_of
+from quartet_client.progress import RunProgress, accuracy_text, read_run, reward_text, work_of
 from quartet_client.streams import GroupHistory, Moment
 from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView, watch_progress
@@ -121,6 +121,8 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
         known = [point for point in points if point.accuracy is not None] or points
         ends = [accuracy_text(point) for point in (known[0], known[-1])]
         out.print(f"accuracy on {name}: {points[-1].incomplete or ' → '.join(ends)}", soft_wrap=True)
+        if len(points[-1].rewards) > 1:
+            out.print(f"reward on {name}: {reward_text(points[0])} → {reward_text(points[-1])}", soft_wrap=True)
     return 0 if progress.succeeded else 1
 
 

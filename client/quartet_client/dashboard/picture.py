@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quartet_client.connection import KINDS
 from quartet_client.models import DeadPrompt
-from quartet_client.progress import FAILED_UPDATES, STEP_SECONDS, RunProgress, Step, first_batch, problem_of
+from quartet_client.progress import FAILED_UPDATES, STEP_SECONDS, RunProgress, Step, by_whom, first_batch, problem_of
 
 
 @dataclass
@@ -176,9 +176,10 @@ def _troubles(picture: Picture) -> list[str]:
 
 def _gain(picture: Picture) -> str:
     for name in picture.evaluations:
-        known = [point.accuracy for point in picture.points(name) if point.accuracy is not None]
+        known = [point for point in picture.points(name) if point.accuracy is not None]
         if len(known) > 1:
-            return f" Accuracy on {name} went from {known[0]:.0%} to {known[-1]:.0%}."
+            first, last = known[0].accuracy, known[-1].accuracy
+            return f" Accuracy{by_whom(known[-1].judges)} on {name} went from {first:.0%} to {last:.0%}."
     return ""
 
 

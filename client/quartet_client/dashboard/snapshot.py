@@ -8,7 +8,8 @@ from typing import Any
 from quartet_client.connection import KINDS
 from quartet_client.dashboard.picture import Picture, judge
 from quartet_client.models import Group, Member, group_fields
-from quartet_client.progress import VERIFIER, Step, problem_of, work_of
+from quartet_client.progress import Step, by_whom, problem_of, reward_text, work_of
+from quartet_common.verifier_scores import by_verifier
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
 _RECENT = 20  # steps of which means are taken
@@ -53,6 +54,7 @@ def snapshot(picture: Picture, now: float) -> dict[str, Any]:
         "lines": _lines(rows, _LINES),
         "verifiers": _lines(rows, _verifiers(rows)),
         "last": _last(rows),
+        "by_whom": by_whom(picture.judges),
         "evaluations": _evaluations(picture),
         "phases": _phases(rows),
         "queues": asdict(picture.stats) if picture.stats else None,
@@ -71,8 +73,7 @@ def samples(picture: Picture) -> dict[str, Any]:
 
 def _verifiers(rows: list[tuple[int, Step]]) -> dict[str, str]:
     """Return the metric of each verifier, by its name, if there are several."""
-    found = (VERIFIER.fullmatch(metric) for _, row in rows[-1:] for metric in row.metrics)
-    metrics = {match[1]: match[0] for match in found if match}
+    metrics = by_verifier(rows[-1][1].metrics, "mean") if rows else {}
     return metrics if len(metrics) > 1 else {}
 
 
@@ -115,6 +116,9 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
             {
                 "set": name,
                 "points": [[x, _round(y)] for x, y in _thinned(known, _POINTS)],
+                "by_whom": by_whom(last.judges),
+                "reward": reward_text(last) if len(last.rewards) > 1 else "",
+                "version": last.policy_version,
                 "interval": [_round(each) for each in (*last.interval, last.judged)] if last.interval else [],
                 "incomplete": f"{last.incomplete} at version {last.policy_version}" if last.incomplete else "",
             }

@@ -185,6 +185,9 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
     for name in ("reward_mean", "ans_acc"):
         validation.finite(f"{field}.{name}", getattr(header, name))
     validation.finite(f"{field}.reward_std", header.reward_std, least=0)
+    for i, mean in enumerate(header.verifiers):
+        validation.finite(f"{field}.verifiers[{i}].reward", mean.reward)
+        validation.finite(f"{field}.verifiers[{i}].ans_acc", mean.ans_acc)
     validation.stored(field, header)
 
 

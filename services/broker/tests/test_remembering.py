@@ -1,5 +1,7 @@
 """What is settled is remembered for as long as it could be submitted again, in bounded memory."""
 
+import math
+
 import grpc
 import pytest
 from world import SERVE, World, group, refused
@@ -74,6 +76,10 @@ async def test_what_is_refused_stores_nothing(world):
     wrong = group(second, 0)
     wrong.group.header.purpose = SERVE
     await refused(world.put(group(first, 0), wrong), grpc.StatusCode.INVALID_ARGUMENT, "groups[1].group.header.purpose")
+    endless = group(second, 0)
+    endless.group.header.verifiers.add(name="close", reward=math.inf)
+    field = "groups[0].group.header.verifiers[0].reward"
+    await refused(world.put(endless), grpc.StatusCode.INVALID_ARGUMENT, field)
     stored = [key async for key in world.redis.scan_iter(match=keys.prefix(world.run_id) + "payload:*")]
     assert await world.state_of("a0") == "LEASED" and stored == []
     assert await world.put(group(first, 0), group(second, 0)) == ["ACCEPTED", "ACCEPTED"]

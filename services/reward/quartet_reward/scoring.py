@@ -205,6 +205,8 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
         reason=verdict.reason,
         tests_passed=verdict.tests_passed,
         tests=verdict.tests,
+        weight=one.weight,
+        reads=getattr(one.verifier, "reads", ("gt_answer",)),
     )
     seconds = max(time.perf_counter() - start, 0.0)
     metrics.VERIFICATIONS.labels(one.verifier.name, metrics.outcome_name(verdict.outcome)).observe(seconds)
@@ -212,18 +214,21 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
 
 
 def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding], elapsed: float) -> Result:
-    judged = [(one.weight, finding.verdict) for one, finding in zip(bound, findings, strict=True)]
-    judged = [(weight, verdict) for weight, verdict in judged if verdict.reward is not None]
+    judged = [(one.weight, finding) for one, finding in zip(bound, findings, strict=True)]
+    judged = [(weight, finding) for weight, finding in judged if finding.verdict.reward is not None]
     if not judged:
         return failure(item_id, InvalidItem("no verifier has a verdict"))
-    weights, verdicts = [weight for weight, _ in judged], [verdict for _, verdict in judged]
-    rewards = [weight * (verdict.reward or 0.0) for weight, verdict in judged]
+    weights, verdicts = [weight for weight, _ in judged], [finding.verdict for _, finding in judged]
+    rewards = [weight * (verdict.reward or 0.0) for weight, verdict in zip(weights, verdicts, strict=True)]
     if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
         message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
         return failure(item_id, VerifierCrashed(message))
     accuracies = [verdict.ans_acc for verdict in verdicts]
     if all(accuracy is None for accuracy in accuracies):
         accuracies = [_by_outcome(verdict) for verdict in verdicts]
+    for (_, finding), accuracy in zip(judged, accuracies, strict=True):
+        if accuracy is not None:
+            finding.part.ans_acc = accuracy
     judges = [verdict for verdict, accuracy in zip(verdicts, accuracies, strict=True) if accuracy is not None]
     leading = (judges or verdicts)[0]
     score = reward_pb2.Score(

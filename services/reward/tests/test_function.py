@@ -111,6 +111,13 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
             assert result.failure.kind == kind, result.failure
             assert result.failure.message.startswith(message.replace("{0}", str(file))), result.failure.message
     assert results[-1].score.reward == 30.0, "what a function has no verdict on the others have"
+    abstained, exact = results[-1].score.verifiers
+    assert (abstained.outcome, abstained.HasField("ans_acc")) == (reward_pb2.OUTCOME_UNSPECIFIED, False)
+    assert (exact.weight, exact.ans_acc, list(exact.reads)) == (3, 1, ["gt_answer"])
+    found = ((case[0], result.score.verifiers) for case, result in zip(CASES, results, strict=False))
+    reads = {function: list(verifiers[0].reads) for function, verifiers in found if verifiers}
+    assert (reads["close"], reads["scored"]) == (["answer", "tolerance", "*"], ["level", "scale"])
+    assert (reads["later"], reads["trl"]) == ([], ["answer", "answer", "*"])
 
 
 @pytest.mark.parametrize(

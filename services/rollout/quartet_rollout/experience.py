@@ -9,6 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 from quartet_common.durations import now_timestamp
 from quartet_common.sampling import to_message
 from quartet_common.tensors import encode, encode_ragged
+from quartet_common.verifier_scores import verifier_means
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
@@ -71,15 +72,12 @@ class GeneratedGroup:
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
                 values = np.asarray([getattr(score, key) for score in scores], dtype=np.float32)
                 getattr(self.tensors, field).CopyFrom(encode(values))
-            self.tensors.verifiers[:] = [each.name for each in scores[0].verifiers]
-            if self.tensors.verifiers:
-                each = np.asarray([[one.reward for one in score.verifiers] for score in scores], dtype=np.float32)
-                self.tensors.verifier_rewards.CopyFrom(encode(each))
             rewards = np.asarray([score.reward for score in scores])
             self.header.reward_mean = rewards.mean()
             self.header.reward_std = rewards.std(ddof=1) if len(scores) > 1 else 0.0
             judged = [score.ans_acc for score in scores if not score.unjudged]
             self.header.ans_acc = sum(judged) / len(judged) if judged else 0.0
+            self.header.verifiers.extend(verifier_means(scores))
             self.header.unjudged = len(scores) - len(judged)
             if self.header.unjudged:
                 mask = np.asarray([not score.unjudged for score in scores], dtype=np.uint8)

@@ -280,7 +280,10 @@ def _is_refusal(error: grpc.RpcError) -> bool:
 
 def _unusable(score: reward_pb2.Score) -> str:
     """Return why a score cannot be used for training; "" if it can."""
-    for name in ("reward", "format_acc", "ans_acc"):
-        if not abs(value := getattr(score, name)) <= LARGEST_FLOAT32:
+    values = [(name, getattr(score, name)) for name in ("reward", "format_acc", "ans_acc")]
+    for one in score.verifiers:
+        values += [(f"reward of '{one.name}'", one.reward), (f"ans_acc of '{one.name}'", one.ans_acc)]
+    for name, value in values:
+        if not abs(value) <= LARGEST_FLOAT32:
             return f"the reward service answered {name} {value:g}; allowed: what is finite as float32"
     return ""

@@ -13,11 +13,12 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, trainer_pb2
 from quartet_common.log import get_logger
 from quartet_common.proportions import proportion
 from quartet_common.text import visible
+from quartet_common.verifier_scores import references, short_names, verifier_means, verifier_metrics
 from quartet_trainer.config import EvaluationSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.errors import SessionLost
 from quartet_trainer.members import Reporter
-from quartet_trainer.records.journal import Journal, outcome_name, writing
+from quartet_trainer.records.journal import Journal, outcome_name, verifier_fields, writing
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
@@ -43,13 +44,14 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     metrics = {f"{prefix}/prompts": float(len(transcripts)), f"{prefix}/dead": float(dead)}
     if dead or not completions:
         return metrics
-    count = len(completions)
+    count, scores = len(completions), [[one.score for one in transcript.completions] for transcript in transcripts]
     metrics |= {
         f"{prefix}/reward": sum(c.score.reward for c in completions) / count,
         f"{prefix}/format_acc": sum(c.score.format_acc for c in completions) / count,
         f"{prefix}/response_length": sum(c.tokens for c in completions) / count,
         f"{prefix}/truncated_ratio": sum(c.finish_reason == experience_pb2.FINISH_REASON_LENGTH for c in completions)
         / count,
+        **verifier_metrics((mean for group in scores for mean in verifier_means(group)), f"{prefix}/"),
     }
     judged = [[c.score.ans_acc for c in transcript.completions if not c.score.unjudged] for transcript in transcripts]
     judged = [accuracies for accuracies in judged if accuracies]
@@ -68,10 +70,11 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     return metrics
 
 
-def metric_names(sets: Sequence[str], completions: int) -> list[str]:
-    """Return the names of `evaluation_metrics` for these sets, with `completions` of each prompt."""
+def metric_names(sets: Sequence[str], completions: int, verifiers: Sequence[str]) -> list[str]:
+    """Return the names of `evaluation_metrics` for these sets, verifiers and `completions` of each prompt."""
     parts = ("ans_acc", "reward", "format_acc", "response_length", "truncated_ratio", "prompts", "dead", "pass@1")
-    return [f"eval/{name}/{part}" for name in sets for part in dict.fromkeys((*parts, f"pass@{completions}"))]
+    own = [f"reward/{name}/{kind}" for name in short_names(verifiers) for kind in ("mean", "ans_acc")]
+    return [f"eval/{name}/{part}" for name in sets for part in dict.fromkeys((*parts, f"pass@{completions}", *own))]
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -92,10 +95,11 @@ def write_evaluation(folder: Path, name: str, step: int, transcripts: Sequence[e
 
 def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2.CompletionInfo) -> dict[str, object]:
     reference, score = transcript.instance.prompt.reference, completion.score
+    gold = {name: text for name, text in references(transcript).items() if name != "test_cases"}
     line: dict[str, object] = {
         "prompt": transcript.prompt_text,
         "prediction": completion.text,
-        "gold": reference.answer,
+        "gold": next(iter(gold.values()), "") if len(gold) < 2 else gold,
         "parsed": score.parsed_answer,
         "format_valid": score.format_acc,
         "ans_valid": None if score.unjudged else score.ans_acc,
@@ -103,6 +107,7 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
         "reward": score.reward,
         "outcome": outcome_name(score.outcome),
         "reason": score.reason,
+        "verifiers": verifier_fields(score),
         "prompt_id": transcript.instance.prompt.prompt_id,
         "policy_versions": sorted({span.policy_version for span in completion.version_spans}),
     }

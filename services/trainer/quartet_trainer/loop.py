@@ -348,7 +348,7 @@ class TrainingLoop:
     def _watched(self, key: str, metric: str, measured: dict[str, float]) -> float | None:
         """Return the metric that the run file names for `key`. Warn if a complete evaluation lacks it, as happens for
         ans_acc when no answer was judged."""
-        prefix = metric.rpartition("/")[0]
+        prefix = "/".join(metric.split("/")[:2])
         if metric not in measured and f"{prefix}/reward" in measured:
             there = ", ".join(name for name in measured if name.startswith(f"{prefix}/"))
             self.reporter.notice("warning", f"trainer.{key}: the evaluation has no {metric}; it has {there}")

@@ -256,7 +256,8 @@ def _check_evaluation_sets(config: Config) -> None:
 def _check_metrics(config: Config) -> None:
     """Check that early_stop.metric and checkpoint.best_metric are metrics of the run's evaluations."""
     sampling = config.run.evaluation_sampling
-    known = metric_names(evaluation_sets(config), sampling.n if sampling and sampling.n else 1)
+    verifiers = [verifier.spec_name for verifier in config.run.verifiers]
+    known = metric_names(evaluation_sets(config), sampling.n if sampling and sampling.n else 1, verifiers)
     with Problems() as problems:
         for key, name in (
             ("trainer.early_stop.metric", config.section.early_stop.metric),

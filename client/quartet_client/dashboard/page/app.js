@@ -54,20 +54,24 @@ function drawHead(state) {
   });
 }
 
-function drawFigures({ last, evaluations, run }) {
+function drawFigures({ last, by_whom, evaluations, run }) {
   const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : run.steps_done ? "not reported" : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
-  const tiles = evaluations.slice(0, 2).map(({ set, points, interval, incomplete }) => {
+  const tiles = evaluations.slice(0, 2).map(({ set, by_whom: by, points, interval, incomplete }) => {
     const end = points[points.length - 1];
     if (incomplete || !end) return figure(`Accuracy: ${set}`, "–", incomplete || UNJUDGED);
     const [low, high, judged] = interval;
     const sure = judged ? ` (95%: ${percent(low)} to ${percent(high)}, n = ${judged})` : "";
-    return figure(`Accuracy: ${set}`, percent(end[1]),
+    return figure(`Accuracy${by}: ${set}`, percent(end[1]),
       `at version ${end[0]}${sure}; ${percent(points[0][1])} at version ${points[0][0]}`);
   });
+  for (const { set, reward, version } of evaluations.slice(0, 2)) {
+    const [mean, ...each] = reward.split(" (");
+    if (reward) tiles.push(figure(`Reward: ${set}`, mean, `(${each.join(" (")} at version ${version}`));
+  }
   const plain = [
     ["Reward", "reward", (value) => number(value)],
-    ["Training accuracy", "accuracy", percent],
+    [`Training accuracy${by_whom}`, "accuracy", percent],
     ["Trained tokens per second", "tokens_per_second", (value) => number(value)],
     ["Staleness", "staleness_mean", (value) => number(value)],
     ["Answer tokens", "length", (value) => number(value)],
@@ -81,14 +85,14 @@ function drawFigures({ last, evaluations, run }) {
   byId("figures").replaceChildren(...tiles);
 }
 
-function drawCharts({ lines, verifiers, evaluations, run }) {
+function drawCharts({ lines, by_whom, verifiers, evaluations, run }) {
   const empty = run.steps_done ? "The steps of this run do not report it." : NO_STEP;
   for (const chart of Object.values(charts)) chart.options.empty = empty;
   if (run.steps_done) charts.accuracy.options.empty = `–: ${UNJUDGED}.`;
-  const training = { name: "training, smoothed", points: smoothed(lines.accuracy), color: 1, dash: 0 };
+  const training = { name: `training${by_whom}, smoothed`, points: smoothed(lines.accuracy), color: 1, dash: 0 };
   const raw = { name: "each step", points: lines.accuracy, color: 1, dash: 0, thin: true };
-  const held = evaluations.map(({ set, points }, index) => (
-    { name: `held out: ${set}`, points, color: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
+  const held = evaluations.map(({ set, by_whom: by, points }, index) => (
+    { name: `held out: ${set}${by}`, points, color: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
   charts.accuracy.show([raw, training, ...held]);
   charts.reward.show([{ name: "each step", points: lines.reward, color: 1, dash: 0, thin: true },
     { name: "smoothed", points: smoothed(lines.reward), color: 1, dash: 0 },
@@ -190,7 +194,7 @@ function drawFailures({ notices, dead, queues }) {
 function draw(state) {
   drawVerdict(state.verdict, state.run);
   drawHead(state);
-  whenChanged("figures", [state.last, state.evaluations], () => drawFigures(state));
+  whenChanged("figures", [state.last, state.by_whom, state.evaluations], () => drawFigures(state));
   whenChanged("charts", [state.lines, state.evaluations], () => drawCharts(state));
   whenChanged("phases", state.phases, drawPhases);
   whenChanged("services", state.services, drawServices);

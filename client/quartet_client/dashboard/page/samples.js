@@ -36,6 +36,8 @@ function group(each) {
   const rest = each.completions.length - completions.length;
   const facts = [each.purpose === "evaluate" ? "evaluation" : each.purpose, each.rollout, each.at ? clock(each.at) : ""];
   const right = each.completions.filter(isRight).length;
+  const references = Object.entries(each.references);
+  const judge = each.completions[0]?.verifiers?.find((one) => one.ans_acc !== null);
   const button = h("button", { type: "button", "aria-expanded": String(all) },
     all ? `Show ${FEW} only` : `Show all ${each.completions.length}`);
   button.addEventListener("click", () => {
@@ -45,8 +47,8 @@ function group(each) {
   });
   return [
     h("div", { class: "group" }, h("div", { class: "asked" }, text("Prompt", each.prompt),
-      text("Right answer", each.gt_answer || "(none given)")),
-      h("p", { class: "soft" }, `${right} of ${each.completions.length} right · ${facts.filter(Boolean).join(" · ")}`)),
+      references.length ? references.map(([column, read]) => text(`Reference: ${column}`, read)) : text("Reference", "(none is read)")),
+      h("p", { class: "soft" }, `${right} of ${each.completions.length} right${judge ? ` by ${judge.name}` : ""} · ${facts.filter(Boolean).join(" · ")}`)),
     h("div", { class: "texts" }, completions.map(completion)),
     ...(rest > 0 || all && each.completions.length > FEW ? [h("p", {}, button)] : []),
   ];
@@ -60,6 +62,12 @@ function splitThought(text) {
   return text.trimStart().startsWith("<think>") ? [body.trim(), ""] : ["", text.trim()];
 }
 
+function verifier({ name, reward, weight, outcome, reason }) {
+  if (outcome === "unspecified") return h("p", { class: "soft" }, `${name}: abstained`);
+  const times = weight ? ` × weight ${number(weight)}` : "";
+  return h("p", { class: "soft" }, `${name}: reward ${number(reward)}${times}, ${outcome.replaceAll("_", " ")}${reason ? `: ${reason}` : ""}`);
+}
+
 function completion(each) {
   const scored = each.reward !== undefined && each.reward !== null;
   const right = isRight(each);
@@ -71,6 +79,7 @@ function completion(each) {
   return h("article", { "data-right": scored ? (right ? "yes" : "no") : "" },
     h("h3", {}, verdict),
     each.reason ? h("p", { class: "soft" }, each.reason, each.parsed_answer ? ` (read: ${each.parsed_answer})` : "") : null,
+    (each.verifiers ?? []).map(verifier),
     thought ? text("Thought", thought, "thought") : h("p", { class: "label" }, "No thought"),
     text("Answer", answer),
     h("p", { class: "soft" }, `${each.tokens} tokens, weights of ${versions}${ending}`));

@@ -291,7 +291,7 @@ class GroupTensors(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
-    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged")
+    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged", "verifiers")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class GroupHeader(_message.Message):
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     UNJUDGED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     purpose: Purpose
     min_policy_version: int
@@ -316,7 +317,22 @@ class GroupHeader(_message.Message):
     ans_acc: float
     traceparent: str
     unjudged: int
-    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ..., unjudged: _Optional[int] = ...) -> None: ...
+    verifiers: _containers.RepeatedCompositeFieldContainer[VerifierMean]
+    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ..., unjudged: _Optional[int] = ..., verifiers: _Optional[_Iterable[_Union[VerifierMean, _Mapping]]] = ...) -> None: ...
+
+class VerifierMean(_message.Message):
+    __slots__ = ("name", "reward", "completions", "ans_acc", "judged")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    ANS_ACC_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reward: float
+    completions: int
+    ans_acc: float
+    judged: int
+    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., completions: _Optional[int] = ..., ans_acc: _Optional[float] = ..., judged: _Optional[int] = ...) -> None: ...
 
 class ExperienceGroup(_message.Message):
     __slots__ = ("header", "tensors", "transcript")

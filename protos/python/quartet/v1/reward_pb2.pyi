@@ -145,20 +145,26 @@ class Score(_message.Message):
     def __init__(self, reward: _Optional[float] = ..., format_acc: _Optional[float] = ..., ans_acc: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., parsed_answer: _Optional[str] = ..., reason: _Optional[str] = ..., verifiers: _Optional[_Iterable[_Union[VerifierScore, _Mapping]]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., unjudged: _Optional[bool] = ...) -> None: ...
 
 class VerifierScore(_message.Message):
-    __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests")
+    __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests", "weight", "ans_acc", "reads")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TESTS_PASSED_FIELD_NUMBER: _ClassVar[int]
     TESTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ANS_ACC_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     name: str
     reward: float
     outcome: Outcome
     reason: str
     tests_passed: int
     tests: int
-    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ...) -> None: ...
+    weight: float
+    ans_acc: float
+    reads: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ..., weight: _Optional[float] = ..., ans_acc: _Optional[float] = ..., reads: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message", "retryable", "place", "traceback")

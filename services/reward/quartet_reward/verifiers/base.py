@@ -113,6 +113,7 @@ class Verifier(Protocol):
     """What it checks, in a sentence."""
     parameters: ClassVar[type[Parameters]]
     """The model for VerifierSpec.parameters."""
+    # It may have `reads`: what it compares the completion with, as VerifierScore.reads. Default: the reference answer.
 
     async def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict:
         """Score `item` with an instance of this verifier's parameters. Must not block.

@@ -39,6 +39,7 @@ class Code:
     name = "code"
     description = "The completion's Python program passes the reference's tests, run in the sandbox."
     parameters = CodeParameters
+    reads = ("test_cases", "test_program")
 
     async def verify(self, item: reward_pb2.ScoreItem, parameters: CodeParameters, tools: Tools) -> Verdict:
         tests = read_tests(item.reference)

@@ -38,6 +38,7 @@ class RewardFunction:
         signature = _describe(path, field)
         self.description = signature["description"] or "A reward function."
         self.required: list[str] = signature["required"]
+        self.reads: list[str] = signature["reads"]
         self.parameters = _parameters(path, signature["names"], signature["takes_any"])
         # With the service's environment: it may need the API key of a judge.
         command = WorkerCommand(_MODULE, [f"--function={path}"], os.environ, _START_SECONDS, may_wait=True)

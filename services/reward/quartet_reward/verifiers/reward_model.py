@@ -37,6 +37,7 @@ class RewardModel:
     name = "reward_model"
     description = "A learned reward model's logit, scaled and clipped. The service must have one configured."
     parameters = RewardModelParameters
+    reads = ()
 
     async def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Verdict:
         model = tools.reward_model

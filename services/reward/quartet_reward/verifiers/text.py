@@ -84,6 +84,7 @@ class Format:
     name = "format"
     description = "The completion has the required form and an answer, whatever it is."
     parameters = FormatParameters
+    reads = ()
 
     async def verify(self, item: reward_pb2.ScoreItem, parameters: FormatParameters, tools: Tools) -> Verdict:
         if parameters.form == "think_answer_tags":
@@ -116,6 +117,7 @@ class Length:
     name = "length"
     description = "Soft overlong punishment: 0 until a buffer before the token limit, then falling linearly; at most 0."
     parameters = LengthParameters
+    reads = ()
 
     async def verify(self, item: reward_pb2.ScoreItem, parameters: LengthParameters, tools: Tools) -> Verdict:
         limit = parameters.max_tokens or item.max_new_tokens

@@ -77,11 +77,15 @@ class Function:
 
     def description(self) -> dict[str, Any]:
         """Return the arguments that come from columns or parameters, those of them and of the reference that must be
-        given, and the first line of the docstring."""
+        given, those of them that are read ("*": all columns), and the first line of the docstring."""
         names = [name for name in self.names if name not in _GIVEN]
         required = [name for name in self.required if name in names or name in _REFERENCE]
         description = (inspect.getdoc(self._call) or "").partition("\n")[0]
-        return {"names": names, "required": required, "takes_any": self.takes_any, "description": description}
+        reads = [name for name in self.names if name in names or name in _REFERENCE]
+        if self.takes_any:
+            reads += ["answer", "*"] if self.of_trl else ["*"]
+        found = {"names": names, "required": required, "reads": reads, "takes_any": self.takes_any}
+        return {**found, "description": description}
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
         arguments = self._arguments(request)

@@ -445,8 +445,9 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         reward = item.completion_tokens if self.reward is None else self.reward
         score = reward_pb2.Score(reward=reward, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
-        score.verifiers.add(name="length", reward=reward)
-        score.verifiers.add(name="none")
+        score.verifiers.add(name="own.py:length", reward=reward, outcome=reward_pb2.OUTCOME_CORRECT, ans_acc=0.5)
+        score.verifiers.add(name="none", outcome=reward_pb2.OUTCOME_UNSPECIFIED)  # it abstained
+        score.verifiers.add(name="length", reward=-1.0, outcome=reward_pb2.OUTCOME_UNJUDGED)
         if self.unjudged and self.unjudged in item.completion:
             score.unjudged, score.ans_acc = True, 0.0
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

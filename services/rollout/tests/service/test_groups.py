@@ -71,8 +71,9 @@ async def test_completions_have_their_own_scores_in_whatever_order_they_finish(w
     await world.put(instance())
     assert [item.completion for item in world.reward.items] == ["bbb", "aaaaa"]
     assert decode(world.broker.tensors().rewards).tolist() == [5.0, 3.0]
-    assert list(world.broker.tensors().verifiers) == ["length", "none"]
-    assert decode(world.broker.tensors().verifier_rewards).tolist() == [[5.0, 0.0], [3.0, 0.0]]
+    verifiers = world.broker.puts[0].group.header.verifiers
+    means = [(mean.name, mean.reward, mean.completions, mean.ans_acc, mean.judged) for mean in verifiers]
+    assert means == [("length", 4.0, 2, 0.5, 2), ("none", 0.0, 0, 0.0, 0), ("length-2", -1.0, 2, 0.0, 0)]
     assert rows(world.broker.tensors().completion_token_ids) == [[97] * 5, [98] * 3]
     infos = world.broker.transcript().completions
     assert [(info.index, info.text, info.score.reward) for info in infos] == [(0, "aaaaa", 5.0), (1, "bbb", 3.0)]

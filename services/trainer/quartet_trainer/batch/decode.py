@@ -343,12 +343,6 @@ def decode_group(
     }
     if group.HasField("ans_judged"):
         arrays["ans_judged"] = per_completion("ans_judged", tensor_pb2.DTYPE_UINT8)
-    if group.verifiers:  # of which metrics are made
-        given, shape = group.verifier_rewards, [lengths.size, len(group.verifiers)]
-        values = view(given.dtype, given.data, tensor_pb2.DTYPE_FLOAT32, "verifier_rewards")
-        if list(given.shape) != shape or values.size != math.prod(shape):
-            raise ExperienceError(f"verifier_rewards has shape {list(given.shape)}; it must be {shape}")
-        must_be_finite(values, "verifier_rewards")
     if sampling_masks:
         masks = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
         arrays["mask_counts"], arrays["mask_ids"] = masks

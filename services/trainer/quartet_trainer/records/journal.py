@@ -15,6 +15,7 @@ from quartet.v1 import experience_pb2, reward_pb2
 from quartet_common.ledger import append_whole
 from quartet_common.log import get_logger
 from quartet_common.text import one_line, visible
+from quartet_common.verifier_scores import references, verifier_text
 from quartet_trainer.disk_space import is_full
 from quartet_trainer.errors import TrainingError
 
@@ -54,13 +55,29 @@ LONGEST_TEXT = 4000
 
 
 def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
-    """Append `{"train_step", "rollout"}` to a JSONL file: the prompt and first completion of each group.
+    """Append `{"train_step", "rollout", "scores"}` to a JSONL file: prompt, first completion and its score, by group.
 
     A step that is trained again after a restart is appended again.
     """
     # Transcripts are optional in PutExperience.
-    texts = [each.prompt_text + each.completions[0].text for each in transcripts if each.completions]
-    _append(path, visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")
+    shown = [each for each in transcripts if each.completions]
+    texts = [each.prompt_text + each.completions[0].text for each in shown]
+    scores = [_score_fields(each, each.completions[0].score) for each in shown]
+    line = {"train_step": step, "rollout": texts, "scores": scores}
+    _append(path, visible(json.dumps(line, ensure_ascii=False)) + "\n")
+
+
+def _score_fields(group: experience_pb2.GroupTranscript, score: reward_pb2.Score) -> dict[str, Any]:
+    own = {"reward": score.reward, "outcome": outcome_name(score.outcome), "reason": score.reason}
+    return {**own, "references": references(group), "verifiers": verifier_fields(score)}
+
+
+def verifier_fields(score: reward_pb2.Score) -> list[dict[str, Any]]:
+    """Return each verifier's part of a score; `weight` 0: unknown."""
+    same = ("name", "reward", "weight", "reason")
+    return [
+        {name: getattr(one, name) for name in same} | {"outcome": outcome_name(one.outcome)} for one in score.verifiers
+    ]
 
 
 def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
@@ -77,8 +94,8 @@ def _group(transcript: experience_pb2.GroupTranscript) -> str:
     name = transcript.instance.instance_id + (f" ({prompt.prompt_id})" if prompt.prompt_id else "")
     lines = [f"## {one_line(name)}", ""]
     lines += ["Prompt:", "", _block(transcript.prompt_text), ""]
-    if prompt.reference.answer:
-        lines += [one_line(f"Reference answer: `{prompt.reference.answer}`"), ""]
+    for column, text in references(transcript).items():
+        lines += [one_line(f"Reference {column}: `{text[:LONGEST_TEXT]}`"), ""]
     for completion in transcript.completions:
         lines += [_heading(completion), "", _block(completion.text), ""]
     return "\n".join(lines)
@@ -96,10 +113,12 @@ def _heading(completion: experience_pb2.CompletionInfo) -> str:
     versions = ", ".join(f"v{span.policy_version}[{span.begin}:{span.end}]" for span in completion.version_spans)
     cut = ", cut off" if completion.finish_reason == experience_pb2.FINISH_REASON_LENGTH else ""
     why = f": {score.reason}" if score.reason else ""
+    verifiers = [f"- {one_line(verifier_text(**each))}\n" for each in verifier_fields(score)]
     return (
         f"### Completion {completion.index}: reward {score.reward:g}, {outcome}{one_line(why)}\n\n"
         f"{completion.tokens} tokens{cut}; weights {versions or 'unknown'}; answer read: "
         + (f"`{one_line(score.parsed_answer)}`" if score.parsed_answer else "none")
+        + "".join(["\n\n", *verifiers] if verifiers else ())
     )
 
 

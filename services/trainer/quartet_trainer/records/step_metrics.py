@@ -1,12 +1,12 @@
 """A step's metrics that do not come from the learner. docs/metrics.md defines each name."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
+from quartet_common.verifier_scores import verifier_metrics
 from quartet_trainer.weight_sync import Published
 
 
@@ -15,7 +15,7 @@ def batch_metrics(
     groups: Sequence[experience_pb2.GroupTensors],
     headers: Sequence[experience_pb2.GroupHeader],
 ) -> dict[str, float]:
-    """Return the staleness, temperature and redeliveries of the batch of `step`."""
+    """Return the staleness, temperature, redeliveries and verifiers' means of the batch of `step`."""
     stale = np.array([step - header.min_policy_version for header in headers])
     temperatures = np.concatenate([decode(group.temperatures) for group in groups])
     spans = [row.reshape(-1, 3) for group in groups for row in decode_ragged(group.version_spans)]
@@ -26,24 +26,8 @@ def batch_metrics(
         "staleness/mixed_ratio": float(np.mean([len(row) > 1 for row in spans])) if spans else 0.0,
         "completions/temperature": float(temperatures.mean()) if temperatures.size else 0.0,
         "batch/redelivered_groups": float(sum(header.attempt > 1 for header in headers)),
-        **_verifier_metrics(groups),
+        **verifier_metrics(mean for header in headers for mean in header.verifiers),
     }
-
-
-def _verifier_metrics(groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
-    """Return each verifier's mean reward, before its weight, over the completions that it scored.
-
-    The name in a metric is the function's of "rewards.py:close"; a second verifier of the same name is "NAME-2".
-    """
-    rewards: dict[str, list[np.ndarray]] = {}
-    for group in groups:
-        columns = decode(group.verifier_rewards).T if group.verifiers else ()
-        seen: Counter[str] = Counter()
-        for name, column in zip(group.verifiers, columns, strict=True):
-            short = name.rpartition(":")[2]
-            seen[short] += 1
-            rewards.setdefault(short if seen[short] == 1 else f"{short}-{seen[short]}", []).append(column)
-    return {f"reward/{name}/mean": float(np.concatenate(each).mean()) for name, each in rewards.items()}
 
 
 def _token_staleness(step: int, spans: Sequence[np.ndarray]) -> float:

@@ -10,10 +10,9 @@ import pytest
 from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
-from quartet_common.tensors import Dtype, encode, encode_ragged
-from quartet_trainer.batch.decode import ExperienceError, decode_groups
+from quartet_common.tensors import Dtype, encode_ragged
 from quartet_trainer.errors import TrainingError
-from quartet_trainer.evaluation import evaluation_metrics, write_evaluation
+from quartet_trainer.evaluation import evaluation_metrics, metric_names, write_evaluation
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics
 
@@ -72,22 +71,66 @@ def test_staleness_counts_from_the_oldest_weights_and_by_token():
     assert metrics["staleness/mixed_ratio"] == 0.5
 
 
-def test_each_verifiers_mean_reward_is_of_the_completions_that_it_scored():
-    def group(names: list[str], rewards: list[list[float]]) -> experience_pb2.GroupTensors:
-        made = experience_pb2.GroupTensors.FromString(make_group("pass-0/0", 4, completions=2).tensors)
-        made.verifiers[:] = names
-        made.verifier_rewards.CopyFrom(encode(np.asarray(rewards, np.float32)))
+def test_each_verifiers_means_are_of_the_completions_that_it_scored_and_judged():
+    def header(*means: experience_pb2.VerifierMean) -> experience_pb2.GroupHeader:
+        made = make_group("pass-0/0", 4, completions=2).header
+        made.verifiers.extend(means)
         return made
 
-    first = group(["own.py:close", "length", "length"], [[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]])
-    header = make_group("pass-0/0", 4, completions=2).header
-    metrics = batch_metrics(4, [first, group(["length"], [[0.0], [0.0]])], [header, header])
-    assert metrics["reward/close/mean"] == 0.5 and metrics["reward/length-2/mean"] == 0.5
-    assert metrics["reward/length/mean"] == 0.25
-    decode_groups([first], 1 << 20)
-    first.verifiers.append("one more")
-    with pytest.raises(ExperienceError, match=r"group 0: verifier_rewards has shape \[2, 3\]; it must be \[2, 4\]"):
-        decode_groups([first], 1 << 20)
+    mean, tensors = experience_pb2.VerifierMean, experience_pb2.GroupTensors()
+    tensors.ParseFromString(make_group("pass-0/0", 4, completions=2).tensors)
+    first = header(mean(name="close", reward=0.5, completions=2, ans_acc=1, judged=1), mean(name="none"))
+    second = header(mean(name="close", reward=1.0, completions=6, ans_acc=0.5, judged=3))
+    metrics = batch_metrics(4, [tensors, tensors], [first, second])
+    assert metrics["reward/close/mean"] == 0.875 and metrics["reward/close/ans_acc"] == 0.625
+    assert not [name for name in metrics if "none" in name or name.startswith("reward/") and "close" not in name]
+
+
+def scored(columns: str, *verifiers: reward_pb2.VerifierScore) -> experience_pb2.GroupTranscript:
+    """A group of one completion, with the reference answer 8."""
+    transcript = make_transcript("e/0", 7, [1.0])
+    transcript.instance.prompt.columns = columns
+    transcript.completions[0].score.verifiers.extend(verifiers)
+    return transcript
+
+
+VERIFIER = reward_pb2.VerifierScore
+
+
+@pytest.mark.parametrize(
+    ("columns", "verifiers", "shown"),
+    [
+        ('{"solution": "5"}', [VERIFIER(name="a.py:f", weight=1, reads=["solution", "tolerance"])], {"solution": "5"}),
+        ('{"answer": [1]}', [VERIFIER(name="a.py:f", weight=1, reads=["answer"])], {"answer": "[1]"}),
+        ("", [VERIFIER(name="a.py:f", weight=1, reads=["answer"])], {"answer": "8"}),
+        ('{"answer": 9}', [VERIFIER(name="exact", weight=1, reads=["gt_answer"])], {"gt_answer": "8"}),
+        ('{"b": 1, "c": ""}', [VERIFIER(name="a.py:f", weight=1, reads=["*"])], {"b": "1"}),
+        ("", [VERIFIER(name="length", weight=1)], {}),
+        ('{"answer": 9}', [VERIFIER(name="exact")], {"gt_answer": "8"}),  # of an earlier reward service
+        ("no JSON", [VERIFIER(name="exact", weight=1, reads=["gt_answer"])], {"gt_answer": "8"}),
+    ],
+)
+def test_the_reference_shown_is_what_the_verifiers_read(tmp_path: Path, columns, verifiers, shown):
+    transcript = scored(columns, *verifiers)
+    text = write_sample(tmp_path, 7, [transcript]).read_text()
+    assert [line for line in text.splitlines() if line.startswith("Reference ")] == [
+        f"Reference {column}: `{value}`" for column, value in shown.items()
+    ]
+    append_rollouts(tmp_path / "rollouts.jsonl", 7, [transcript])
+    assert json.loads((tmp_path / "rollouts.jsonl").read_text())["scores"][0]["references"] == shown
+    gold = json.loads(write_evaluation(tmp_path, "held", 7, [transcript]).read_text())["gold"]
+    assert gold == next(iter(shown.values()), "")
+
+
+def test_an_evaluation_has_each_verifiers_means_which_may_choose_the_best_checkpoint():
+    right = VERIFIER(name="a.py:f", reward=2, weight=0.5, outcome=reward_pb2.OUTCOME_CORRECT, ans_acc=1)
+    wrong = VERIFIER(name="a.py:f", reward=0, weight=0.5, outcome=reward_pb2.OUTCOME_INCORRECT, ans_acc=0)
+    length = VERIFIER(name="length", reward=-1, weight=1, outcome=reward_pb2.OUTCOME_UNJUDGED)
+    metrics = evaluation_metrics("held", [scored("", right, length), scored("", wrong, length)], dead=0)
+    means = {name.removeprefix("eval/held/"): value for name, value in metrics.items() if "/reward/" in name}
+    assert means == {"reward/f/mean": 1, "reward/f/ans_acc": 0.5, "reward/length/mean": -1}
+    assert {f"eval/held/{name}" for name in means} <= set(metric_names(["held"], 1, ["a.py:f", "length"]))
+    assert not [name for name in evaluation_metrics("held", [scored("", right)], dead=1) if "/reward/" in name]
 
 
 def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
