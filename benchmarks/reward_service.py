@@ -75,7 +75,7 @@ def added_by_grpc(address: str) -> tuple[float, float]:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
         return in_turn(
             lambda: median(lambda item: stub.Score(reward_pb2.ScoreRequest(items=[item]), timeout=60).results[0]),
-            lambda: median(lambda item: scorer.score(item, "item", item.ByteSize())),
+            lambda: median(lambda item: scorer.begin(item, "item", item.ByteSize()).result),
             ROUNDS,
         )
 

@@ -13,6 +13,7 @@ from measuring import Figure, report
 from quartet.v1 import reward_pb2
 
 from quartet_reward import answer_extraction
+from quartet_reward.begun import Begun
 from quartet_reward.code.completion import find_program
 from quartet_reward.math import boxes, extract
 from quartet_reward.math.extract import answer_in_prose, chosen
@@ -30,7 +31,7 @@ ANYWHERE = extract.ANYWHERE
 
 def _exact(text: str) -> object:
     item = reward_pb2.ScoreItem(completion=text, reference=reward_pb2.Reference(answer="1"))
-    return Exact().verify(item, ExactParameters(ignore_case=True), None)
+    return Begun(Exact().verify(item, ExactParameters(ignore_case=True), None)).result
 
 
 OPERATIONS: dict[str, Callable[[str], object]] = {

@@ -76,6 +76,7 @@ class AsyncClient:
         except ValidationError as error:
             raise InputError(f"addresses: {error.errors(include_url=False)[0]['msg']}") from error
         self.connections = Connections(addresses, security or SecuritySection(), timeout)
+        self._broker = self.connections.broker
 
     @classmethod
     def from_config(
@@ -112,12 +113,14 @@ class AsyncClient:
             spec = broker_pb2.RunSpec(run_id=run)
         else:
             spec = run_spec(run) if isinstance(run, RunSection) else run
-        response = await self._broker("CreateRun", broker_pb2.CreateRunRequest(spec=spec, extend=extend))
+        response = await self._broker.call(
+            self._broker.stub.CreateRun, broker_pb2.CreateRunRequest(spec=spec, extend=extend)
+        )
         return Run.from_proto(response.run)
 
     async def run(self, run_id: str) -> Run:
         """Return a run with its statistics and live members."""
-        response = await self._broker("GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+        response = await self._broker.call(self._broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
         return Run.from_proto(response.run, response.members)
 
     async def runs(self) -> list[Run]:
@@ -125,7 +128,7 @@ class AsyncClient:
         runs: list[Run] = []
         request = broker_pb2.ListRunsRequest()
         while True:
-            response = await self._broker("ListRuns", request)
+            response = await self._broker.call(self._broker.stub.ListRuns, request)
             runs += (Run.from_proto(run) for run in response.runs)
             if not response.next_page_token:
                 return runs
@@ -138,12 +141,12 @@ class AsyncClient:
         request = broker_pb2.FinishRunRequest(
             run_id=run_id, state=f"RUN_STATE_{state.upper()}", reason=reason, ending=broker_pb2.RUN_ENDING_REQUESTED
         )
-        return Run.from_proto((await self._broker("FinishRun", request)).run)
+        return Run.from_proto((await self._broker.call(self._broker.stub.FinishRun, request)).run)
 
     async def delete_run(self, run_id: str, force: bool = False) -> bool:
         """Delete a finished run (with `force`, any run) and its data. Return False if it does not exist."""
         request = broker_pb2.DeleteRunRequest(run_id=run_id, force=force)
-        return (await self._broker("DeleteRun", request)).deleted
+        return (await self._broker.call(self._broker.stub.DeleteRun, request)).deleted
 
     async def end_prompts(self, run_id: str, follows: str = "") -> None:
         """Declare that all training prompts have been submitted.
@@ -153,7 +156,7 @@ class AsyncClient:
                 from an earlier state, answers ABORTED: submit again from the first prompt on.
         """
         request = broker_pb2.EndPromptsRequest(run_id=run_id, follows_instance_id=follows)
-        await self._broker("EndPrompts", request)
+        await self._broker.call(self._broker.stub.EndPrompts, request)
 
     # Prompts and their completions
 
@@ -224,7 +227,8 @@ class AsyncClient:
         request = rollout_pb2.GenerateRequest(
             prompt=Prompt.parse(prompt).to_proto("generate"), run_id=run_id, sampling_masks=sampling_masks
         )
-        answer = await self.connections.call("rollout", "Generate", request, address=address, timeout=timeout)
+        rollout = self.connections.rollout_at(address or "")
+        answer = await rollout.call(rollout.stub.Generate, request, timeout)
         return [Completion.from_generated(completion) for completion in answer.completions]
 
     async def score(
@@ -257,16 +261,18 @@ class AsyncClient:
             )
             for index, completion in enumerate([completions] if isinstance(completions, str) else completions)
         ]
+        reward = self.connections.reward
         scores: list[Score] = []
         for begin in range(0, len(items), _MAX_SCORE_ITEMS):
             request = reward_pb2.ScoreRequest(items=items[begin : begin + _MAX_SCORE_ITEMS])
-            answer = await self.connections.call("reward", "Score", request, timeout=timeout)
+            answer = await reward.call(reward.stub.Score, request, timeout)
             scores += [Score.from_result(result) for result in answer.results]
         return scores
 
     async def verifiers(self) -> dict[str, str]:
         """Return the reward service's verifiers: name and description."""
-        answer = await self.connections.call("reward", "ListVerifiers", reward_pb2.ListVerifiersRequest())
+        reward = self.connections.reward
+        answer = await reward.call(reward.stub.ListVerifiers, reward_pb2.ListVerifiersRequest())
         return {verifier.name: verifier.description for verifier in answer.verifiers}
 
     async def evaluate(
@@ -311,15 +317,16 @@ class AsyncClient:
     @asynccontextmanager
     async def _held(self, limit: float) -> AsyncIterator[int]:
         """Pause training for at most `limit` seconds; yield its policy version. Resume unless it was paused before."""
-        status = await self.connections.call("trainer", "GetStatus", trainer_pb2.TrainerServiceGetStatusRequest())
+        trainer = self.connections.trainer
+        status = await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest())
         request = trainer_pb2.PauseRequest(reason="an evaluation", limit=to_duration(limit + self.connections.timeout))
 
         async def resume() -> None:
             if status.phase != trainer_pb2.TRAINER_PHASE_PAUSED:
-                await self.connections.call("trainer", "Resume", trainer_pb2.ResumeRequest())
+                await trainer.call(trainer.stub.Resume, trainer_pb2.ResumeRequest())
 
         try:
-            paused = await self.connections.call("trainer", "Pause", request)
+            paused = await trainer.call(trainer.stub.Pause, request)
         except BaseException:  # cancelled, or a lost answer: the trainer may have paused
             with suppress(QuartetError):
                 await resume()
@@ -332,8 +339,8 @@ class AsyncClient:
     async def _evaluate(
         self, run_id: str, evaluation_set: str, version: int, live: str, timeout: float, summary_only: bool
     ) -> Evaluation:
-        started = await self._broker(
-            "StartEvaluation",
+        started = await self._broker.call(
+            self._broker.stub.StartEvaluation,
             broker_pb2.StartEvaluationRequest(
                 run_id=run_id, evaluation_set=evaluation_set, policy_version=version, live=live
             ),
@@ -348,7 +355,9 @@ class AsyncClient:
                 wait=to_duration(min(_EVALUATION_WAIT, left)),
                 summary_only=summary_only,
             )
-            answer = await self._broker("GetEvaluation", request, timeout=_EVALUATION_WAIT + self.connections.timeout)
+            answer = await self._broker.call(
+                self._broker.stub.GetEvaluation, request, _EVALUATION_WAIT + self.connections.timeout
+            )
             if answer.complete:
                 return Evaluation.from_proto(run_id, started.evaluation_id, version, answer)
             if loop.time() >= deadline:
@@ -394,7 +403,7 @@ class AsyncClient:
         request = broker_pb2.ListDeadRequest(run_id=run_id, limit=limit, instance_ids=instance_ids)
         found: list[DeadPrompt] = []
         while True:
-            answer = await self._broker("ListDead", request)
+            answer = await self._broker.call(self._broker.stub.ListDead, request)
             found += (DeadPrompt.from_proto(dead) for dead in answer.dead)
             if not answer.next_page_token or len(found) >= limit:
                 return found, answer.total
@@ -403,7 +412,7 @@ class AsyncClient:
     async def unscored(self, handle: Handle) -> Group:
         """Return the stored completions of a dead prompt whose verifier failed, with the scores that it has."""
         request = broker_pb2.GetUnscoredRequest(run_id=handle.run_id, instance_id=handle.instance_id)
-        answer = await self._broker("GetUnscored", request)
+        answer = await self._broker.call(self._broker.stub.GetUnscored, request)
         kept = experience_pb2.UnscoredGroup.FromString(answer.unscored)
         return Group.from_transcript(handle.run_id, kept.group.transcript)
 
@@ -413,18 +422,15 @@ class AsyncClient:
         Stored completions are scored; the others are generated again.
         """
         request = broker_pb2.RequeueDeadRequest(run_id=run_id, instance_ids=instance_ids)
-        return (await self._broker("RequeueDead", request)).requeued
+        return (await self._broker.call(self._broker.stub.RequeueDead, request)).requeued
 
     async def place(self, handle: Handle) -> GroupPlace:
         """Return the state of a prompt instance at the broker."""
         request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
-        return GroupPlace.from_proto(await self._broker("GetGroup", request))
+        return GroupPlace.from_proto(await self._broker.call(self._broker.stub.GetGroup, request))
 
     async def history(self, handle: Handle) -> GroupHistory:
         """Return the history of a prompt instance, from its submission to the weights that were trained on it."""
         return await group_history(self.connections, handle)
 
     life = history  # an alias
-
-    async def _broker(self, method: str, request, timeout: float = 0):
-        return await self.connections.call("broker", method, request, timeout=timeout)

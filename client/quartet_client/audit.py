@@ -283,13 +283,13 @@ def _deleted(run_id: str, checkpoint: Checkpoint) -> Books:
 
 async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     """Fetch a run's books from the broker; None if the run does not exist."""
-    stub = await client.connections.stub("broker")
+    broker = client.connections.broker
     places: dict[str, Place] = {}
     summary: broker_pb2.AuditSummary | None = None
     try:
         before = await client.run(run_id)
-        async with client.connections.errors("broker"):
-            async for part in stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
+        async with broker.errors():
+            async for part in broker.stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
                 for record in part.page.instances:
                     places[record.instance_id] = Place(enum_name(broker_pb2.GroupState, record.state), record.step)
                 if part.HasField("summary"):

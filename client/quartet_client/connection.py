@@ -1,13 +1,17 @@
 """Channels to the services, with a handshake at first use; retries of broker calls; the status of each service."""
 
+from __future__ import annotations
+
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import (
     broker_pb2,
@@ -30,96 +34,124 @@ from quartet_common.errors import AWAY, ContractError, missing_kind, retry_delay
 from quartet_common.handshake import handshake
 from quartet_common.outage import Outage as AnyOutage
 
-_STUBS = {
-    "broker": broker_pb2_grpc.BrokerServiceStub,
-    "reward": reward_pb2_grpc.RewardServiceStub,
-    "rollout": rollout_pb2_grpc.RolloutServiceStub,
-    "trainer": trainer_pb2_grpc.TrainerServiceStub,
-}
-KINDS = tuple(_STUBS)
+KINDS = ("broker", "reward", "rollout", "trainer")
 _RUNS_NAMED = 8  # in the error about a run that does not exist
 
+Stub = TypeVar("Stub")
+Answer = TypeVar("Answer")
 
-class Connections:
-    """The channels of one client. Use it in one event loop only."""
 
-    def __init__(self, addresses: AddressesSection, security: SecuritySection, timeout: float):
-        self.addresses = addresses
-        self.timeout = timeout
-        self._security = security
-        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
-        self._checked: set[tuple[str, str]] = set()
+class Service(Generic[Stub]):
+    """One service at one address: its stub, a handshake before the first call, and the errors of calls."""
 
-    def address(self, kind: str) -> str:
-        return getattr(self.addresses, kind)
+    def __init__(
+        self,
+        kind: str,
+        address: str,
+        stub: Callable[[grpc.aio.Channel], Stub],
+        security: SecuritySection,
+        timeout: float,
+    ):
+        self.kind, self.address, self.timeout = kind, address, timeout
+        self._stub_of, self._security = stub, security
+        self._known = False
+
+    @cached_property
+    def channel(self) -> grpc.aio.Channel:
+        """Raises InputError if the address, or a file of the TLS configuration, cannot be used."""
+        try:
+            split_address(self.address)
+            return connect(self.address, self._security, service=self.kind)
+        except (ConfigError, ValueError) as error:
+            raise InputError("; ".join(getattr(error, "problems", (str(error),)))) from error
+
+    @cached_property
+    def stub(self) -> Stub:
+        """The contract's methods; make their calls by `call`, or, after `greet`, within `errors`."""
+        return self._stub_of(self.channel)
+
+    async def call(self, rpc: Callable[..., Awaitable[Answer]], request: Message, timeout: float = 0) -> Answer:
+        """Call a unary method of `stub` with a deadline (seconds; 0: the client's own).
+
+        Raises:
+            QuartetError: it refuses, cannot be reached, is another service, or speaks another contract.
+        """
+        async with self.errors():
+            await self.greet()
+            return await rpc(request, timeout=timeout or self.timeout)
 
     @asynccontextmanager
-    async def errors(self, kind: str, address: str | None = None) -> AsyncIterator[None]:
-        """Turn errors of calls to a service into QuartetError; the error about an unknown run names existing ones."""
+    async def errors(self) -> AsyncIterator[None]:
+        """Turn errors of calls into QuartetError; the error about an unknown run names existing ones."""
         try:
             yield
         except ContractError as error:
             raise QuartetError(error.message, error.code) from error
         except grpc.RpcError as error:
-            peer = Peer(kind, address or self.address(kind), self._security)
-            message = await peer.explain_aside(error)
-            if kind == "broker" and missing_kind(error) == "run":
+            message = await Peer(self.kind, self.address, self._security).explain_aside(error)
+            if self.kind == "broker" and missing_kind(error) == "run":
                 message += await self._existing_runs()
             raise QuartetError(message, error.code(), retry_delay(error)) from error
+
+    async def greet(self) -> None:
+        """Handshake, once. Raises QuartetError if it is another service."""
+        if self._known:
+            return
+        answer = await handshake(self.channel, common_pb2.SERVICE_KIND_CLIENT, timeout=self.timeout)
+        came = enum_name(common_pb2.ServiceKind, answer.service)
+        if came != self.kind:
+            raise QuartetError(
+                f"{self.address} was taken for the {self.kind}, but a {came} answers there; check [addresses]"
+            )
+        self._known = True
 
     async def _existing_runs(self) -> str:
         request = broker_pb2.ListRunsRequest(limit=_RUNS_NAMED)
         try:
-            found = await self.call("broker", "ListRuns", request)
+            found = await self.call(broker_pb2_grpc.BrokerServiceStub(self.channel).ListRuns, request)
         except QuartetError:
             return ""
         names = ", ".join(run.spec.run_id for run in found.runs)
         more = ", …" if found.next_page_token else ""
         return f"; the runs there are: {names}{more}" if names else "; there are no runs"
 
-    def channel(self, kind: str, address: str) -> grpc.aio.Channel:
-        if (kind, address) not in self._channels:
-            try:
-                split_address(address)
-                self._channels[kind, address] = connect(address, self._security, service=kind)
-            except (ConfigError, ValueError) as error:
-                raise InputError("; ".join(getattr(error, "problems", (str(error),)))) from error
-        return self._channels[kind, address]
+    async def close(self) -> None:
+        """Close the channel, if there is one."""
+        if "channel" in vars(self):
+            await self.channel.close(grace=None)
 
-    async def stub(self, kind: str, address: str | None = None) -> Any:
-        """Return the stub of a service after its handshake.
 
-        Raises:
-            InputError: the address, or a file of the TLS configuration, cannot be used.
-            QuartetError: it cannot be reached, is another service, or speaks another contract.
-        """
-        address = address or self.address(kind)
-        channel = self.channel(kind, address)
-        if (kind, address) not in self._checked:
-            await self._check(kind, address, channel)
-            self._checked.add((kind, address))
-        return _STUBS[kind](channel)
+class Connections:
+    """The services of one client. Use it in one event loop only."""
 
-    async def _check(self, kind: str, address: str, channel: grpc.aio.Channel) -> None:
-        async with self.errors(kind, address):
-            answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=self.timeout)
-        came = enum_name(common_pb2.ServiceKind, answer.service)
-        if came != kind:
-            raise QuartetError(f"{address} was taken for the {kind}, but a {came} answers there; check [addresses]")
+    broker: Service[broker_pb2_grpc.BrokerServiceAsyncStub]
+    reward: Service[reward_pb2_grpc.RewardServiceAsyncStub]
+    rollout: Service[rollout_pb2_grpc.RolloutServiceAsyncStub]
+    trainer: Service[trainer_pb2_grpc.TrainerServiceAsyncStub]
 
-    async def call(
-        self, kind: str, method: str, request: Any, *, address: str | None = None, timeout: float = 0
-    ) -> Any:
-        """Call a unary RPC with a deadline (seconds; 0: the client's own). Raises QuartetError."""
-        stub = await self.stub(kind, address)
-        async with self.errors(kind, address):
-            return await getattr(stub, method)(request, timeout=timeout or self.timeout)
+    def __init__(self, addresses: AddressesSection, security: SecuritySection, timeout: float):
+        self.timeout = timeout
+        common = (security, timeout)
+        self.broker = Service("broker", addresses.broker, broker_pb2_grpc.BrokerServiceStub, *common)
+        self.reward = Service("reward", addresses.reward, reward_pb2_grpc.RewardServiceStub, *common)
+        self.rollout = Service("rollout", addresses.rollout, rollout_pb2_grpc.RolloutServiceStub, *common)
+        self.trainer = Service("trainer", addresses.trainer, trainer_pb2_grpc.TrainerServiceStub, *common)
+        self._others: dict[str, Service[rollout_pb2_grpc.RolloutServiceAsyncStub]] = {}
+        self._security = security
+
+    def rollout_at(self, address: str) -> Service[rollout_pb2_grpc.RolloutServiceAsyncStub]:
+        """Return the rollout at an address; "": that of [addresses]."""
+        if address in ("", self.rollout.address):
+            return self.rollout
+        if address not in self._others:
+            stub = rollout_pb2_grpc.RolloutServiceStub
+            self._others[address] = Service("rollout", address, stub, self._security, self.timeout)
+        return self._others[address]
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, {}
-        self._checked.clear()
-        for channel in channels.values():
-            await channel.close(grace=None)
+        """Close the channels."""
+        for service in (self.broker, self.reward, self.rollout, self.trainer, *self._others.values()):
+            await service.close()
 
 
 class Outage(AnyOutage):
@@ -181,13 +213,6 @@ async def wait_for(event: asyncio.Event, seconds: float) -> bool:
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)  # members report their own address: untrusted text
 _PATIENCE = 3.0  # seconds per call: a person waits for the answer
 
-_STATUS_CALLS = {
-    "broker": ("ListRuns", broker_pb2.ListRunsRequest(limit=1)),
-    "reward": ("ListVerifiers", reward_pb2.ListVerifiersRequest()),
-    "rollout": ("GetStatus", rollout_pb2.RolloutServiceGetStatusRequest()),
-    "trainer": ("GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
-}
-
 
 async def service_statuses(connections: Connections) -> list[ServiceStatus]:
     """Query the four services concurrently, then the newest run's other rollouts, listed after that of [addresses].
@@ -196,8 +221,8 @@ async def service_statuses(connections: Connections) -> list[ServiceStatus]:
     """
     broker, reward, rollout, trainer = await asyncio.gather(*(service_status(connections, kind) for kind in KINDS))
     others = await _other_rollouts(connections, broker, rollout.instance_id)
-    rollouts = await asyncio.gather(*(service_status(connections, "rollout", address) for address in others))
-    return [broker, reward, rollout, *rollouts, trainer]
+    asked = (_status(rollout, _rollout_details(rollout)) for rollout in map(connections.rollout_at, others))
+    return [broker, reward, rollout, *await asyncio.gather(*asked), trainer]
 
 
 async def _other_rollouts(connections: Connections, broker: ServiceStatus, known: str) -> list[str]:
@@ -207,25 +232,40 @@ async def _other_rollouts(connections: Connections, broker: ServiceStatus, known
         return []
     request = broker_pb2.GetRunRequest(run_id=runs[0]["run_id"])
     try:
-        members = (await connections.call("broker", "GetRun", request, timeout=_PATIENCE)).members
+        found = await connections.broker.call(connections.broker.stub.GetRun, request, _PATIENCE)
     except QuartetError:
         return []  # the broker's own status has the error
-    rollouts = [member for member in members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT]
+    rollouts = [member for member in found.members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT]
     return [member.address for member in rollouts if member.instance_id != known and _ADDRESS.fullmatch(member.address)]
 
 
-async def service_status(connections: Connections, kind: str, address: str = "") -> ServiceStatus:
-    """Ask one service, by default at its configured address, for its health, handshake and status."""
-    address = address or connections.address(kind)
-    channel = connections.channel(kind, address)
-    try:
-        async with connections.errors(kind, address):
-            health = await _health(channel)
-            hello = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
-        details = await _details(connections, kind, address)
-    except QuartetError as failure:
-        return ServiceStatus(kind, address, "unreachable", error=str(failure))
-    return ServiceStatus.from_proto(hello, kind=kind, address=address, health=health, details=details)
+async def service_status(connections: Connections, kind: str) -> ServiceStatus:
+    """Ask a service of [addresses] for its health, handshake and status."""
+    match kind:
+        case "broker":
+            return await _status(connections.broker, _broker_details(connections.broker))
+        case "reward":
+            return await _status(connections.reward, _reward_details(connections.reward))
+        case "rollout":
+            return await _status(connections.rollout, _rollout_details(connections.rollout))
+        case _:
+            return await _status(connections.trainer, _trainer_details(connections.trainer))
+
+
+async def _status(service: Service[Any], details: Coroutine[Any, Any, dict[str, Any]]) -> ServiceStatus:
+    """`details`: awaited after the handshake; if it fails (the broker without Redis), the status has its sentence."""
+    with closing(details):
+        try:
+            async with service.errors():
+                health = await _health(service.channel)
+                hello = await handshake(service.channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
+        except QuartetError as failure:
+            return ServiceStatus(service.kind, service.address, "unreachable", error=str(failure))
+        try:
+            found = await details
+        except QuartetError as error:
+            found = {"error": str(error)}
+    return ServiceStatus.from_proto(hello, kind=service.kind, address=service.address, health=health, details=found)
 
 
 async def _health(channel: grpc.aio.Channel) -> str:
@@ -233,18 +273,26 @@ async def _health(channel: grpc.aio.Channel) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status).lower()
 
 
-async def _details(connections: Connections, kind: str, address: str) -> Mapping[str, Any]:
-    """Return the service's own status; {"error": sentence} if the call fails (the broker without Redis)."""
-    method, request = _STATUS_CALLS[kind]
-    try:
-        answer = await connections.call(kind, method, request, address=address, timeout=_PATIENCE)
-    except QuartetError as error:
-        return {"error": str(error)}
-    if kind == "reward":
-        return {"verifiers": [verifier.name for verifier in answer.verifiers]}
-    if kind == "broker":
-        return {"runs": [_run_summary(run) for run in answer.runs]}
-    return MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+async def _broker_details(broker: Service[broker_pb2_grpc.BrokerServiceAsyncStub]) -> dict[str, Any]:
+    answer = await broker.call(broker.stub.ListRuns, broker_pb2.ListRunsRequest(limit=1), _PATIENCE)
+    return {"runs": [_run_summary(run) for run in answer.runs]}
+
+
+async def _reward_details(reward: Service[reward_pb2_grpc.RewardServiceAsyncStub]) -> dict[str, Any]:
+    answer = await reward.call(reward.stub.ListVerifiers, reward_pb2.ListVerifiersRequest(), _PATIENCE)
+    return {"verifiers": [verifier.name for verifier in answer.verifiers]}
+
+
+async def _rollout_details(rollout: Service[rollout_pb2_grpc.RolloutServiceAsyncStub]) -> dict[str, Any]:
+    return _fields(await rollout.call(rollout.stub.GetStatus, rollout_pb2.RolloutServiceGetStatusRequest(), _PATIENCE))
+
+
+async def _trainer_details(trainer: Service[trainer_pb2_grpc.TrainerServiceAsyncStub]) -> dict[str, Any]:
+    return _fields(await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest(), _PATIENCE))
+
+
+def _fields(status: Message) -> dict[str, Any]:
+    return MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def _run_summary(run: broker_pb2.Run) -> dict[str, object]:

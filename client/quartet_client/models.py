@@ -57,7 +57,7 @@ class FromProto:
                 continue
             may_lack = (own.default, own.default_factory) != (MISSING, MISSING)
             if not (may_lack and described.has_presence and not message.HasField(own.name)):
-                read[own.name] = _plain(described, getattr(message, own.name))
+                read[own.name] = _plain(described, getattr(message, own.name))  # type: ignore[arg-type]  # upb's class
         return cls(**read, **given)
 
     @staticmethod

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
 import grpc
+from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_client.connection import Connections, Outage, wait_for
@@ -71,7 +72,7 @@ async def submit_batch(
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         try:
-            return await connections.call("broker", "SubmitPrompts", request)
+            return await connections.broker.call(connections.broker.stub.SubmitPrompts, request)
         except QuartetError as error:
             if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is None:
                 raise  # a limit without a retry delay stays reached: waiting does not help
@@ -108,10 +109,12 @@ _MAX_IDS = 65536
 _PATIENCE = 60.0  # seconds that a broker may be away
 
 
-async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncGenerator:
-    stub = await connections.stub("broker")
-    async with connections.errors("broker"):
-        call = getattr(stub, method)(request, timeout=seconds)
+async def _messages(
+    connections: Connections, rpc: Callable[..., grpc.aio.UnaryStreamCall], request: Message, seconds: float
+) -> AsyncGenerator:
+    async with connections.broker.errors():
+        await connections.broker.greet()
+        call = rpc(request, timeout=seconds)
         try:
             async for message in call:
                 yield message
@@ -122,7 +125,7 @@ async def _messages(connections: Connections, method: str, request, seconds: flo
 async def _end_outage(connections: Connections, run_id: str, outage: Outage) -> None:
     """After a failure call GetRun: its answer ends the outage. The stream itself may stay silent for long."""
     if outage.seconds:
-        await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+        await connections.broker.call(connections.broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
         outage.over()
 
 
@@ -151,7 +154,9 @@ async def _collect_run(
             raise await _no_results(connections, run_id, total, len(pending), timeout)
         try:
             await _end_outage(connections, run_id, outage)
-            async for message in _messages(connections, "CollectResults", request, min(left, _STREAM_SECONDS)):
+            async for message in _messages(
+                connections, connections.broker.stub.CollectResults, request, min(left, _STREAM_SECONDS)
+            ):
                 if pending.pop(message.instance_id, "unknown") == "unknown":
                     continue  # received before a reconnect
                 if message.WhichOneof("result") == "dead":
@@ -166,7 +171,7 @@ async def _collect_run(
 
 async def _no_results(connections: Connections, run_id: str, total: int, missing: int, timeout: float) -> QuartetError:
     """Return the error for a timeout without results; it says how many rollouts work."""
-    answer = await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+    answer = await connections.broker.call(connections.broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
     rollouts = sum(1 for member in answer.members if member.policy_version >= 0)
     at_work = (
         f"{rollouts} rollout{'' if rollouts == 1 else 's'} with weights at work" if rollouts else "no rollout at work"
@@ -183,7 +188,7 @@ async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncG
         request = broker_pb2.WatchRunRequest(run_id=run_id, after_event_id=after)
         try:
             await _end_outage(connections, run_id, outage)
-            async for message in _messages(connections, "WatchRun", request, _STREAM_SECONDS):
+            async for message in _messages(connections, connections.broker.stub.WatchRun, request, _STREAM_SECONDS):
                 event = RunEvent.from_proto(run_id, message.event)
                 after = event.event_id
                 yield event
@@ -243,7 +248,7 @@ class GroupHistory(FromProto):
 async def group_history(connections: Connections, handle: Handle) -> GroupHistory:
     """Return the history of a group. Raises QuartetError if the broker has no record of it."""
     request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
-    answer = await connections.call("broker", "GetGroup", request)
+    answer = await connections.broker.call(connections.broker.stub.GetGroup, request)
     state = enum_name(broker_pb2.GroupState, answer.state)
     moments = [_moment(moment) for moment in answer.moments]
     policy_version = -1

@@ -126,20 +126,21 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
 async def test_an_evaluation_that_is_cancelled_while_it_pauses_the_trainer_resumes_it(monkeypatch):
     calls, pausing = [], asyncio.Event()
 
-    async def call(service, method, request):
-        calls.append(method)
-        if method == "Pause":
+    async def call(rpc, request):
+        calls.append(type(request))
+        if isinstance(request, trainer_pb2.PauseRequest):
             pausing.set()
             await asyncio.Event().wait()
         return trainer_pb2.TrainerServiceGetStatusResponse()
 
     client = AsyncClient()
-    monkeypatch.setattr(client.connections, "call", call)
+    monkeypatch.setattr(client.connections.trainer, "call", call)
     evaluation = asyncio.create_task(client.evaluate("demo", "heldout", hold=True))
     await pausing.wait()
     evaluation.cancel()
     await asyncio.wait({evaluation})
-    assert evaluation.cancelled() and calls == ["GetStatus", "Pause", "Resume"]
+    asked = [trainer_pb2.TrainerServiceGetStatusRequest, trainer_pb2.PauseRequest, trainer_pb2.ResumeRequest]
+    assert evaluation.cancelled() and calls == asked
 
 
 async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):

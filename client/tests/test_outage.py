@@ -42,30 +42,37 @@ async def test_a_quiet_stream_survives_any_number_of_short_outages_and_no_long_o
     assert re.search(r"right\? \(away for [2-4] s\)$", str(failed.value)) and failed.value.exit_code == 2
 
 
-async def test_a_full_queue_is_an_answer():
+@pytest.fixture
+async def connections():
+    made = AsyncClient()
+    yield made.connections
+    await made.close()
+
+
+async def test_a_full_queue_is_an_answer(connections, monkeypatch):
     """A broker that goes away twice, and says in between that its queue is full, was not away all that time."""
     outage = Outage(PATIENCE, "prompts")
     full = resource_exhausted("max_queued_prompts", "the queue is full", retry_after_seconds=0.05)
     answers = iter([QuartetError(full.message, full.code, 0.05), None])
 
-    class Connections:
-        async def call(self, *_):
-            if (error := next(answers)) is not None:
-                raise error
+    async def call(*_):
+        if (error := next(answers)) is not None:
+            raise error
 
+    monkeypatch.setattr(connections.broker, "call", call)
     await outage.wait_or_raise(QuartetError("away", grpc.StatusCode.UNAVAILABLE))
     assert outage.seconds > 0
-    await submit_batch(Connections(), "demo", [], outage=outage)
+    await submit_batch(connections, "demo", [], outage=outage)
     assert outage.seconds == 0
 
 
-async def test_a_limit_that_stays_reached_is_an_error_at_once():
+async def test_a_limit_that_stays_reached_is_an_error_at_once(connections, monkeypatch):
     full = resource_exhausted("evaluation set 'heldout'", "it has 16384 prompts and at most 16384 are stored")
 
-    class Connections:
-        async def call(self, *_):
-            raise QuartetError(full.message, full.code)
+    async def call(*_):
+        raise QuartetError(full.message, full.code)
 
+    monkeypatch.setattr(connections.broker, "call", call)
     with pytest.raises(QuartetError, match="at most 16384 are stored"):
         async with asyncio.timeout(5):
-            await submit_batch(Connections(), "demo", [])
+            await submit_batch(connections, "demo", [])

@@ -14,13 +14,13 @@ class ShortParameters(Parameters):
 
 
 class Short:
-    """Counts words. `verify` is fast and returns the verdict; a slow one returns a function (see `verifiers.base`)."""
+    """Counts words. `verify` is fast; what waits awaits `admitted()` first (see `verifiers.base`)."""
 
     name = "short"
     description = "The completion has few words."
     parameters = ShortParameters
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: ShortParameters, tools: Tools) -> Verdict:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: ShortParameters, tools: Tools) -> Verdict:
         """Return the verdict. A verifier that cannot judge the completion raises VerifierFailure."""
         words = len(item.completion.split())
         reward = max(0.0, 1.0 - parameters.penalty * max(0, words - parameters.words))

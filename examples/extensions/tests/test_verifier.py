@@ -12,10 +12,10 @@ from quartet_reward.verifiers.registry import load_verifiers
 
 
 @pytest.mark.parametrize(("words", "reward"), [(3, 1.0), (4, 0.75), (6, 0.25), (9, 0.0)])
-def test_each_word_too_many_costs(words, reward):
+async def test_each_word_too_many_costs(words, reward):
     short = load_verifiers()["short"]
     item = reward_pb2.ScoreItem(completion="word " * words)
-    verdict = short.verify(item, short.parameters(words=3, penalty=0.25), Tools(MathEquality(None)))
+    verdict = await short.verify(item, short.parameters(words=3, penalty=0.25), Tools(MathEquality(None)))
     assert verdict.reward == reward and f"{words} words" in verdict.reason
     assert (verdict.outcome == reward_pb2.OUTCOME_CORRECT) == (words <= 3)
 

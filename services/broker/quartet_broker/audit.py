@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.store import Store, Value
 from quartet_common.errors import resource_exhausted
@@ -145,7 +145,9 @@ class _RunAudit:
         arguments: list[Value] = []
         for names in lists:
             arguments += [len(names), *names]
-        _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run("audit_books", self._run_id, *arguments)
+        _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run(
+            scripts.AUDIT_BOOKS, self._run_id, *arguments
+        )
         kept, anew = _counts(kept_pairs), _counts(anew_pairs)
         state, version, committed, ended, first_pass, settle_to = fields
         run.state, run.prompts_ended = state_value(state), ended == b"1"

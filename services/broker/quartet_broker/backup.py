@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from quartet_broker import keys
+from quartet_broker import keys, scripts
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.events import timestamp
 from quartet_broker.members import Members
@@ -55,7 +55,7 @@ async def save(store: Store, run_id: str, folder: Path) -> dict[str, Any]:
         async for found in store.scan(run_id):  # before the books, so that few are left to be read after them
             await _save_values(store, [key for key in found if key.startswith(prefixes)], saved, file)
         for _ in range(_ATTEMPTS):
-            (reply,) = await store.run_many("dump_books", run_id, [()], missing_ok=True)
+            (reply,) = await store.run_many(scripts.DUMP_BOOKS, run_id, [()], missing_ok=True)
             if reply[0] == b"NOT_FOUND":
                 (newest,) = await store.read([("ZREVRANGE", keys.RUNS, 0, 9)])
                 names = ", ".join(name.decode() for name in newest) or "none"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.errors import run_not_found
 from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
@@ -166,7 +166,7 @@ class Events:
         request.event.ClearField("event_id")
         request.event.ClearField("at")
         arguments = validation.stored("event", request.event), int(kind in validation.OF_THE_TRAINING), source
-        reply = await self._store.run("add_event", request.run_id, *arguments)
+        reply = await self._store.run(scripts.ADD_EVENT, request.run_id, *arguments)
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 
     async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:

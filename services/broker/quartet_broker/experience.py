@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.experience_codec import Put, PutRequest, one_group, several_groups
 from quartet_broker.metrics import GROUPS_PUT
@@ -80,7 +80,7 @@ class Experience:
                 len(payload),
                 len(transcript),
             )
-        word, *answer = await self._store.run("put_experience", run_id, *arguments, values=values)
+        word, *answer = await self._store.run(scripts.PUT_EXPERIENCE, run_id, *arguments, values=values)
         if word == b"PURPOSE":
             index, purpose = answer
             raise invalid_argument(
@@ -101,7 +101,7 @@ class Experience:
         waiter = self._notifier.waiter(run_id, "experience")
         while True:
             waiter.clear()
-            reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)
+            reply = await self._store.run(scripts.LEASE_EXPERIENCE, run_id, request.session_epoch, request.step)
             manifest, stored = _manifest(run_id, request.step, reply)
             decided = manifest.granted or manifest.end_of_data or manifest.run_finished
             if decided or not await waiter.wait(until):
@@ -152,7 +152,7 @@ class Experience:
         for start in range(0, max(1, len(ids)), _DROPPED_AT_ONCE):  # without ids too: the session is checked
             portion = ids[start : start + _DROPPED_AT_ONCE]
             reply = await self._store.run(
-                "drop_experience", run_id, request.session_epoch, request.step, request.reason, *portion
+                scripts.DROP_EXPERIENCE, run_id, request.session_epoch, request.step, request.reason, *portion
             )
             refuse(run_id, request.step, reply)
             dropped += reply[1]

@@ -5,7 +5,7 @@ from functools import partial
 
 from quartet.v1 import broker_pb2, common_pb2
 
-from quartet_broker import validation
+from quartet_broker import scripts, validation
 from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
 from quartet_broker.streams import SharedReads
@@ -52,7 +52,7 @@ class Members:
         validation.identifier("member.address", member.address)
         validation.check_member(member, self._any_address)
         reply = await self._store.run(
-            "register_member",
+            scripts.REGISTER_MEMBER,
             run_id,
             member.instance_id,
             _KINDS[member.kind],
@@ -76,7 +76,7 @@ class Members:
         member = request.member
         _check(member)
         reply = await self._store.run(
-            "heartbeat",
+            scripts.HEARTBEAT,
             request.run_id,
             member.instance_id,
             member.state,
@@ -92,16 +92,16 @@ class Members:
         """Remove a member at once."""
         validation.name("run_id", request.run_id)
         validation.identifier("instance_id", request.instance_id)
-        reply = await self._store.run("leave_member", request.run_id, request.instance_id)
+        reply = await self._store.run(scripts.LEAVE_MEMBER, request.run_id, request.instance_id)
         return broker_pb2.LeaveMemberResponse(group_epoch=int(reply[1]))
 
     async def alive(self, run_id: str) -> tuple[int, list[broker_pb2.Member]]:
         """Return the group epoch and the live members, by instance id."""
-        return _alive(await self._store.run("list_members", run_id))
+        return _alive(await self._store.run(scripts.LIST_MEMBERS, run_id))
 
     async def _membership(self, run_id: str) -> tuple[list[tuple[str, str]], bytes]:
         """Return what watchers are sent a response for when it changes, and the serialized response."""
-        epoch, members = _alive(await self._watched.run("list_members", run_id))
+        epoch, members = _alive(await self._watched.run(scripts.LIST_MEMBERS, run_id))
         marks = [(str(epoch), ""), *((member.instance_id, _mark(member)) for member in members)]
         return marks, broker_pb2.WatchMembersResponse(group_epoch=epoch, members=members).SerializeToString()
 

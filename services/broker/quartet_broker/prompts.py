@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.events import timestamp
 from quartet_broker.metrics import PROMPTS_LEASED, SHARES_REACHED
 from quartet_broker.notifier import Notifier, WaitQueue
@@ -167,8 +167,8 @@ class Prompts:
             # Redis serves one call at a time: do not send it megabytes that it would refuse.
             sizes = [len(each) if isinstance(each, bytes) else each for each in arguments]
             sizes[_ASK] = "ask"
-            _refuse_submission(run_id, request, await self._store.run("submit_prompts", run_id, *sizes))
-        reply = await self._store.run("submit_prompts", run_id, *arguments)
+            _refuse_submission(run_id, request, await self._store.run(scripts.SUBMIT_PROMPTS, run_id, *sizes))
+        reply = await self._store.run(scripts.SUBMIT_PROMPTS, run_id, *arguments)
         _refuse_submission(run_id, request, reply)
         repeats = len(request.instances) - len(seen)
         return broker_pb2.SubmitPromptsResponse(accepted=reply[1], duplicates=reply[2] + repeats)
@@ -176,7 +176,7 @@ class Prompts:
     async def end(self, request: broker_pb2.EndPromptsRequest) -> broker_pb2.EndPromptsResponse:
         """Record that no more training prompts will come."""
         run_id = validation.name("run_id", request.run_id)
-        (word, *_) = await self._store.run("end_prompts", run_id, request.follows_instance_id)
+        (word, *_) = await self._store.run(scripts.END_PROMPTS, run_id, request.follows_instance_id)
         if word == b"FORGOTTEN":
             raise _forgotten(run_id, request.follows_instance_id)
         return broker_pb2.EndPromptsResponse()
@@ -254,7 +254,7 @@ class Prompts:
         for other in self._asking[run_id]:
             if other is not asking:
                 arguments += [other.request.holder, other.milliseconds_left]
-        reply = await self._store.run("lease_prompts", run_id, *arguments)
+        reply = await self._store.run(scripts.LEASE_PROMPTS, run_id, *arguments)
         if reply[0] == b"ENDED" and not waited:
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
         return self._granted(run_id, request.holder, reply)
@@ -282,7 +282,7 @@ class Prompts:
         """Extend leases until the run's ttl from now."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("lease_ids", request.lease_ids, validation.MOST_IDS, least=0)
-        _, expiry, *lost = await self._store.run("renew_leases", run_id, *request.lease_ids)
+        _, expiry, *lost = await self._store.run(scripts.RENEW_LEASES, run_id, *request.lease_ids)
         return broker_pb2.RenewLeasesResponse(lost=[lease.decode() for lease in lost], expires_at=timestamp(expiry))
 
     async def release(self, request: broker_pb2.ReleaseLeasesRequest) -> broker_pb2.ReleaseLeasesResponse:
@@ -298,7 +298,9 @@ class Prompts:
                 values[f"{prefix}payload:{name}"] = release.unscored
             permanent = "1" if release.permanent else "0"
             arguments += [release.lease_id, validation.reason(release.failure), permanent, name, len(release.unscored)]
-        _, requeued, dead, hopeless, *lost = await self._store.run("release_leases", run_id, *arguments, values=values)
+        _, requeued, dead, hopeless, *lost = await self._store.run(
+            scripts.RELEASE_LEASES, run_id, *arguments, values=values
+        )
         await self._runs.end_hopeless(run_id, hopeless)
         return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])
 
@@ -310,7 +312,7 @@ class Prompts:
         if state in _UNSCORED and stored is not None:
             (kept,) = await self._store.read([("GET", f"{prefix}payload:{stored.decode()}")])
         if kept is None:
-            await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
+            await self._store.run(scripts.LIST_MEMBERS, run_id)  # raises NOT_FOUND if there is no such run
             raise not_found("unscored group", request.instance_id, "no completions of it wait for a score")
         return broker_pb2.GetUnscoredResponse(unscored=kept)
 
@@ -342,9 +344,9 @@ class Evaluations:
                 instance.pinned_version = version
             arguments += [instance.instance_id, digest(content_of(instance)), instance.SerializeToString()]
         if len(arguments) == 2:
-            await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
+            await self._store.run(scripts.LIST_MEMBERS, run_id)  # raises NOT_FOUND if there is no such run
             raise not_found("evaluation set", evaluation_set, "submit its prompts with PURPOSE_EVALUATE")
-        reply = await self._store.run("start_evaluation", run_id, *arguments)
+        reply = await self._store.run(scripts.START_EVALUATION, run_id, *arguments)
         if reply[0] == b"OVERFLOW":
             raise overflow(run_id, reply)
         if reply[0] == b"CONFLICT":
@@ -375,7 +377,7 @@ class Evaluations:
                 [("HMGET", key, "prompts", "dead"), ("LLEN", f"{key}:finished")]
             )
             if prompts is None:
-                await self._store.run("list_members", run_id)  # raises NOT_FOUND if there is no such run
+                await self._store.run(scripts.LIST_MEMBERS, run_id)  # raises NOT_FOUND if there is no such run
                 raise not_found(
                     "evaluation",
                     request.evaluation_id,

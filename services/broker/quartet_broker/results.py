@@ -5,7 +5,7 @@ from functools import partial
 
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.errors import run_not_found
 from quartet_broker.events import timestamp
 from quartet_broker.notifier import Notifier
@@ -96,7 +96,7 @@ class DeadLetters:
         requeued = 0
         for start in range(0, max(1, len(ids)), _PORTION):  # without ids too, which raises NOT_FOUND if there is no run
             portion = ids[start : start + _PORTION]
-            requeued += (await self._store.run("requeue_dead", run_id, "1" if only_unscored else "", *portion))[1]
+            requeued += (await self._store.run(scripts.REQUEUE_DEAD, run_id, "1" if only_unscored else "", *portion))[1]
         return requeued
 
 
@@ -239,7 +239,7 @@ class Results:
         done: list[tuple[float, str, bool]] = []
         for start in range(0, len(instance_ids), _PAGE):
             page = instance_ids[start : start + _PAGE]
-            reply = await self._store.run("list_outcomes", run_id, *page)
+            reply = await self._store.run(scripts.LIST_OUTCOMES, run_id, *page)
             for instance_id, outcome, at in zip(page, reply[1::2], reply[2::2], strict=True):
                 match outcome:
                     case b"DONE" | b"DEAD":

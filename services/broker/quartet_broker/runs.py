@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, scripts, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.errors import over_share, run_not_found
 from quartet_broker.events import state_event, timestamp
@@ -207,7 +207,7 @@ class Runs:
         # Listed before it is made, so that every run is listed. ListRuns leaves out ids without a run.
         await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
-            "create_run",
+            scripts.CREATE_RUN,
             spec.run_id,
             validation.stored("spec", spec),
             event,
@@ -233,7 +233,7 @@ class Runs:
     async def _extend(self, spec: broker_pb2.RunSpec, stands: bytes) -> None:
         steps = f"until step {spec.max_steps}" if spec.max_steps else "until the prompts end"
         event = state_event(broker_pb2.RUN_STATE_ACTIVE, f"it goes on {steps}")
-        word, *state = await self._store.run("extend_run", spec.run_id, stands, spec.SerializeToString(), event)
+        word, *state = await self._store.run(scripts.EXTEND_RUN, spec.run_id, stands, spec.SerializeToString(), event)
         if word == b"CHANGED":
             raise aborted(f"run '{spec.run_id}'", "its specification was changed meanwhile; retry")
         if word == b"OVER":
@@ -303,7 +303,7 @@ class Runs:
         event = state_event(request.state, reason)
         validation.version("committed_step", request.committed_step)
         arguments = (state_name(request.state), reason, event, request.ending, request.committed_step)
-        word, *committed = await self._store.run("finish_run", run_id, *arguments)
+        word, *committed = await self._store.run(scripts.FINISH_RUN, run_id, *arguments)
         if word == b"BEHIND":
             raise failed_precondition(
                 f"run '{run_id}'",
@@ -335,7 +335,7 @@ class Runs:
 
     async def _delete(self, run_id: str, force: bool = False, ended: str = "") -> bool:
         arguments = ("1" if force else "0", ended)
-        (reply,) = await self._store.run_many("delete_run", run_id, [arguments], missing_ok=True)
+        (reply,) = await self._store.run_many(scripts.DELETE_RUN, run_id, [arguments], missing_ok=True)
         if reply[0] == b"NOT_FOUND":
             return False
         if reply[0] == b"ACTIVE":
@@ -358,7 +358,7 @@ class Runs:
         """
         left = 1
         while left:
-            (reply,) = await self._store.run_many("delete_portion", run_id, [()], missing_ok=True)
+            (reply,) = await self._store.run_many(scripts.DELETE_PORTION, run_id, [()], missing_ok=True)
             left = reply[1] if reply[0] == b"OK" else 0
         with self._store.failures():
             server = await self._store.client(run_id)
@@ -368,11 +368,11 @@ class Runs:
         async for found in self._store.scan(run_id):
             rest = [key for key in found if key != keys.run(run_id).encode()]
             if rest:
-                await self._store.run_many("delete_keys", run_id, [rest], missing_ok=True)
+                await self._store.run_many(scripts.DELETE_KEYS, run_id, [rest], missing_ok=True)
         with self._store.failures():
             if (await server.info("server"))["run_id"] != server_run_id:
                 return  # Redis restarted during the scan, which may have missed keys
-        await self._store.run_many("delete_keys", run_id, [[keys.run(run_id)]], missing_ok=True)
+        await self._store.run_many(scripts.DELETE_KEYS, run_id, [[keys.run(run_id)]], missing_ok=True)
         await self._store.read([("ZREM", keys.RUNS, run_id)])
         await self.list_again(run_id)  # it may have been made anew meanwhile
 

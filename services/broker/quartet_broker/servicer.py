@@ -1,9 +1,5 @@
 """BrokerService: forwards each RPC to the part that implements it."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
-
-import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
 from quartet_broker import validation
@@ -28,25 +24,6 @@ from quartet_common.host import ServiceHost
 
 _WATCHERS_CONNECTIONS = 16
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
-
-
-def _unary(method: Callable[["BrokerServicer"], Callable[..., Awaitable[Any]]], with_context: bool = False) -> Any:
-    async def answer(self: "BrokerServicer", request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await (method(self)(request, context) if with_context else method(self)(request))
-
-    return answer
-
-
-def _stream(
-    method: Callable[["BrokerServicer"], Callable[..., AsyncGenerator[Any]]],
-    watched: bool = False,
-    with_context: bool = False,
-) -> Any:
-    async def answer(self: "BrokerServicer", request: Any, context: grpc.aio.ServicerContext) -> None:
-        answers = method(self)(request, context) if with_context else method(self)(request)
-        await (self.streams.show if watched else self.streams.send)(context, answers)
-
-    return answer
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
@@ -79,24 +56,59 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """Close the watchers' connections to Redis."""
         await self._watched.aclose()
 
-    CreateRun = _unary(lambda self: self.runs.create)
-    GetRun = _unary(lambda self: self.runs.get)
-    ListRuns = _unary(lambda self: self.runs.list_page)
-    FinishRun = _unary(lambda self: self.runs.finish)
-    DeleteRun = _unary(lambda self: self.runs.delete)
-    SubmitPrompts = _unary(lambda self: self.prompts.submit)
-    EndPrompts = _unary(lambda self: self.prompts.end)
-    LeasePrompts = _unary(lambda self: self.prompts.lease, with_context=True)
-    RenewLeases = _unary(lambda self: self.prompts.renew)
-    ReleaseLeases = _unary(lambda self: self.prompts.release)
-    GetUnscored = _unary(lambda self: self.prompts.unscored)
-    PutExperience = _unary(lambda self: self.experience.put)
-    OpenSession = _unary(lambda self: self.sessions.open)
-    SettleTrained = _unary(lambda self: self.sessions.settle_trained)
-    LeaseExperience = _stream(lambda self: self.experience.lease, with_context=True)
-    DropExperience = _unary(lambda self: self.experience.drop)
-    MarkTrained = _unary(lambda self: self.sessions.mark_trained)
-    Commit = _unary(lambda self: self.sessions.commit)
+    async def CreateRun(self, request, context):
+        return await self.runs.create(request)
+
+    async def GetRun(self, request, context):
+        return await self.runs.get(request)
+
+    async def ListRuns(self, request, context):
+        return await self.runs.list_page(request)
+
+    async def FinishRun(self, request, context):
+        return await self.runs.finish(request)
+
+    async def DeleteRun(self, request, context):
+        return await self.runs.delete(request)
+
+    async def SubmitPrompts(self, request, context):
+        return await self.prompts.submit(request)
+
+    async def EndPrompts(self, request, context):
+        return await self.prompts.end(request)
+
+    async def LeasePrompts(self, request, context):
+        return await self.prompts.lease(request, context)
+
+    async def RenewLeases(self, request, context):
+        return await self.prompts.renew(request)
+
+    async def ReleaseLeases(self, request, context):
+        return await self.prompts.release(request)
+
+    async def GetUnscored(self, request, context):
+        return await self.prompts.unscored(request)
+
+    async def PutExperience(self, request, context):
+        return await self.experience.put(request)
+
+    async def OpenSession(self, request, context):
+        return await self.sessions.open(request)
+
+    async def SettleTrained(self, request, context):
+        return await self.sessions.settle_trained(request)
+
+    async def LeaseExperience(self, request, context):
+        await self.streams.send(context, self.experience.lease(request, context))
+
+    async def DropExperience(self, request, context):
+        return await self.experience.drop(request)
+
+    async def MarkTrained(self, request, context):
+        return await self.sessions.mark_trained(request)
+
+    async def Commit(self, request, context):
+        return await self.sessions.commit(request)
 
     async def RegisterMember(self, request, context):
         epoch = await self.members.register(request.run_id, request.member)
@@ -106,17 +118,38 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         epoch, state, version = await self.members.heartbeat(request)
         return broker_pb2.HeartbeatResponse(group_epoch=epoch, run_state=state_value(state), policy_version=version)
 
-    LeaveMember = _unary(lambda self: self.members.leave)
-    WatchMembers = _stream(lambda self: self.members.watch, watched=True)
-    StartEvaluation = _unary(lambda self: self.evaluations.start)
-    GetEvaluation = _unary(lambda self: self.evaluations.get, with_context=True)
-    CollectResults = _stream(lambda self: self.results.collect)
-    ReportProgress = _unary(lambda self: self.events.report)
-    WatchRun = _stream(lambda self: self.events.watch, watched=True)
-    ListDead = _unary(lambda self: self.dead_letters.list_dead)
-    RequeueDead = _unary(lambda self: self.dead_letters.requeue)
-    GetGroup = _unary(lambda self: self.history.get)
-    AuditRun = _stream(lambda self: self.audit.run, watched=True)
+    async def LeaveMember(self, request, context):
+        return await self.members.leave(request)
+
+    async def WatchMembers(self, request, context):
+        await self.streams.show(context, self.members.watch(request))
+
+    async def StartEvaluation(self, request, context):
+        return await self.evaluations.start(request)
+
+    async def GetEvaluation(self, request, context):
+        return await self.evaluations.get(request, context)
+
+    async def CollectResults(self, request, context):
+        await self.streams.send(context, self.results.collect(request))
+
+    async def ReportProgress(self, request, context):
+        return await self.events.report(request)
+
+    async def WatchRun(self, request, context):
+        await self.streams.show(context, self.events.watch(request))
+
+    async def ListDead(self, request, context):
+        return await self.dead_letters.list_dead(request)
+
+    async def RequeueDead(self, request, context):
+        return await self.dead_letters.requeue(request)
+
+    async def GetGroup(self, request, context):
+        return await self.history.get(request)
+
+    async def AuditRun(self, request, context):
+        await self.streams.show(context, self.audit.run(request))
 
 
 def add_to(host: ServiceHost, servicer: BrokerServicer) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker import validation
+from quartet_broker import scripts, validation
 from quartet_broker.events import state_event
 from quartet_broker.results import DeadLetters
 from quartet_broker.runs import Runs
@@ -75,7 +75,7 @@ class Sessions:
         validation.count("consumed_instance_ids", consumed, validation.MOST_CONSUMED_IDS, least=0)
         resumed = state_event(broker_pb2.RUN_STATE_ACTIVE, f"resumed at step {request.checkpoint_step}")
         reply = await self._store.run(
-            "open_session",
+            scripts.OPEN_SESSION,
             run_id,
             request.holder,
             request.checkpoint_step,
@@ -128,7 +128,7 @@ class Sessions:
         """Settle the ids that the checkpoint contains, in chunks; no batch is leased before OpenSession returns."""
         found = 0
         for start in range(0, len(ids), _CHUNK):
-            settled = await self._store.run("settle_consumed", run_id, epoch, *ids[start : start + _CHUNK])
+            settled = await self._store.run(scripts.SETTLE_CONSUMED, run_id, epoch, *ids[start : start + _CHUNK])
             refuse(run_id, 0, settled)
             found += settled[1]
         if found:
@@ -146,7 +146,9 @@ class Sessions:
                 validation.identifier(f"steps[{n}].instance_ids", name)
         calls = [(request.session_epoch, line.step, *line.instance_ids) for line in request.steps]
         response = broker_pb2.SettleTrainedResponse()
-        for line, reply in zip(request.steps, await self._store.run_many("settle_trained", run_id, calls), strict=True):
+        for line, reply in zip(
+            request.steps, await self._store.run_many(scripts.SETTLE_TRAINED, run_id, calls), strict=True
+        ):
             refuse(run_id, line.step, reply)
             response.settled_steps = reply[1]
             response.settled += reply[2]
@@ -158,7 +160,9 @@ class Sessions:
         if requeued:
             text = f"{requeued} group{'s'[: requeued != 1]} that no verifier could score will be scored again"
             notice = broker_pb2.Notice(level="warning", text=text, source="broker")
-            await self._store.run("add_event", run_id, broker_pb2.RunEvent(notice=notice).SerializeToString(), 0, "")
+            await self._store.run(
+                scripts.ADD_EVENT, run_id, broker_pb2.RunEvent(notice=notice).SerializeToString(), 0, ""
+            )
 
     async def mark_trained(self, request: broker_pb2.MarkTrainedRequest) -> broker_pb2.MarkTrainedResponse:
         """Record that a step's batch is in the weights."""
@@ -166,7 +170,7 @@ class Sessions:
         validation.version("step", request.step)
         validation.count("instance_ids", request.instance_ids, validation.MOST_IDS, least=0)
         reply = await self._store.run(
-            "mark_trained", run_id, request.session_epoch, request.step, *request.instance_ids
+            scripts.MARK_TRAINED, run_id, request.session_epoch, request.step, *request.instance_ids
         )
         refuse(run_id, request.step, reply)
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
@@ -180,7 +184,7 @@ class Sessions:
     async def _commit(self, run_id: str, epoch: int, step: int, opening: bool = False) -> broker_pb2.CommitResponse:
         response, left = broker_pb2.CommitResponse(), 1
         while left:
-            reply = await self._store.run("commit", run_id, epoch, step, int(opening))
+            reply = await self._store.run(scripts.COMMIT, run_id, epoch, step, int(opening))
             refuse(run_id, step, reply)
             _, groups, left, response.first_remembered_pass = reply
             response.committed += groups

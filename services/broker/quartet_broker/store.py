@@ -5,13 +5,10 @@ telemetry) would double the cost of a small call.
 """
 
 import asyncio
-import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import hiredis
@@ -24,32 +21,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from quartet_broker import keys, validation
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.errors import other_layout, over_share, run_not_found
+from quartet_broker.scripts import Script
 from quartet_broker.servers import Key, Servers
 from quartet_common.errors import failed_precondition, unavailable
 from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
-
-# In this order: later parts use earlier ones.
-_LIBRARY = ("base", "moments", "life", "settle", "membership", "session")
-
-
-@dataclass(frozen=True)
-class Script:
-    """A script's text and the SHA-1 by which Redis calls it."""
-
-    text: str
-    sha: str
-
-
-@cache
-def script(name: str) -> Script:
-    """Return `lua/NAME.lua`, preceded by the library and wrapped in its `finish` (base.lua)."""
-    folder = files("quartet_broker") / "lua"
-    library = "".join((folder / "lib" / f"{part}.lua").read_text(encoding="utf-8") for part in _LIBRARY)
-    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    text = f"{library}\nreturn finish((function()\n{body}\nend)())\n"
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
 
 Value: TypeAlias = str | Bytes | int | float
 Command: TypeAlias = Sequence[Value]
@@ -193,7 +169,7 @@ class Store:
         return ""
 
     async def run(
-        self, name: str, run_id: str, *arguments: Value, values: Mapping[str, Bytes] | None = None
+        self, script: Script, run_id: str, *arguments: Value, values: Mapping[str, Bytes] | None = None
     ) -> list[Any]:
         """Run one script for a run and return its answer.
 
@@ -205,13 +181,13 @@ class Store:
             ContractError: NOT_FOUND if the run does not exist, FAILED_PRECONDITION if it is finished, UNAVAILABLE.
         """
         if not values:
-            (reply,) = await self.run_many(name, run_id, [arguments])
+            (reply,) = await self.run_many(script, run_id, [arguments])
             return reply
         key = keys.run(run_id)
         commands: list[Command] = [
             ("MSET", *(part for pair in values.items() for part in pair)),
             # Not EVALSHA: at a server that does not have the script, the values alone would be stored.
-            ("EVAL", script(name).text, 1, key, validation.owner(), *arguments),
+            ("EVAL", script.text, 1, key, validation.owner(), *arguments),
         ]
         with self.failures():
             (reply,) = await self._dispatch([key], [commands], self._transact)
@@ -219,16 +195,16 @@ class Store:
         return reply
 
     async def run_many(
-        self, name: str, run_id: str, calls: Sequence[Sequence[Value]], missing_ok: bool = False
+        self, script: Script, run_id: str, calls: Sequence[Sequence[Value]], missing_ok: bool = False
     ) -> list[list[Any]]:
         """Run one script several times, each atomically, in one round trip. Raises as `run`.
 
         With `missing_ok` a run that does not exist raises nothing; the replies are NOT_FOUND.
         """
-        chosen, key = script(name), keys.run(run_id)
-        commands = [("EVALSHA", chosen.sha, 1, key, validation.owner(), *call) for call in calls]
+        key = keys.run(run_id)
+        commands = [("EVALSHA", script.sha, 1, key, validation.owner(), *call) for call in calls]
         with self.failures():
-            replies = await self._dispatch([key] * len(calls), commands, self._write, chosen)
+            replies = await self._dispatch([key] * len(calls), commands, self._write, script)
         for reply in replies:
             if not (missing_ok and reply[0] == b"NOT_FOUND"):
                 _refuse_common(run_id, reply)
@@ -248,7 +224,7 @@ class Store:
         names: Sequence[Key],
         commands: Sequence[Asked],
         exchange: Callable[[Redis, Sequence[Asked]], Awaitable[list[Any]]],
-        chosen: Script | None = None,
+        script: Script | None = None,
     ) -> list[Any]:
         """Send each command to the server that has its key in `names`; return the replies in order.
 
@@ -272,8 +248,8 @@ class Store:
                 for n in which:
                     if isinstance(answers[n], MovedError):
                         await self.servers.moved(answers[n])
-                if chosen and any(isinstance(answers[n], NoScriptError) for n in which):
-                    await server.script_load(chosen.text)
+                if script and any(isinstance(answers[n], NoScriptError) for n in which):
+                    await server.script_load(script.text)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

@@ -55,7 +55,7 @@ class Streams:
                 f"{self._most} are open, the most that a peer may have (broker.max_streams_per_peer)",
             )
         self._open[peer] += 1
-        context.add_done_callback(lambda _: self._close(peer))
+        context.add_done_callback(lambda _: self._close(peer))  # type: ignore[arg-type]  # a class in types-grpcio
 
     def _close(self, peer: str) -> None:
         self._open[peer] -= 1

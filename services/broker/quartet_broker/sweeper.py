@@ -5,6 +5,7 @@ import asyncio
 import grpc
 from quartet.v1 import broker_pb2
 
+from quartet_broker import scripts
 from quartet_broker.config import BrokerSection
 from quartet_broker.metrics import REDIS, RUN, forget_run
 from quartet_broker.runs import Runs
@@ -132,7 +133,7 @@ class Sweeper:
             raise failure
 
     async def _sweep_run(self, run_id: str) -> None:
-        (reply,) = await self._store.run_many("sweep", run_id, [()], missing_ok=True)
+        (reply,) = await self._store.run_many(scripts.SWEEP, run_id, [()], missing_ok=True)
         if reply[0] == b"NOT_FOUND":
             # Deleted, partly deleted, or being created.
             if await self._runs.is_being_deleted(run_id):

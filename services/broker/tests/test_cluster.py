@@ -12,7 +12,7 @@ from test_backup import call
 from test_failures import again, code_of, health_becomes
 from world import World, group, world_of
 
-from quartet_broker import keys
+from quartet_broker import keys, scripts
 from quartet_common.errors import ContractError
 
 MASTERS = 3
@@ -116,9 +116,9 @@ async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
         found.sort(key=lambda key: key == keys.run(name).encode())
         for key in found:
             source.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[2].port, key, 0, 5000)
-            for call in (("sweep",), ("end_prompts",), ("renew_leases", leases[0].lease_id)):
+            for script, *call in ((scripts.SWEEP,), (scripts.END_PROMPTS,), (scripts.RENEW_LEASES, leases[0].lease_id)):
                 with pytest.raises(ContractError) as refused:
-                    await servicer.store.run(call[0], name, *call[1:])
+                    await servicer.store.run(script, name, *call)
                 assert refused.value.code == grpc.StatusCode.UNAVAILABLE
         assert await code_of(world.submit("d")) == grpc.StatusCode.UNAVAILABLE
         for client in (target, source):

@@ -21,6 +21,8 @@ from model_books import MAX_FIRST_DEAD
 from model_machine import BrokerMachine
 from model_run import Bench
 
+from quartet_broker import scripts
+
 STEPS = int(os.environ.get("MODEL_STEPS", "3000"))
 SEED = int(os.environ.get("MODEL_SEED", "0"))
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("MODEL_SHRINK") else [Phase.generate]
@@ -41,7 +43,7 @@ def bench(tmp_path):
     stub, servicer, _ = loop.run_until_complete(context.__aenter__())
     with redis.Redis.from_url(server.url) as client:
         try:
-            yield Bench(loop, stub, server, client, lambda run_id: servicer.store.run("sweep", run_id))
+            yield Bench(loop, stub, server, client, lambda run_id: servicer.store.run(scripts.SWEEP, run_id))
         finally:
             loop.run_until_complete(context.__aexit__(None, None, None))
             asyncio.set_event_loop(None)

@@ -6,7 +6,7 @@ from conftest import on_both
 from quartet.v1 import experience_pb2
 from world import SERVE, refused
 
-from quartet_broker import keys
+from quartet_broker import keys, scripts
 
 pytestmark = on_both
 
@@ -21,7 +21,7 @@ async def test_results_are_let_go_after_their_time(world, broker):
     await world.submit("s", purpose=SERVE)
     await world.roll_out()
     assert await world.redis.zadd(keys.prefix(world.run_id) + "results:SERVE", {"s": 1}, xx=True, ch=True) == 1
-    await servicer.store.run("sweep", world.run_id)
+    await servicer.store.run(scripts.SWEEP, world.run_id)
     await refused(collect(world, "s").read(), grpc.StatusCode.NOT_FOUND, "result_ttl")
 
 

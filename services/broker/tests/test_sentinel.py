@@ -14,6 +14,7 @@ from test_cluster import live
 from test_failures import again, code_of, health_becomes
 from world import group, world_of
 
+from quartet_broker import scripts
 from quartet_common.errors import ContractError
 
 
@@ -102,7 +103,7 @@ async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):
         os.kill(guarded.replica.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ContractError) as caught:
-                await servicer.store.run("end_prompts", "waits-not")
+                await servicer.store.run(scripts.END_PROMPTS, "waits-not")
             assert caught.value.code == grpc.StatusCode.UNAVAILABLE
             assert "0 of 1 replicas (broker.redis_replicas) have the change" in caught.value.message
         finally:

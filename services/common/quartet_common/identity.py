@@ -14,7 +14,7 @@ without TLS, with `security.roles = false`, and in a service's own background wo
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ class Caller:
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
-def name_in(certificate: Mapping[str, Sequence[bytes]]) -> str:
+def name_in(certificate: Mapping[str, Iterable[bytes]]) -> str:
     """Return the name of a certificate's holder, from gRPC's authentication context; "" if there is none."""
     common, alternative = (certificate.get(key, ()) for key in _IDENTIFIERS)
     for raw in (*common, *alternative):
@@ -183,7 +183,7 @@ def name_in(certificate: Mapping[str, Sequence[bytes]]) -> str:
     return ""
 
 
-def of_certificate(certificate: Mapping[str, Sequence[bytes]]) -> Caller:
+def of_certificate(certificate: Mapping[str, Iterable[bytes]]) -> Caller:
     """Return the caller, from gRPC's authentication context."""
     return _of_names(name_in(certificate) or "unnamed", tuple(certificate.get(_IDENTIFIERS[1], ())))
 

@@ -195,7 +195,12 @@ class _Guard:
         """Refuse a call, and log the refusal at most once a minute per caller and method."""
         caller, code = identity.peer_of(self._context), error.code.name
         if (repeated := _repeats.count((caller, self._method, code))) is not None:
-            what = {"method": self._method, "code": code, "roles": ", ".join(sorted(roles)), "caller": caller}
+            what: dict[str, Any] = {
+                "method": self._method,
+                "code": code,
+                "roles": ", ".join(sorted(roles)),
+                "caller": caller,
+            }
             what |= {"peer": self._context.peer(), "reason": error.message, "repeated": repeated}
             log.warning("call refused", extra=what)
         await self._abort(error)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
 from quartet_reward import metrics
+from quartet_reward.begun import admitted
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
 from quartet_reward.queue import FairQueue, count_wait
@@ -92,6 +93,7 @@ class RewardModel:
 
     async def read(self, text: str) -> Reading:
         """Run the model on a text. Raises VerifierFailure: the process died twice or was too slow, or shutdown."""
+        await admitted()
         place = await self._places.acquire()
         now = time.monotonic()
         entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), now, now)

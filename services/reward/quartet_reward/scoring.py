@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
@@ -17,9 +17,10 @@ from quartet_common.log import get_logger
 from quartet_common.text import encodable
 from quartet_common.values import LARGEST_FLOAT32
 from quartet_reward import metrics
+from quartet_reward.begun import Begun, admitted
 from quartet_reward.errors import InvalidItem, VerifierCrashed, VerifierFailure
 from quartet_reward.queue import CURRENT_RUN, WAITED
-from quartet_reward.verifiers.base import Later, Tools, Verdict
+from quartet_reward.verifiers.base import Tools, Verdict
 from quartet_reward.verifiers.registry import BoundVerifier, SpecReader
 
 log = get_logger(__name__)
@@ -32,25 +33,36 @@ _LONGEST_ITEM_ID = 256
 Result: TypeAlias = reward_pb2.ScoreResult
 
 
-class Work(NamedTuple):
-    """The rest of an item's scoring, to be run when there is room.
-
-    Attributes:
-        run: returns the result; does not raise, as a failure is a result too.
-        places: admission places it needs, one per `LONG_BYTES`, so that waiting items are bounded in bytes too.
-    """
-
-    run: Callable[[], Coroutine[Any, Any, Result]]
-    places: int = 1
-
-
 class _Finding(NamedTuple):
     verdict: Verdict
     part: reward_pb2.VerifierScore
 
 
+class Scoring:
+    """An item's scoring, done but for what has to wait for admission to the queue."""
+
+    def __init__(self, run: str, size: int, waited: list[float], score: Coroutine[Any, Any, Result]):
+        self._run, self._waited = run, waited
+        self.places = max(1, min(size // LONG_BYTES, _MOST_PLACES))
+        """Admission places of the rest, one per `LONG_BYTES`, so that waiting items are bounded in bytes too."""
+        self._begun = Begun(score)
+        self._since = time.perf_counter()
+
+    @property
+    def result(self) -> Result | None:
+        """None: `finish` finds it."""
+        return self._begun.result
+
+    async def finish(self) -> Result:
+        """Do the rest, in a task of its own. Does not raise, as a failure is a result too."""
+        self._waited[0] += time.perf_counter() - self._since
+        CURRENT_RUN.set(self._run)  # visible in this task only
+        WAITED.set(self._waited)
+        return await self._begun
+
+
 class Scorer:
-    """Scores items: at once where all its verifiers can, else by `Work` for when there is room."""
+    """Scores items, in place where no verifier has to wait."""
 
     def __init__(self, specs: SpecReader, tools: Tools):
         self._specs = specs
@@ -58,10 +70,10 @@ class Scorer:
         self._raised: set[str] = set()
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-items")
 
-    def score(self, item: reward_pb2.ScoreItem, field: str, size: int) -> Result | Work:
-        """Return the item's result, or the work that finds it.
+    def begin(self, item: reward_pb2.ScoreItem, field: str, size: int) -> Scoring:
+        """Begin to score an item.
 
-        An item of more than `LONG_BYTES` is always work, in a thread, so that it does not block the event loop.
+        An item of more than `LONG_BYTES` waits for a thread, so that it does not block the event loop.
 
         Args:
             field: the item's field in the request, for errors.
@@ -70,22 +82,25 @@ class Scorer:
         Raises:
             ContractError: INVALID_ARGUMENT with the field under `field` that is not acceptable.
         """
+        waited = [0.0]
+        return Scoring(item.run_id, size, waited, self._score(item, field, size, waited))
+
+    async def _score(self, item: reward_pb2.ScoreItem, field: str, size: int, waited: list[float]) -> Result:
         try:
             bound = self._read(item, field)
         except VerifierFailure as error:
             return failure(item.item_id, error)
-        if not item.traceparent or not tracing.enabled():
-            return self._begin(item, bound, size)
         began = time.time()
-        result = self._begin(item, bound, size)
-        if isinstance(result, reward_pb2.ScoreResult):
-            return _traced(item, result, began)
-        work = result
-
-        async def traced() -> Result:
-            return _traced(item, await work.run(), began)
-
-        return work._replace(run=traced)
+        if size <= LONG_BYTES:
+            result = await self._verify(item, bound, waited)
+        else:
+            await admitted()
+            loop = asyncio.get_running_loop()
+            begun = await loop.run_in_executor(self._long, Begun, self._verify(item, bound, waited))
+            result = begun.result or await begun
+        if item.traceparent and tracing.enabled():
+            _trace(item, result, began)
+        return result
 
     def _read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
         if not 1 <= len(item.item_id) <= _LONGEST_ITEM_ID:
@@ -96,49 +111,22 @@ class Scorer:
             raise invalid_argument(f"{field}.verifiers", "none", "at least one")
         return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
 
-    def _begin(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], size: int) -> Result | Work:
-        if size <= LONG_BYTES:
-            return self._score(item, bound)
+    async def _verify(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], waited: list[float]) -> Result:
+        """Run the verifiers one after the other: few items have more than one, and items run concurrently.
 
-        async def long() -> Result:
-            result = await asyncio.get_running_loop().run_in_executor(self._long, self._score, item, bound)
-            return result if isinstance(result, reward_pb2.ScoreResult) else await result.run()
-
-        return Work(long, min(size // LONG_BYTES, _MOST_PLACES))
-
-    def _score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
-        began = time.perf_counter()
-        findings: list[_Finding | Later] = []
+        `waited`: the seconds that the item has waited, which do not count as verification.
+        """
+        began, before_all = time.perf_counter(), waited[0]
+        findings: list[_Finding] = []
         for one in bound:
-            start = time.perf_counter()
+            start, before = time.perf_counter(), waited[0]
             try:
-                verdict = one.verifier.verify(item, one.parameters, self._tools)
-                findings.append(_checked(verdict, start, one) if isinstance(verdict, Verdict) else verdict)
+                verdict = await one.verifier.verify(item, one.parameters, self._tools)
+                findings.append(_checked(verdict, start + waited[0] - before, one))
             except BaseException as error:
                 return self._failed(item, one, error, start)
-        done = [finding for finding in findings if isinstance(finding, _Finding)]
-        if len(done) == len(findings):
-            return _combined(item.item_id, bound, done, time.perf_counter() - began)
-        return Work(lambda: self._finish(item, bound, findings))
-
-    async def _finish(
-        self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
-    ) -> Result:
-        began, waited = time.perf_counter(), [0.0]
-        CURRENT_RUN.set(item.run_id)  # visible in this task only
-        WAITED.set(waited)
-        # Verifiers run one after the other: few items have more than one, and items run concurrently.
-        done: list[_Finding] = []
-        for one, finding in zip(bound, findings, strict=True):
-            start, before = time.perf_counter(), waited[0]
-            if not isinstance(finding, _Finding):
-                try:
-                    verdict = await finding()
-                    finding = _checked(verdict, start + waited[0] - before, one)
-                except BaseException as error:
-                    return self._failed(item, one, error, start)
-            done.append(finding)
-        return _combined(item.item_id, bound, done, max(time.perf_counter() - began - waited[0], 0.0))
+        elapsed = time.perf_counter() - began - (waited[0] - before_all)
+        return _combined(item.item_id, bound, findings, max(elapsed, 0.0))
 
     def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: BaseException, start: float) -> Result:
         """Return the failure of an item whose verifier raised. Reraises what ends the call or the process."""
@@ -156,8 +144,8 @@ class Scorer:
         return failure(item.item_id, error)
 
 
-def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
-    """Record a trace span from `began` (time.time()) until now, waiting included. Return the result."""
+def _trace(item: reward_pb2.ScoreItem, result: Result, began: float) -> None:
+    """Record a trace span from `began` (time.time()) until now, waiting included."""
     attributes: dict[str, tracing.Value] = {"quartet.run": item.run_id}
     attributes["quartet.verifiers"] = ", ".join(spec.name for spec in item.verifiers)
     if result.HasField("score"):
@@ -166,7 +154,6 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
     else:
         attributes["quartet.failure"] = metrics.failure_name(result.failure.kind)
     tracing.record("verify", item.traceparent, began, kind="server", attributes=attributes)
-    return result
 
 
 def failure(item_id: str, error: VerifierFailure) -> Result:

@@ -14,11 +14,11 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.config import MOST_ITEMS
-from quartet_reward.errors import InvalidItem, ShuttingDown
+from quartet_reward.errors import InvalidItem, ShuttingDown, VerifierFailure
 from quartet_reward.queue import CURRENT_RUN, Admission
 from quartet_reward.sandbox.api import Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
-from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure
+from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Scoring, failure
 from quartet_reward.verifiers.base import Verifier
 
 # Items, of at most LONG_BYTES together, that are scored before the event loop serves other calls.
@@ -89,28 +89,27 @@ class ScoreStream:
         if request.items and request.HasField("item"):
             raise invalid_argument("item", "`item` and `items`", "one of them")
         send = self._send_with_others if request.items else self._send
-        later: list[tuple[reward_pb2.ScoreItem, Work]] = []
+        waiting: list[tuple[reward_pb2.ScoreItem, Scoring]] = []
         async for _, item, size in in_strides(request.items or [request.item]):
-            result = self._score(item, size)
-            if not isinstance(result, reward_pb2.ScoreResult):
-                later.append((item, result))
+            try:
+                if self._draining():
+                    raise ShuttingDown
+                scoring = self._scorer.begin(item, "item", size)
+                self._refuse_duplicate(item.item_id)
+                result = scoring.result
+            except VerifierFailure as error:
+                result = failure(item.item_id, error)
+            except ContractError as error:
+                result = failure(item.item_id, InvalidItem(error.message))
+            if result is None:
+                waiting.append((item, scoring))
             elif request.items:
                 self._unwritten.append(result)
             else:
                 await send(result)
         await self._flush()
-        for item, work in later:
-            await self._begin(item, work, send, group)
-
-    def _score(self, item: reward_pb2.ScoreItem, size: int) -> Result | Work:
-        if self._draining():
-            return failure(item.item_id, ShuttingDown())
-        try:
-            result = self._scorer.score(item, "item", size)
-            self._refuse_duplicate(item.item_id)
-            return result
-        except ContractError as error:
-            return failure(item.item_id, InvalidItem(error.message))
+        for item, scoring in waiting:
+            await self._start(item.run_id, scoring, send, group)
 
     def _refuse_duplicate(self, item_id: str) -> None:
         if item_id in self._ids:
@@ -119,16 +118,15 @@ class ScoreStream:
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
 
-    async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
-        """Wait for admission, then start an item's work."""
-        run, places = item.run_id, work.places
-        await self._admission.acquire(run, places)
+    async def _start(self, run: str, scoring: Scoring, send: Send, group: asyncio.TaskGroup) -> None:
+        """Wait for admission, then start the rest of an item's scoring."""
+        await self._admission.acquire(run, scoring.places)
         held = ExitStack()
-        held.callback(self._admission.release, run, places)
+        held.callback(self._admission.release, run, scoring.places)
 
         async def finish() -> None:
             with held:
-                result = await work.run()
+                result = await scoring.finish()
             await send(result)
 
         # The callback is for a task that is cancelled before it begins: its `with` is never entered.
@@ -221,16 +219,16 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         if not 1 <= len(request.items) <= MOST_ITEMS:
             raise invalid_argument("items", f"{len(request.items)} items", f"1 to {MOST_ITEMS}")
         _refuse_duplicates(request.items)
-        results: list[Result | Work] = []
+        begun: list[Scoring] = []
         async for i, item, size in in_strides(request.items):
-            results.append(self._scorer.score(item, f"items[{i}]", size))
-        return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))
+            begun.append(self._scorer.begin(item, f"items[{i}]", size))
+        return reward_pb2.ScoreResponse(results=await self._finish(request.items, begun))
 
-    async def _finish(self, items: Sequence[reward_pb2.ScoreItem], results: list[Result | Work]) -> list[Result]:
-        """Run the work among `results` concurrently; it is cancelled when the call is, e.g. at its deadline."""
-        work = {i: one for i, one in enumerate(results) if not isinstance(one, reward_pb2.ScoreResult)}
-        wanted, extra = Counter(items[i].run_id for i in work), MOST_ITEMS - len(work)
-        for i, one in work.items():  # a call needs at most MOST_ITEMS places, however long its items are
+    async def _finish(self, items: Sequence[reward_pb2.ScoreItem], begun: list[Scoring]) -> list[Result]:
+        """Finish those that wait, concurrently; they are cancelled when the call is, e.g. at its deadline."""
+        waiting = {i: one for i, one in enumerate(begun) if one.result is None}
+        wanted, extra = Counter(items[i].run_id for i in waiting), MOST_ITEMS - len(waiting)
+        for i, one in waiting.items():  # a call needs at most MOST_ITEMS places, however long its items are
             more = min(one.places - 1, extra)
             wanted[items[i].run_id] += more
             extra -= more
@@ -238,11 +236,11 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             raise self._full(wanted)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {i: group.create_task(one.run()) for i, one in work.items()}
+                tasks = {i: group.create_task(one.finish()) for i, one in waiting.items()}
         finally:
             for run, count in wanted.items():
                 self._admission.release(run, count)
-        return [tasks[i].result() if i in tasks else one for i, one in enumerate(results)]
+        return [one.result or tasks[i].result() for i, one in enumerate(begun)]
 
     def _full(self, wanted: Counter[str]) -> ContractError:
         run, count = max(wanted.items(), key=lambda entry: entry[1] - self._admission.free_for(entry[0]))

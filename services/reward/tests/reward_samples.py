@@ -16,7 +16,7 @@ from quartet_reward.app import Resources, assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.pool import Sandbox
-from quartet_reward.scoring import Scorer, Work
+from quartet_reward.scoring import Scorer, Scoring
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
@@ -47,14 +47,21 @@ def scorer(sandbox: Sandbox | None = None, verifiers: Mapping[str, Any] | None =
     return Scorer(SpecReader(load_verifiers() if verifiers is None else verifiers), Tools(MathEquality(None), sandbox))
 
 
-def begun(one: reward_pb2.ScoreItem, by: Scorer | None = None) -> reward_pb2.ScoreResult | Work:
-    """What is known of an item at once, and what finds the rest."""
-    return (by or scorer()).score(one, "item", one.ByteSize())
+def begun(one: reward_pb2.ScoreItem, by: Scorer | None = None) -> Scoring:
+    """An item's scoring as far as it goes in place."""
+    return (by or scorer()).begin(one, "item", one.ByteSize())
+
+
+def at_once(one: reward_pb2.ScoreItem, by: Scorer | None = None) -> reward_pb2.ScoreResult:
+    """The result of an item that waits for nothing."""
+    result = begun(one, by).result
+    assert result is not None, "it waits"
+    return result
 
 
 async def result_of(one: reward_pb2.ScoreItem, by: Scorer) -> reward_pb2.ScoreResult:
     found = begun(one, by)
-    return await found.run() if isinstance(found, Work) else found
+    return found.result or await found.finish()
 
 
 def tagged(answer: str, thought: str = "2+3=5") -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from quartet_reward import metrics
+from quartet_reward.begun import Begun
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.math.compare import STRICT, EqualityPolicy
-from quartet_reward.math.equality import Equality, MathEquality, VerdictCache
+from quartet_reward.math.equality import MathEquality, VerdictCache
 from quartet_reward.workers.pool import TaskTimedOut, WorkerDied
 
 EQUAL = {"event": "done", "equal": True, "left": ""}
@@ -44,8 +45,7 @@ class ScriptedPool:
 async def found(math: MathEquality, answer: str = ANSWER, policy: EqualityPolicy = STRICT) -> str:
     """The outcome of a comparison, or the kind of its failure."""
     try:
-        equality = math.compare(answer, REFERENCE, policy)
-        equality = equality if isinstance(equality, Equality) else await equality()
+        equality = await math.compare(answer, REFERENCE, policy)
     except VerifierFailure as failure:
         return metrics.failure_name(failure.kind)
     return metrics.outcome_name(equality.outcome)
@@ -58,7 +58,7 @@ async def test_a_verdict_is_remembered_by_answer_reference_and_policy():
     assert len(pool.asked) == 1 and pool.asked[0]["policy"]["any_names"] is False
     assert await found(math, policy=EqualityPolicy(any_names=True)) == "incorrect"
     assert len(pool.asked) == 2 and pool.asked[1]["policy"]["any_names"] is True
-    assert isinstance(math.compare(ANSWER, REFERENCE), Equality)
+    assert Begun(math.compare(ANSWER, REFERENCE)).result is not None
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
             raise
         return "verdict"
 
-    first, second = (asyncio.create_task(cache.compute("q", work)) for _ in range(2))
+    first, second = (asyncio.create_task(cache.compute("q", lambda _: work())) for _ in range(2))
     await asyncio.wait_for(begun.get(), 10)
     first.cancel()
     await asyncio.wait({first})
     assert not cancelled.is_set() and not second.done() and begun.empty()
     second.cancel()
     await asyncio.wait_for(cancelled.wait(), 10)
-    third = asyncio.create_task(cache.compute("q", work))
+    third = asyncio.create_task(cache.compute("q", lambda _: work()))
     end.set()
     assert await third == "verdict"
 
@@ -131,16 +131,15 @@ async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
 async def test_a_reference_is_counted_by_how_it_reads(reference, read_as):
     counted = metrics.REFERENCES.labels(read_as)
     before = counted._value.get()
-    equality = MathEquality(ScriptedPool()).compare("x", reference)
-    _ = equality if isinstance(equality, Equality) else await equality()
+    await MathEquality(ScriptedPool()).compare("x", reference)
     assert counted._value.get() == before + 1
 
 
 async def test_an_answer_that_leaves_a_computation_is_unevaluated_with_a_reason():
     math = MathEquality(ScriptedPool(answers=[EQUAL | {"left": "a product"}]))
-    found_here, asked = math.compare("84/2", "42"), math.compare("17*23", "391")
-    assert isinstance(found_here, Equality) and not isinstance(asked, Equality)
-    for equality, left in ((found_here, "a quotient"), (await asked(), "a product")):
+    found_here, asked = Begun(math.compare("84/2", "42")), Begun(math.compare("17*23", "391"))
+    assert asked.result is None
+    for equality, left in ((found_here.result, "a quotient"), (await asked, "a product")):
         assert (
             metrics.outcome_name(equality.outcome) == "unevaluated" and f"leaves {left} to compute" in equality.reason
         )

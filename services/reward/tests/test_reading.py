@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
-from reward_samples import begun, item, scorer, spec
+from reward_samples import at_once, begun, item, scorer, spec
 
 from quartet_reward.answer_extraction import (
     after_thinking,
@@ -64,9 +64,9 @@ def test_what_stands_in_a_thought_is_no_answer(text, prompt, rest):
 
 def test_a_parameter_names_more_markers():
     one = item("<plan>7</plan>8", verifiers=[spec("exact", thought_markers=[["<plan>", "</plan>"]])])
-    assert begun(one).score.outcome == reward_pb2.OUTCOME_CORRECT
+    assert at_once(one).score.outcome == reward_pb2.OUTCOME_CORRECT
     one = item(r"<plan>\boxed{8}", verifiers=[spec("boxed", thought_markers=[["<plan>", "</plan>"]])])
-    assert begun(one).score.outcome == reward_pb2.OUTCOME_MALFORMED
+    assert at_once(one).score.outcome == reward_pb2.OUTCOME_MALFORMED
 
 
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -91,7 +91,7 @@ OPENED = "<|im_start|>assistant\n<think>\n"
     ],
 )
 def test_each_verifier_reads_what_follows_a_thought_that_the_prompt_opened(verifier, completion, prompt, outcome):
-    found = begun(item(completion, verifiers=[verifier], prompt=prompt)).score.outcome
+    found = at_once(item(completion, verifiers=[verifier], prompt=prompt)).score.outcome
     assert reward_pb2.Outcome.Name(found) == f"OUTCOME_{outcome}"
 
 
@@ -140,9 +140,9 @@ async def turns_until(done: asyncio.Task) -> int:
     ids=["special tokens", "case"],
 )
 async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier):
-    work = begun(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]))
-    assert not isinstance(work, reward_pb2.ScoreResult), "a thread's"
-    reading = asyncio.ensure_future(work.run())
+    scoring = begun(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]))
+    assert scoring.result is None, "a thread's"
+    reading = asyncio.ensure_future(scoring.finish())
     assert await turns_until(reading) > 20
     assert reading.result().score.outcome in (reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_INCORRECT)
 
@@ -152,6 +152,6 @@ async def test_the_event_loop_goes_on_between_texts_that_are_long_together():
     items = [item(r"\boxed{1} " * 6_000, answer="1", verifier="math") for _ in range(8)]
 
     async def score_all() -> list:
-        return [scores.score(one, "item", size) async for _, one, size in in_strides(items)]
+        return [scores.begin(one, "item", size) async for _, one, size in in_strides(items)]
 
     assert await turns_until(asyncio.ensure_future(score_all())) >= len(items) // 2

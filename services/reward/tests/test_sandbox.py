@@ -160,7 +160,8 @@ async def test_a_service_with_a_low_limit_of_descriptors_has_enough_for_all_slot
 
 async def test_a_dead_fork_server_is_started_again_and_runs_its_programs_again(sandbox):
     tasks = [asyncio.create_task(run(sandbox, "import time; time.sleep(0.5); print(1)")) for _ in range(3)]
-    await asyncio.sleep(0)  # they are handed over
+    for _ in range(2):
+        await asyncio.sleep(0)  # they are admitted, then handed over
     os.kill(sandbox.fork_server, signal.SIGKILL)
     async with asyncio.timeout(30):
         assert [each.stdout for each in await asyncio.gather(*tasks)] == [b"1\n"] * 3

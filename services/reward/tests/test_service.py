@@ -18,8 +18,9 @@ from quartet.v1 import reward_pb2
 from reward_samples import ENDLESS, Running, hard, item, serving, spec, tagged, until
 
 from quartet_common.errors import ContractError, retry_delay
+from quartet_reward.begun import admitted
 from quartet_reward.queue import Admission
-from quartet_reward.scoring import Work
+from quartet_reward.scoring import Scoring
 from quartet_reward.servicer import RewardServicer, ScoreStream
 
 TIMEOUT = 60.0
@@ -215,7 +216,7 @@ async def test_an_item_that_is_cancelled_before_it_begins_frees_its_place():
         yield reward_pb2.ScoreStreamRequest(item=reward_pb2.ScoreItem(item_id="1"))
         raise ConnectionError("the caller is gone")
 
-    admission, scorer = Admission(2), SimpleNamespace(score=lambda *_: Work(asyncio.Event().wait))
+    admission, scorer = Admission(2), SimpleNamespace(begin=lambda *_: Scoring("", 0, [0.0], admitted()))
     with pytest.raises(ExceptionGroup):
         await ScoreStream(scorer, admission, None, lambda: False).run(requests())
     assert admission.free == 2

@@ -1,5 +1,6 @@
 """Each verifier by itself, on what is decided without a worker; and the parts that go by one."""
 
+import asyncio
 import doctest
 import inspect
 from types import SimpleNamespace
@@ -8,11 +9,12 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2
-from reward_samples import begun, item, result_of, scorer, spec, tagged
+from reward_samples import at_once, item, result_of, scorer, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError
 from quartet_reward import metrics
+from quartet_reward.begun import admitted
 from quartet_reward.servicer import read_job
 from quartet_reward.verifiers.base import Parameters, Verdict
 from quartet_reward.verifiers.registry import load_verifiers
@@ -25,7 +27,7 @@ def score(name: str, completion: str, answer: str = "8", tokens: int = 0, **para
     """Reward and outcome, as the docstrings of verifiers show them."""
     verifiers = [spec(name, **parameters)]
     one = item(completion, answer, verifiers=verifiers, completion_tokens=tokens, max_new_tokens=tokens)
-    found = begun(one).score
+    found = at_once(one).score
     return found.reward, metrics.outcome_name(found.outcome)
 
 
@@ -88,14 +90,14 @@ def test_a_verifier_pays_for_what_it_requires(verifier, completion, answer, para
     ("tokens", "reward"), [(1, 0.0), (768, 0.0), (896, -5.0), (1023, -10 * 255 / 256), (1024, -10.0), (2000, -10.0)]
 )
 def test_length_falls_in_the_buffer_and_stays_down_past_the_limit(tokens, reward):
-    found = begun(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024)).score
+    found = at_once(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024)).score
     assert found.reward == pytest.approx(reward) and found.unjudged
 
 
 @pytest.mark.parametrize("verifier", ["think_answer_tags", "boxed", "exact"])
 @pytest.mark.parametrize("completion", ["", "8", tagged("8"), r"\boxed{8}"])
 def test_an_empty_reference_is_a_failure_whatever_the_completion(verifier, completion):
-    failure = begun(item(completion, " ", verifier=verifier)).failure
+    failure = at_once(item(completion, " ", verifier=verifier)).failure
     assert failure.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE and not failure.retryable
 
 
@@ -110,7 +112,7 @@ def test_verifiers_are_weighed_and_summed():
             spec("exact", weight=1.0, answer_in="answer_tags"),
         ],
     )
-    score = begun(one).score
+    score = at_once(one).score
     assert score.reward == pytest.approx(0.5 * -0.5 + 2.0)
     assert score.outcome == INCORRECT  # of think_answer_tags: the first to judge answers
     assert score.format_acc == 1.0 and score.ans_acc == 0.0
@@ -130,11 +132,16 @@ def program(source: str, **limits) -> reward_pb2.ExecuteRequest:
 @pytest.mark.parametrize(
     ("read", "one", "field", "allowed"),
     [
-        (begun, item("8", verifier="boxd"), "item.verifiers[0].name", "did you mean 'boxed'"),
-        (begun, item("8", item_id="a" * 257), "item.item_id", "1 to 256"),
-        (begun, boxed(reward=1), "item.verifiers[0].parameters.reward", "correct_reward, string_match_reward"),
-        (begun, boxed(weight=float("nan")), "item.verifiers[0].weight", "finite"),
-        (begun, boxed(correct_reward=float("nan")), "item.verifiers[0].parameters.correct_reward", "got nan; allowed"),
+        (at_once, item("8", verifier="boxd"), "item.verifiers[0].name", "did you mean 'boxed'"),
+        (at_once, item("8", item_id="a" * 257), "item.item_id", "1 to 256"),
+        (at_once, boxed(reward=1), "item.verifiers[0].parameters.reward", "correct_reward, string_match_reward"),
+        (at_once, boxed(weight=float("nan")), "item.verifiers[0].weight", "finite"),
+        (
+            at_once,
+            boxed(correct_reward=float("nan")),
+            "item.verifiers[0].parameters.correct_reward",
+            "got nan; allowed",
+        ),
         (read_job, program("x" * ((1 << 20) + 1)), "source", "1 to 1048576 bytes"),
         (read_job, program("1", wall_time=Duration(seconds=601)), "limits.wall_time", "0.1 s to 600 s"),
         (read_job, program("1", output_bytes=-1), "limits.output_bytes", "1 to 16777216"),
@@ -159,14 +166,23 @@ class Polite:
     description = "Says please."
     parameters: type[Parameters] = Expression
 
-    def verify(self, item, parameters, tools):
-        if not parameters.later:
-            return eval(parameters.value)
+    async def verify(self, item, parameters, tools):
+        if parameters.later:
+            await admitted()
+        return eval(parameters.value)
 
-        async def later():
-            return eval(parameters.value)
 
-        return later
+class Hasty(Polite):
+    """It waits in place of its call's task, where a timeout would end the call."""
+
+    async def verify(self, item, parameters, tools):
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0.5)
+
+
+async def test_one_that_waits_before_it_is_admitted_fails_its_item_alone():
+    failure = at_once(item("x", verifiers=[spec("polite", value="1")]), scorer(verifiers={"polite": Hasty()})).failure
+    assert "raised RuntimeError: await quartet_reward.begun.admitted() before anything else" in failure.message
 
 
 class Unprintable(Exception):
@@ -179,14 +195,14 @@ def fail(error):
 
 
 async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(caplog):
-    line = inspect.getsource(Polite).splitlines().index("            return eval(parameters.value)")
+    line = inspect.getsource(Polite).splitlines().index("        return eval(parameters.value)")
     place = f"{__file__}:{inspect.getsourcelines(Polite)[1] + line}"
     one, by = item("x", verifiers=[spec("polite", value="1 / 0")]), scorer(verifiers={"polite": Polite()})
-    failure = begun(one, by).failure
+    failure = at_once(one, by).failure
     assert failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and failure.retryable
     assert failure.message == f"verifier 'polite' raised ZeroDivisionError: division by zero ({place})"
     assert failure.place == place and failure.traceback.endswith("ZeroDivisionError: division by zero\n")
-    begun(one, by)
+    at_once(one, by)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
     assert record.getMessage() == failure.message and record.place == place and record.exc_info
 
@@ -237,11 +253,11 @@ def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, a
         def __init__(self, name):
             self.name = name
 
-        def verify(self, item, parameters, tools):
+        async def verify(self, item, parameters, tools):
             return JUDGES[self.name]()
 
     judges = scorer(verifiers={name: Judge(name) for name in JUDGES})
-    score = begun(item("x", verifiers=[spec(name) for name in verdicts]), judges).score
+    score = at_once(item("x", verifiers=[spec(name) for name in verdicts]), judges).score
     assert (None if score.unjudged else score.ans_acc, score.outcome) == (accuracy, outcome)
 
 
@@ -250,6 +266,10 @@ def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, a
     [
         (type("Boxed", (Polite,), {"name": "boxed"}), "'boxed' is taken"),
         (object, "lacks name"),
+        (
+            type("Sync", (Polite,), {"verify": lambda *_: None}),
+            "verifier 'polite' of .*: write its verify as `async def`",
+        ),
         (lambda: 1 / 0, "ZeroDivisionError"),
     ],
 )

@@ -173,7 +173,7 @@ class RolloutService:
         event = broker_pb2.RunEvent(notice=notice)
         request = broker_pb2.ReportProgressRequest(run_id=self.state.run_id, event=event)
         try:
-            await self._link.insist("ReportProgress", request)
+            await self._link.call_with_retry(self._link.stub.ReportProgress, request)
         except grpc.RpcError as error:
             log.info("the broker rejected a notice: %s", describe(error))
 

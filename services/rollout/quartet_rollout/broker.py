@@ -8,9 +8,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
 from quartet_common.diagnosis import Peer
@@ -23,7 +24,9 @@ from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
 
+Answer = TypeVar("Answer")
 Item = TypeVar("Item")
+Request: TypeAlias = Message | Bytes
 
 # The call may not have reached the broker, or may succeed later.
 TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
@@ -41,27 +44,30 @@ class BrokerLink:
 
     def __init__(self, channel: grpc.aio.Channel, peer: Peer, waiting: WaitingFor, timeout: float):
         self._channel = channel
-        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        self._stub.PutExperience = put_experience(channel)
+        self.stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self.put_experience = put_experience(channel)
         self._peer = peer
         self._outage = Outage()
         self._waiting = waiting
         self._timeout = timeout
 
-    async def introduce(self) -> None:
-        """Handshake, retried until the broker answers. Raises grpc.RpcError if it rejects the rollout."""
+    async def handshake(self) -> None:
+        """Retried until the broker answers. Raises grpc.RpcError if it rejects the rollout."""
         await self._repeat(lambda: self._noted(handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT), TRANSIENT))
 
-    async def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Make one call; `request` is serialized bytes for PutExperience. Raises grpc.RpcError."""
-        call = getattr(self._stub, method)(request, timeout=timeout or self._timeout)
-        return await self._noted(call, {grpc.StatusCode.UNAVAILABLE})
+    async def call(
+        self, rpc: Callable[..., Awaitable[Answer]], request: Request, timeout: float | None = None
+    ) -> Answer:
+        """Call a method of `stub`, or `put_experience`. Raises grpc.RpcError."""
+        return await self._noted(rpc(request, timeout=timeout or self._timeout), {grpc.StatusCode.UNAVAILABLE})
 
-    async def insist(self, method: str, request: Any, timeout: float | None = None) -> Any:
+    async def call_with_retry(
+        self, rpc: Callable[..., Awaitable[Answer]], request: Request, timeout: float | None = None
+    ) -> Answer:
         """Make an idempotent call, retried until the broker answers. Raises grpc.RpcError for permanent errors."""
-        return await self._repeat(lambda: self.call(method, request, timeout))
+        return await self._repeat(lambda: self.call(rpc, request, timeout))
 
-    async def _repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _repeat(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         outage, unexplained = Outage(), 0
         while True:
             try:
@@ -73,7 +79,7 @@ class BrokerLink:
                     raise
                 await outage.wait(retry_delay(error))
 
-    async def _noted(self, call: Awaitable[Any], away: Container[grpc.StatusCode]) -> Any:
+    async def _noted(self, call: Awaitable[Answer], away: Container[grpc.StatusCode]) -> Answer:
         """Await a call, and record whether the broker could be reached: a code in `away` means that it could not."""
         try:
             response = await call
@@ -105,7 +111,7 @@ class Leases:
         for chunk in _chunks(lease_ids):
             request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=chunk)
             try:
-                lost += (await self._link.call("RenewLeases", request, timeout)).lost
+                lost += (await self._link.call(self._link.stub.RenewLeases, request, timeout)).lost
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:  # the run is gone
                     return lease_ids
@@ -116,7 +122,7 @@ class Leases:
         """Return a leased prompt's completions of an earlier delivery, a serialized UnscoredGroup. Raises
         grpc.RpcError."""
         request = broker_pb2.GetUnscoredRequest(run_id=self._state.run_id, instance_id=lease.instance.instance_id)
-        return (await self._link.insist("GetUnscored", request)).unscored
+        return (await self._link.call_with_retry(self._link.stub.GetUnscored, request)).unscored
 
     async def release(
         self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float | None = 10.0, run_id: str = ""
@@ -131,7 +137,7 @@ class Leases:
             request = broker_pb2.ReleaseLeasesRequest(run_id=run_id or self._state.run_id, releases=chunk)
             try:
                 async with asyncio.timeout(timeout):
-                    await self._link.insist("ReleaseLeases", request)
+                    await self._link.call_with_retry(self._link.stub.ReleaseLeases, request)
             except TimeoutError:
                 log.warning("the broker did not take leases back; they will expire", extra={"count": len(chunk)})
                 return
@@ -219,7 +225,7 @@ class UploadBatcher:
     async def _send(self, batch: list[_Put]) -> None:
         request = put_request(batch[0].run_id, [item.parts for item in batch])
         try:
-            outcomes = (await self._link.insist("PutExperience", request)).outcomes
+            outcomes = (await self._link.call_with_retry(self._link.put_experience, request)).outcomes
         except grpc.RpcError as error:
             await self._refused(batch, error)
             return

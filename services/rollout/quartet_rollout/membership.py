@@ -85,7 +85,7 @@ class Membership:
         while (engine := self._state.engine) is None:
             await self._state.changes.wait()
         while not self._state.draining:  # then a member that has left must not register again
-            await self._link.introduce()
+            await self._link.handshake()
             run = await self._next_run(engine)
             if reason := _unfit(engine, run):
                 log.error("this rollout cannot serve the run: %s", reason, extra={"run": run.spec.run_id})
@@ -100,15 +100,13 @@ class Membership:
         outage = Outage(first=0.2)
         patterns = ", ".join(f"'{pattern}'" for pattern in self._patterns)
         awaited = f"run {patterns} to be created" if self._only else f"an active run of {patterns}"
-        while not (candidates := await self._candidates(engine, self._link.insist)):
+        while not (candidates := await self._candidates(engine, self._link.call_with_retry)):
             self._host.waiting.add(awaited)
             await outage.wait()
         self._host.waiting.discard(awaited)
         return min(candidates, key=_rank).run
 
-    async def _candidates(
-        self, engine: Engine, call: Callable[[str, Any], Awaitable[Any]]
-    ) -> list[broker_pb2.GetRunResponse]:
+    async def _candidates(self, engine: Engine, call: Callable[..., Awaitable[Any]]) -> list[broker_pb2.GetRunResponse]:
         """Return the active runs that it may work for; with patterns, only those that its engine can serve. Raises what
         `call` raises."""
         if self._only is not None:
@@ -116,7 +114,7 @@ class Membership:
         else:
             names, request = [], broker_pb2.ListRunsRequest()
             while True:
-                page = await call("ListRuns", request)
+                page = await call(self._link.stub.ListRuns, request)
                 able = [run.spec.run_id for run in page.runs if run.state == _ACTIVE and not _unfit(engine, run)]
                 names += [name for name in able if any(fnmatchcase(name, pattern) for pattern in self._patterns)]
                 if not page.next_page_token:
@@ -125,7 +123,7 @@ class Membership:
         found = []
         for name in names:
             try:
-                response = await call("GetRun", broker_pb2.GetRunRequest(run_id=name))
+                response = await call(self._link.stub.GetRun, broker_pb2.GetRunRequest(run_id=name))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:  # not created yet, or just deleted
                     continue
@@ -160,7 +158,7 @@ class Membership:
         """Return whether the run took this rollout as a member."""
         request = broker_pb2.RegisterMemberRequest(run_id=self._state.run_id, member=self._member())
         try:
-            response = await self._link.insist("RegisterMember", request)
+            response = await self._link.call_with_retry(self._link.stub.RegisterMember, request)
         except grpc.RpcError as error:
             if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
                 raise
@@ -181,7 +179,7 @@ class Membership:
             self._doubted = False
             request = broker_pb2.HeartbeatRequest(run_id=self._state.run_id, member=self._member())
             try:
-                response = await self._link.call("Heartbeat", request, timeout=max(1.0, ttl / 3))
+                response = await self._link.call(self._link.stub.Heartbeat, request, timeout=max(1.0, ttl / 3))
                 if response.run_state != _ACTIVE:
                     return "the run has ended"
                 if other := await self._understaffed_run(engine):
@@ -231,7 +229,7 @@ class Membership:
         self._registered = self._state.active = False
         request = broker_pb2.LeaveMemberRequest(run_id=self._state.run_id, instance_id=self._state.instance_id)
         try:
-            await self._link.call("LeaveMember", request, timeout=2.0)
+            await self._link.call(self._link.stub.LeaveMember, request, timeout=2.0)
         except grpc.RpcError as error:
             log.info("could not leave the run: %s", describe(error), extra={"run": self._state.run_id})
 

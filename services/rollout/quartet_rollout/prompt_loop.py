@@ -125,7 +125,9 @@ class PromptLoop:
             policy_version=version,
         )
         try:
-            response = await self._link.call("LeasePrompts", request, timeout=wait + self._section.rpc_timeout_seconds)
+            response = await self._link.call(
+                self._link.stub.LeasePrompts, request, timeout=wait + self._section.rpc_timeout_seconds
+            )
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
                 log.info("no prompts are granted: %s", describe(error), extra={"run": self._state.run_id})

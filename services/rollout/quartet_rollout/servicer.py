@@ -168,7 +168,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if caller is None or not run_id or (run_id, caller.name) == self._trainer:
             return
         try:
-            run = (await self._link.call("GetRun", broker_pb2.GetRunRequest(run_id=run_id))).run
+            run = (await self._link.call(self._link.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))).run
         except grpc.RpcError as error:
             raise unavailable(
                 "broker", f"GetRun failed, so the trainer of run '{run_id}' is not known: {describe(error)}"

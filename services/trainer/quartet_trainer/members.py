@@ -83,10 +83,11 @@ class Members:
         outage = Outage(first=RETRY_SECONDS)
         while not self._closing.is_set():
             try:
-                self._watch_call = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
+                updates = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
+                self._watch_call = updates
                 if self._closing.is_set():  # `close` may have looked for the call before it was there
-                    self._watch_call.cancel()
-                for update in self._watch_call:
+                    updates.cancel()
+                for update in updates:
                     outage.over()
                     self._apply(update)
             except grpc.RpcError as error:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -112,7 +112,7 @@ class BrokerSession:
             settles_ledger=True,
             first_remembered_pass=first_remembered_pass,
         )
-        answer = self._call("OpenSession", request)
+        answer = self._call(self.stub.OpenSession, request)
         self.epoch = answer.session_epoch
         return answer
 
@@ -123,7 +123,7 @@ class BrokerSession:
             raise Stopped
         steps = [broker_pb2.TrainedStep(step=step, instance_ids=instance_ids) for step, instance_ids in lines]
         request = broker_pb2.SettleTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, steps=steps)
-        return self._call("SettleTrained", request).settled
+        return self._call(self.stub.SettleTrained, request).settled
 
     def lease(self, step: int, cancelled: WakeEvent) -> Batch | None:
         """Wait a few seconds for the batch of `step`. None: `cancelled` was set, by any thread."""
@@ -163,7 +163,7 @@ class BrokerSession:
     def rollout_of(self, instance_id: str) -> str:
         """Return the id of the rollout that put a group; "unknown" if the broker has no record of it."""
         request = broker_pb2.GetGroupRequest(run_id=self._run_id, instance_id=instance_id)
-        group = self._call("GetGroup", request)
+        group = self._call(self.stub.GetGroup, request)
         put = [moment.who for moment in group.moments if moment.kind == broker_pb2.GROUP_MOMENT_KIND_PUT]
         return (put and put[-1]) or "unknown"
 
@@ -172,37 +172,37 @@ class BrokerSession:
         request = broker_pb2.DropExperienceRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids, reason=reason
         )
-        return self._call("DropExperience", request).dropped
+        return self._call(self.stub.DropExperience, request).dropped
 
     def mark_trained(self, step: int, instance_ids: Sequence[str]) -> int:
         """Report that the step's batch, these instances, is in the weights. Return the new policy version."""
         request = broker_pb2.MarkTrainedRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids
         )
-        return self._call("MarkTrained", request, f" of step {step}").policy_version
+        return self._call(self.stub.MarkTrained, request, f" of step {step}").policy_version
 
     def commit(self, step: int) -> broker_pb2.CommitResponse:
         """Report that steps below `step` are durable."""
         request = broker_pb2.CommitRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
-        return self._call("Commit", request, f" of {step} steps", last=True)
+        return self._call(self.stub.Commit, request, f" of {step} steps", last=True)
 
     def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding, step: int) -> None:
         """End the run, all `step` steps of which are committed."""
         request = broker_pb2.FinishRunRequest(
             run_id=self._run_id, state=state, reason=reason, ending=ending, committed_step=step
         )
-        self._call("FinishRun", request, last=True)
+        self._call(self.stub.FinishRun, request, last=True)
 
     def run(self) -> broker_pb2.Run:
         """Return the run with its current state and counts."""
         request = broker_pb2.GetRunRequest(run_id=self._run_id)
-        return self._call("GetRun", request, last=True).run
+        return self._call(self.stub.GetRun, request, last=True).run
 
     def dead(self) -> Sequence[broker_pb2.DeadPrompt]:
         """Return the first dead prompts, at most 1,000; none if the call fails."""
         request = broker_pb2.ListDeadRequest(run_id=self._run_id, limit=_MOST_DEAD)
         try:
-            return self._call("ListDead", request, last=True).dead
+            return self._call(self.stub.ListDead, request, last=True).dead
         except TrainingError as error:
             log.warning("dead prompts cannot be listed: %s", error)
             return []
@@ -270,9 +270,10 @@ class BrokerSession:
 
         return self._retry("CollectResults", call)
 
-    def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
-        """`_retry` a unary call; `of` is added to its name in errors and logs."""
-        return self._retry(method + of, partial(getattr(self.stub, method), request, timeout=CALL_SECONDS), last)
+    def _call(self, rpc: Callable[..., Answer], request: Message, of: str = "", last: bool = False) -> Answer:
+        """`_retry` a unary call of `stub`; `of` is added to its name in errors and logs."""
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        return self._retry(name + of, partial(rpc, request, timeout=CALL_SECONDS), last)
 
     def _retry(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
         """Call, and retry while the broker is unavailable.

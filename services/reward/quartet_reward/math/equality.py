@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,6 +12,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward import metrics
 from quartet_reward.answer_extraction import last_boxed
+from quartet_reward.begun import admitted
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy, Unevaluated
 from quartet_reward.math.fast import parse_rational
@@ -21,6 +22,7 @@ from quartet_reward.math.spelling import plain
 from quartet_reward.queue import CURRENT_RUN, count_wait
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
+Q = TypeVar("Q", bound=Hashable)
 V = TypeVar("V")
 
 # Memory of a cache entry beside its text.
@@ -42,20 +44,20 @@ class _Shared(Generic[V]):
     callers: int = 0
 
 
-class VerdictCache(Generic[V]):
+class VerdictCache(Generic[Q, V]):
     """An LRU cache of verdicts by question; concurrent equal questions of a run share one computation."""
 
     def __init__(self, most_bytes: int):
         """`most_bytes`: 0 disables the cache."""
         self._most = most_bytes
-        self._cached: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._cached: OrderedDict[Q, tuple[V, int]] = OrderedDict()
         self._running: dict[Hashable, _Shared[V]] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._cached)
 
-    def get(self, question: Hashable) -> V | None:
+    def get(self, question: Q) -> V | None:
         found = self._cached.get(question)
         if found is None:
             return None
@@ -63,7 +65,7 @@ class VerdictCache(Generic[V]):
             self._cached.move_to_end(question)
         return found[0]
 
-    def put(self, question: Hashable, verdict: V, characters: int) -> None:
+    def put(self, question: Q, verdict: V, characters: int) -> None:
         """Cache a verdict; `characters` is the length of its text and its question's together."""
         size = 2 * characters + _OVERHEAD_BYTES
         if size > self._most or question in self._cached:
@@ -74,16 +76,17 @@ class VerdictCache(Generic[V]):
             _, (_, evicted) = self._cached.popitem(last=False)
             self.bytes -= evicted
 
-    async def compute(self, question: Hashable, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """Return the result of `work`, shared with the run's concurrent calls for the same question.
+    async def compute(self, question: Q, work: Callable[[Q], Coroutine[Any, Any, V]]) -> V:
+        """Return the result of `work(question)`, shared with the run's concurrent calls for the same question.
 
         Raises what `work` raises. The work is cancelled when all its callers are.
         """
+        await admitted()
         key = question, CURRENT_RUN.get()  # not shared between runs: another run may be far behind in the queue
         began, shared = time.monotonic(), self._running.get(key)
         first = shared is None
         if shared is None:
-            shared = self._running[key] = _Shared(asyncio.create_task(work()))
+            shared = self._running[key] = _Shared(asyncio.create_task(work(question)))
         shared.callers += 1
         try:
             return await asyncio.shield(shared.work)
@@ -140,36 +143,28 @@ class MathEquality:
     def __init__(self, pool: WorkerPool, cache_bytes: int = 64 << 20):
         """`cache_bytes`: size of the cache of workers' verdicts; an eighth of it is for references."""
         self._pool = pool
-        self._decided: VerdictCache[Equality] = VerdictCache(cache_bytes - cache_bytes // 8)
-        self._judged: VerdictCache[_Judgment] = VerdictCache(cache_bytes // 8)
+        self._decided: VerdictCache[_Question, Equality] = VerdictCache(cache_bytes - cache_bytes // 8)
+        self._judged: VerdictCache[_Question, _Judgment] = VerdictCache(cache_bytes // 8)
 
-    def compare(
-        self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT
-    ) -> Equality | Callable[[], Awaitable[Equality]]:
-        """Return whether `answer` equals `reference`, or the work that finds out, to be called when there is room.
+    async def compare(self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT) -> Equality:
+        """Return whether `answer` equals `reference`; plain cases without waiting.
 
         The reference is judged once, independently of the answer. `answer` None (none was given) is never equal, but
         the reference is judged all the same.
 
         Raises:
-            VerifierFailure: the reference is empty or unusable; also raised by the work, which may find that the
-                reference is unusable, or that a worker died twice.
+            VerifierFailure: the reference is empty or unusable, or a worker died twice.
         """
         answer, reference = answer and _last_box_or_all(answer), unboxed(reference)
         if not reference.strip():
             raise BadReference("reference.answer is empty; it must hold an answer")
         question, asked = _Question(answer, reference, policy), _Question(None, reference, policy)
         judgment = _PLAIN if is_plain(reference, policy) else self._judged.get(asked)
-        if judgment is not None:
-            return self._compare(question, judgment)
+        if judgment is None:
+            judgment = await self._judged.compute(asked, self._judge)
+        return await self._compare(question, judgment)
 
-        async def later() -> Equality:
-            found = self._compare(question, await self._judged.compute(asked, lambda: self._judge(asked)))
-            return found if isinstance(found, Equality) else await found()
-
-        return later
-
-    def _compare(self, question: _Question, judgment: _Judgment) -> Equality | Callable[[], Awaitable[Equality]]:
+    async def _compare(self, question: _Question, judgment: _Judgment) -> Equality:
         answer, reference, policy = question
         if judgment.bad:
             raise BadReference(f"reference.answer: {judgment.bad}")
@@ -194,7 +189,7 @@ class MathEquality:
         if (known := self._decided.get(question)) is not None:
             metrics.EQUALITY_DECISIONS.labels("cache").inc()
             return known
-        return lambda: self._decided.compute(question, lambda: self._ask_worker(question))
+        return await self._decided.compute(question, self._ask_worker)
 
     async def _judge(self, asked: _Question) -> _Judgment:
         try:

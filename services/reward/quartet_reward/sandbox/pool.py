@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from quartet_common.log import get_logger
 from quartet_reward import metrics
+from quartet_reward.begun import admitted
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import FairQueue, Grant
@@ -106,6 +107,7 @@ class Sandbox:
         await asyncio.gather(*self._endings)
 
     async def _twice_if_killed(self, *jobs: Job) -> list[Execution]:
+        await admitted()
         try:
             executions = await self._run(jobs)
         except KilledFromOutside as error:

@@ -9,9 +9,8 @@ from quartet_reward.answer_extraction import fault_of_think_answer_form, last_bo
 from quartet_reward.errors import BadReference
 from quartet_reward.math.choices import letters_of, paired
 from quartet_reward.math.compare import EqualityPolicy
-from quartet_reward.math.equality import Equality
 from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
-from quartet_reward.verifiers.base import CompletionParameters, Later, Tools, Verdict
+from quartet_reward.verifiers.base import CompletionParameters, Tools, Verdict
 
 _LONGEST_ANSWER = 1_000_000
 
@@ -46,29 +45,19 @@ class AnswerParameters(CompletionParameters):
         return EqualityPolicy(unevaluated=self.unevaluated)
 
 
-def judge_math(answer: str, reference: str, parameters: AnswerParameters, tools: Tools, fault: str) -> Verdict | Later:
+async def judge_math(answer: str, reference: str, parameters: AnswerParameters, tools: Tools, fault: str) -> Verdict:
     """Compare an answer with the reference, both as read. A `fault` (why its form is wrong) makes it MALFORMED.
 
     Even then the reference is checked first, so that whether an item fails never depends on its completion.
     """
-
-    def verdict(compared: Equality) -> Verdict:
-        if fault:
-            return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
-        right = compared.outcome == reward_pb2.OUTCOME_CORRECT
-        right_reward = parameters.string_match_reward if compared.as_text else parameters.correct_reward
-        reward = right_reward if right else parameters.format_reward
-        return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
-
     compared_answer, reference = paired(answer, reference)
-    equality = tools.math.compare(None if fault else compared_answer, reference, parameters.equality)
-    if isinstance(equality, Equality):
-        return verdict(equality)
-
-    async def later() -> Verdict:
-        return verdict(await equality())
-
-    return later
+    compared = await tools.math.compare(None if fault else compared_answer, reference, parameters.equality)
+    if fault:
+        return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
+    right = compared.outcome == reward_pb2.OUTCOME_CORRECT
+    right_reward = parameters.string_match_reward if compared.as_text else parameters.correct_reward
+    reward = right_reward if right else parameters.format_reward
+    return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
 
 
 class Boxed:
@@ -85,11 +74,11 @@ class Boxed:
     )
     parameters = AnswerParameters
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict:
         require_answer(item)
         answer = last_boxed(parameters.outside_thoughts(item))
         reference = reference_answer(item.reference.answer)
-        return judge_math(answer or "", reference, parameters, tools, fault_of_box(answer))
+        return await judge_math(answer or "", reference, parameters, tools, fault_of_box(answer))
 
 
 class ThinkAnswerTags:
@@ -106,12 +95,12 @@ class ThinkAnswerTags:
     )
     parameters = AnswerParameters
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict:
         require_answer(item)
         text = parameters.completion_of(item)
         fault = fault_of_think_answer_form(text, item.prompt)
         reference = reference_answer(item.reference.answer)
-        return judge_math(last_tagged_answer(text) or "", reference, parameters, tools, fault)
+        return await judge_math(last_tagged_answer(text) or "", reference, parameters, tools, fault)
 
 
 class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):
@@ -140,12 +129,12 @@ class Math:
     )
     parameters = MathParameters
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict:
         require_answer(item)
         reference = reference_answer(item.reference.answer, parameters.reading)
         answer = final_answer(parameters.outside_thoughts(item), parameters.reading, letters_of(reference)) or ""
         fault = "" if answer else f"no answer after the thought (read: {parameters.described()})"
-        return judge_math(answer, reference, parameters, tools, fault)
+        return await judge_math(answer, reference, parameters, tools, fault)
 
 
 VERIFIERS = (Boxed, Math, ThinkAnswerTags)

@@ -1,10 +1,9 @@
 """The interface of a verifier.
 
-A verifier returns a Verdict at once, which never queues, or an async function without arguments that returns one; the
-service calls it when there is room in its queue. A verifier that cannot reach a verdict raises VerifierFailure.
+A verifier that waits for nothing runs in place and never queues. One that waits, for a worker or a service, awaits
+`begun.admitted()` first: the service goes on with it when there is room in its queue. The calls of `Tools` do so.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol
@@ -94,9 +93,6 @@ class Verdict:
     """Tests that passed before the first failure; None: not known."""
 
 
-Later = Callable[[], Awaitable[Verdict]]
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The service's resources for verifiers."""
@@ -119,10 +115,10 @@ class Verifier(Protocol):
     """The model for VerifierSpec.parameters."""
     # It may have `reads`: what it compares the completion with, as VerifierScore.reads. Default: the reference answer.
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict | Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict:
         """Score `item` with an instance of this verifier's parameters. Must not block.
 
-        Must be thread-safe: long items are scored in a thread of their own, one at a time.
+        Must be thread-safe until it awaits `admitted()`: long items are begun in a thread of their own, one at a time.
 
         Raises:
             VerifierFailure: there can be no verdict.

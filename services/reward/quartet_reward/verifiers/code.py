@@ -5,6 +5,7 @@ from dataclasses import replace
 from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
+from quartet_reward.begun import admitted
 from quartet_reward.code import judged
 from quartet_reward.code.completion import ProgramIn, find_program
 from quartet_reward.code.judged import Outcome
@@ -12,7 +13,7 @@ from quartet_reward.code.tests import OutputCases, Rules, TestProgram, Tests, re
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
-from quartet_reward.verifiers.base import CompletionParameters, Later, Tools, Verdict
+from quartet_reward.verifiers.base import CompletionParameters, Tools, Verdict
 
 _LARGEST_PROGRAM = 1 << 20
 
@@ -40,7 +41,7 @@ class Code:
     parameters = CodeParameters
     reads = ("test_cases", "test_program")
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: CodeParameters, tools: Tools) -> Verdict | Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: CodeParameters, tools: Tools) -> Verdict:
         tests = read_tests(item.reference)
         completion = parameters.completion_of(item)
         found = find_program(completion, parameters.program_in, item.prompt, parameters.prefix, parameters.markers)
@@ -55,18 +56,15 @@ class Code:
             return _verdict(
                 Outcome(reward_pb2.OUTCOME_COMPILE_ERROR, "the program has null characters"), program, parameters
             )
-        sandbox = tools.sandbox
-        if sandbox is None:
+        if (sandbox := tools.sandbox) is None:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, "this service has no sandbox")
 
-        async def later() -> Verdict:
-            outcome = await _judge(sandbox, source, tests, parameters)
-            if found.bare and outcome.outcome == reward_pb2.OUTCOME_COMPILE_ERROR:
-                reason = f"no program in the completion, which is none itself: {outcome.reason}"
-                return _verdict(Outcome(reward_pb2.OUTCOME_MALFORMED, reason), "", parameters)
-            return _counted(_verdict(outcome, program, parameters), outcome, tests)
-
-        return later
+        await admitted()
+        outcome = await _judge(sandbox, source, tests, parameters)
+        if found.bare and outcome.outcome == reward_pb2.OUTCOME_COMPILE_ERROR:
+            reason = f"no program in the completion, which is none itself: {outcome.reason}"
+            return _verdict(Outcome(reward_pb2.OUTCOME_MALFORMED, reason), "", parameters)
+        return _counted(_verdict(outcome, program, parameters), outcome, tests)
 
 
 async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:

@@ -13,7 +13,7 @@ from quartet_common.config import ConfigError
 from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import InvalidItem, VerifierCrashed
-from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
 
 _MODULE = "quartet_reward.workers.function"
@@ -44,7 +44,7 @@ class RewardFunction:
         command = WorkerCommand(_MODULE, [f"--function={path}"], os.environ, _START_SECONDS, may_wait=True)
         self.pool = WorkerPool(path, command, section.function_seconds, section.queue_seconds, section.function_workers)
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict:
         request = {
             "completion": without_trailing_special_tokens(item.completion, SPECIAL_TOKENS),
             "answer": item.reference.answer,
@@ -53,17 +53,13 @@ class RewardFunction:
             "columns": _json_of(item, "columns", dict) if item.columns else {},
             "parameters": parameters.model_dump(),
         }
-
-        async def later() -> Verdict:
-            try:
-                answer = await self.pool.run(request)
-            except TaskTimedOut as error:
-                raise self._crashed(f"took too long: {error} (reward.function_seconds)") from error
-            except WorkerDied as error:
-                raise self._crashed(f"{'ended its process' if error.crashed else 'failed'}: {error}") from error
-            return self._verdict(answer)
-
-        return later
+        try:
+            answer = await self.pool.run(request)
+        except TaskTimedOut as error:
+            raise self._crashed(f"took too long: {error} (reward.function_seconds)") from error
+        except WorkerDied as error:
+            raise self._crashed(f"{'ended its process' if error.crashed else 'failed'}: {error}") from error
+        return self._verdict(answer)
 
     def _verdict(self, answer: dict[str, Any]) -> Verdict:
         match answer["event"]:

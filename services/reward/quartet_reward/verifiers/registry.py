@@ -1,6 +1,7 @@
 """Loads the verifiers, built in and by the entry points `quartet.verifiers`, and binds them to items' specs."""
 
 import difflib
+import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 
+from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
@@ -38,10 +40,14 @@ def load_verifiers(
         points: the entry points to load; by default those of the installed packages.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is not a verifier, or its name is taken.
+        ConfigError: an entry point cannot be loaded, is not a verifier with an async `verify`, or its name is taken.
     """
     own = [*(one() for one in _BUILT_IN), *functions]
-    return load_plugins("verifier", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)
+    found = load_plugins("verifier", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)
+    for name, verifier in found.items():
+        if not inspect.iscoroutinefunction(verifier.verify):
+            raise ConfigError(f"verifier '{name}' of {type(verifier).__module__}: write its verify as `async def`")
+    return found
 
 
 _CACHED_SPECS = 1024  # a run's items repeat a few specs

@@ -7,7 +7,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
 from quartet_reward.errors import InvalidItem, VerifierCrashed
-from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
+from quartet_reward.verifiers.base import Parameters, SpecialTokens, Tools, Verdict
 
 
 class RewardModelParameters(Parameters):
@@ -39,7 +39,7 @@ class RewardModel:
     parameters = RewardModelParameters
     reads = ()
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Later:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Verdict:
         model = tools.reward_model
         if model is None:
             raise InvalidItem("this reward service has no reward model: set reward.reward_model.path")
@@ -51,21 +51,15 @@ class RewardModel:
         # Split first, so that "{completion}" in the prompt's own text is not replaced.
         before, _, after = model.template.partition("{completion}")
         text = before.replace("{prompt}", item.prompt) + completion + after.replace("{prompt}", item.prompt)
-
-        async def later() -> Verdict:
-            reading = await model.read(text)
-            if parameters.label >= len(reading.logits):
-                raise InvalidItem(
-                    f"parameters.label: got {parameters.label}; the model has {len(reading.logits)} logits"
-                )
-            logit = reading.logits[parameters.label]
-            if not math.isfinite(logit):
-                raise VerifierCrashed(f"the reward model's logit is {logit}")
-            reward = parameters.scale * logit + parameters.shift
-            reward = reward if parameters.clip_low is None else max(reward, parameters.clip_low)
-            reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)
-            cut = f", the last of {reading.tokens + reading.cut}" if reading.cut else ""
-            reason = f"logit {logit:.6g} of {reading.tokens} tokens{cut}"
-            return Verdict(reward, reward_pb2.OUTCOME_UNJUDGED, reason)
-
-        return later
+        reading = await model.read(text)
+        if parameters.label >= len(reading.logits):
+            raise InvalidItem(f"parameters.label: got {parameters.label}; the model has {len(reading.logits)} logits")
+        logit = reading.logits[parameters.label]
+        if not math.isfinite(logit):
+            raise VerifierCrashed(f"the reward model's logit is {logit}")
+        reward = parameters.scale * logit + parameters.shift
+        reward = reward if parameters.clip_low is None else max(reward, parameters.clip_low)
+        reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)
+        cut = f", the last of {reading.tokens + reading.cut}" if reading.cut else ""
+        reason = f"logit {logit:.6g} of {reading.tokens} tokens{cut}"
+        return Verdict(reward, reward_pb2.OUTCOME_UNJUDGED, reason)

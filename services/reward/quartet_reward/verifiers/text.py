@@ -36,7 +36,7 @@ class Exact:
     )
     parameters = ExactParameters
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: ExactParameters, tools: Tools) -> Verdict:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: ExactParameters, tools: Tools) -> Verdict:
         require_answer(item)
         answer = _find(parameters.outside_thoughts(item), parameters.answer_in)
         if not answer:
@@ -86,7 +86,7 @@ class Format:
     parameters = FormatParameters
     reads = ()
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: FormatParameters, tools: Tools) -> Verdict:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: FormatParameters, tools: Tools) -> Verdict:
         if parameters.form == "think_answer_tags":
             text = parameters.completion_of(item)
             fault, answer = fault_of_think_answer_form(text, item.prompt), last_tagged_answer(text)
@@ -119,7 +119,7 @@ class Length:
     parameters = LengthParameters
     reads = ()
 
-    def verify(self, item: reward_pb2.ScoreItem, parameters: LengthParameters, tools: Tools) -> Verdict:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: LengthParameters, tools: Tools) -> Verdict:
         limit = parameters.max_tokens or item.max_new_tokens
         if item.completion_tokens <= 0 or limit <= 0:
             raise InvalidItem(

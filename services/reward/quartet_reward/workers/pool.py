@@ -17,6 +17,7 @@ from typing import Any
 
 from quartet_common.log import get_logger
 from quartet_reward import metrics
+from quartet_reward.begun import admitted
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import FairQueue, Grant
 from quartet_reward.workers import protocol
@@ -240,6 +241,7 @@ class WorkerPool:
             WorkerDied: two workers died or were starved of CPU; NoFreeWorker: none was free within `queue_seconds`.
             ShuttingDown: the pool is closed.
         """
+        await admitted()
         grant = await self._acquire()
         try:
             return await self._ask(grant, request)

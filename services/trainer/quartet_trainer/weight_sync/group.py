@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import torch
-from google.protobuf.message import Message
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration
@@ -66,7 +66,7 @@ def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[s
     answers = Answers()
     finished: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name, call in calls.items():
-        call.add_done_callback(lambda _, name=name: finished.put(name))
+        call.add_done_callback(partial(_put, finished, name))
     waiting = set(calls)
     while waiting:
         try:
@@ -87,6 +87,10 @@ def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[s
         else:
             answers.bad[name] = describe(error)
     return answers
+
+
+def _put(finished: queue.SimpleQueue[str], name: str, _call: grpc.Future) -> None:
+    finished.put(name)
 
 
 def create_transport(settings: WeightsSection, store: WeightStore, folder: Path) -> Transport:
@@ -118,10 +122,12 @@ class WeightGroup:
     transport: str
     """Name of the transport."""
 
-    def call(self, method: str, request: Message, deadline: float) -> Answers:
-        """Call a method at every member and wait for the answers until `deadline` (time.monotonic)."""
+    def call(
+        self, start: Callable[[rollout_pb2_grpc.RolloutServiceStub, float], grpc.Future], deadline: float
+    ) -> Answers:
+        """`start` a call of some seconds at every member; wait for the answers until `deadline` (time.monotonic)."""
         seconds = max(0.1, deadline - time.monotonic())
-        calls = {name: getattr(stub, method).future(request, timeout=seconds) for name, stub in self.stubs.items()}
+        calls = {name: start(stub, seconds) for name, stub in self.stubs.items()}
         return gather(calls, deadline, self.alive)
 
 
@@ -241,7 +247,7 @@ class Transfer:
             raise TransferFailed(f"transport '{name}' failed: {type(error).__name__}: {error}") from error
         sums = (self.weights if isinstance(self.weights, Snapshot) else self.packer).checksums()
         finish = rollout_pb2.FinishWeightUpdateRequest(**self._update, checksum=sums[-1], bucket_checksums=sums)
-        return self.group.call("FinishWeightUpdate", finish, self.deadline)
+        return self.group.call(lambda stub, s: stub.FinishWeightUpdate.future(finish, timeout=s), self.deadline)
 
     def buckets(self) -> Iterator[torch.Tensor]:
         if isinstance(self.weights, Snapshot):
@@ -259,7 +265,7 @@ class Transfer:
             path=path,
             timeout=to_duration(max(0.1, self.deadline - time.monotonic())),
         )
-        answers = self.group.call("BeginWeightUpdate", request, self.deadline)
+        answers = self.group.call(lambda stub, s: stub.BeginWeightUpdate.future(request, timeout=s), self.deadline)
         answers.raise_if_bad(f"beginning update to version {self.version}")
 
     def check(self) -> None:
@@ -271,4 +277,5 @@ class Transfer:
     def abort(self, reason: str) -> None:
         """Abort the update at every member. A member that does not answer aborts by its own deadline."""
         request = rollout_pb2.AbortWeightUpdateRequest(**self._update, reason=reason)
-        self.group.call("AbortWeightUpdate", request, time.monotonic() + ABORT_SECONDS)
+        deadline = time.monotonic() + ABORT_SECONDS
+        self.group.call(lambda stub, s: stub.AbortWeightUpdate.future(request, timeout=s), deadline)

@@ -1,6 +1,7 @@
 """Calls by the names in the protos, and what a refusal said."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -69,7 +70,7 @@ class Caller:
         """Make a call; return the answer, or the list of a stream's answers (the first `take`). Raises RpcError."""
         method = method_of(rpc)
         call = self.callable(method, lambda message: message.SerializeToString())
-        given = iter(request) if method.client_streaming else request
+        given = request if isinstance(request, Message) else iter(request)
         answer = call(given, timeout=timeout, metadata=self.metadata)
         if not method.server_streaming:
             return answer
@@ -117,7 +118,8 @@ def details(error: grpc.RpcError) -> list[Message]:
         for name in error_details_pb2.DESCRIPTOR.message_types_by_name
     }
     found = []
-    for key, value in error.trailing_metadata() or ():
+    trailing: Any = error.trailing_metadata()  # pairs; types-grpcio has another class
+    for key, value in trailing or ():
         if key == "grpc-status-details-bin":
             for detail in status_pb2.Status.FromString(value).details:
                 message = known[detail.TypeName()]()

@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ class World:
         """What building the request leaves for checking the answer."""
 
     def call(
-        self, rpc: str, request: Message | list[Message], server: str = "", take: int = 0, timeout: float = SECONDS
+        self, rpc: str, request: Message | Sequence[Message], server: str = "", take: int = 0, timeout: float = SECONDS
     ):
         """Call an RPC of the usual server of its service, or of another one."""
         return self._callers[server or rpc.partition(".")[0]].call(rpc, request, take, timeout)
