@@ -101,6 +101,21 @@ class VersionSpan(FromProto):
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierScore(FromProto):
+    """One verifier's part of a score.
+
+    Attributes:
+        reward: before the weight.
+        outcome, reason: as Score's; outcome "unspecified": it abstained.
+    """
+
+    name: str
+    reward: float
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Score(FromProto):
     """The reward service's score of a completion.
 
@@ -113,6 +128,7 @@ class Score(FromProto):
         reason: why this outcome, in words.
         elapsed: seconds of verification.
         failure: why there is no score, in words; empty if there is one.
+        verifiers: each one's part.
     """
 
     reward: float | None
@@ -123,6 +139,7 @@ class Score(FromProto):
     reason: str = ""
     elapsed: float = 0.0
     failure: str = ""
+    verifiers: tuple[VerifierScore, ...] = ()
 
     @classmethod
     def from_proto(cls, score: reward_pb2.Score, **given: Any) -> "Score":  # type: ignore[override]

@@ -148,7 +148,13 @@ COMMANDS = {
     ],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
-    "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
+    "score": [
+        *(["5", "--answer", "5"], ["5"], ["5", "--json"]),
+        *(
+            ["FOLDER/run.toml", "--attach", "--completion", "5"],
+            ["FOLDER/run.toml", "--attach", "--completion", LINE, "--json"],
+        ),
+    ],
     "status": [[], ["--json"]],
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
     "env": [[LINE]],

@@ -4,7 +4,6 @@ It imports little, since worker processes load it.
 """
 
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,14 +12,17 @@ from types import ModuleType
 from typing import Any
 
 _DISTRIBUTIONS = {
-    **{
-        "bs4": "beautifulsoup4",
-        "Crypto": "pycryptodome",
-        "cv2": "opencv-python-headless",
-        "dateutil": "python-dateutil",
-    },
-    **{"dotenv": "python-dotenv", "git": "gitpython", "jwt": "pyjwt", "PIL": "pillow", "skimage": "scikit-image"},
-    **{"sklearn": "scikit-learn", "yaml": "pyyaml"},
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "git": "gitpython",
+    "jwt": "pyjwt",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
 }
 """Well-known packages whose names are not those of their modules."""
 
