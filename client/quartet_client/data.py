@@ -23,8 +23,7 @@ from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
-from quartet_common.plugins import install_command
-from quartet_common.python_file import FileError, describe, load_callable
+from quartet_common.python_file import FileError, describe, install_command, load_callable
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")

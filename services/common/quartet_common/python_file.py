@@ -1,4 +1,5 @@
-"""Loads what a user names in a Python file, "FILE.py:NAME": reward functions, rows, environments, callbacks, schedules.
+"""Loads what a user names in a Python file, "FILE.py:NAME": reward functions, rows, environments, callbacks, schedules;
+and how a package is installed.
 
 It imports little, since worker processes load it.
 """
@@ -7,6 +8,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,19 @@ _DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 """Well-known packages whose names are not those of their modules."""
+
+
+def install_command(*packages: str) -> str:
+    """Return the shell command that installs packages into this process's environment, for error messages.
+
+    In an environment of a checkout it is `quartet env add`, which keeps them there when the environment is recreated.
+    """
+    environment, names = Path(sys.prefix), " ".join(packages)
+    if (environment / "quartet-stamp.json").exists():
+        return f"quartet env add {environment.name} {names}"
+    if find_spec("pip"):
+        return f"{sys.executable} -m pip install {names}"
+    return f"uv pip install --python {sys.executable} {names}"
 
 
 class FileError(Exception):
@@ -98,6 +113,4 @@ def _installing(error: BaseException) -> str:
     package = (getattr(cause, "name", None) or "").partition(".")[0]
     if not package or package in sys.modules or package in sys.stdlib_module_names:
         return ""
-    from quartet_common.plugins import install_command
-
     return f"; if it is a package, install it: {install_command(_DISTRIBUTIONS.get(package, package))}"
