@@ -29,6 +29,7 @@ from quartet_client.models import (
     ServiceStatus,
 )
 from quartet_client.prompts import Prompt, PromptLike, parse_prompts
+from quartet_client.scoring import best, own_answers, score_items
 from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
 from quartet_common import tracing
 from quartet_common.config import (
@@ -37,11 +38,11 @@ from quartet_common.config import (
     RunSection,
     SecuritySection,
     VerifierSection,
+    by_name,
     load_config,
 )
 from quartet_common.durations import to_duration
-from quartet_common.run_spec import run_spec, verifier_spec
-from quartet_common.text import encodable
+from quartet_common.run_spec import run_spec
 
 _PURPOSES = ("serve", "train", "evaluate")
 _END_STATES = ("succeeded", "failed", "cancelled")
@@ -233,34 +234,31 @@ class AsyncClient:
 
     async def score(
         self,
-        completions: str | Sequence[str],
-        reference: PromptLike,
+        completions: str | Sequence[str] | None = None,
+        prompt: PromptLike = "",
         verifiers: Sequence[str | VerifierSection] = (),
         timeout: float = 300.0,
     ) -> list[Score]:
         """Return the reward service's score of each completion of one prompt.
 
+        Verifiers get all of the prompt: reference, tests, columns and messages. Token counts are unknown, and a chat is
+        not rendered: its text is that of its messages.
+
         Args:
-            completions: one text or several; a lone surrogate is sent as its escape, `\\ud800`.
-            reference: the prompt with its gt_answer, test_cases or test_program.
+            completions: one text or several; a lone surrogate is sent as its escape, `\\ud800`. None: the prompt's
+                gt_answer, alone, in tags and in a box, and the best of these scores is returned.
+            prompt: a row of the data, with its gt_answer, test_cases or test_program.
             verifiers: names, or names with weight and parameters; by default the prompt's own.
         """
-        prompt = Prompt.parse(reference)
-        chosen = [VerifierSection(name=item) if isinstance(item, str) else item for item in verifiers]
-        specs = [verifier_spec(verifier) for verifier in chosen or prompt.verifiers]
-        if not specs:
+        row = Prompt.parse(prompt)
+        chosen = [VerifierSection(**by_name(one)) if isinstance(one, str) else one for one in verifiers]
+        if not (chosen := chosen or row.verifiers):
             raise InputError(
                 "verifiers: got none; allowed: at least one of the reward service's, e.g. think_answer_tags"
             )
-        items = [
-            reward_pb2.ScoreItem(
-                item_id=str(index),
-                completion=encodable(completion),
-                reference=prompt.reference(),
-                verifiers=specs,
-            )
-            for index, completion in enumerate([completions] if isinstance(completions, str) else completions)
-        ]
+        if completions is None:
+            return [best(await self.score(own_answers(row), row, chosen, timeout))[1]]
+        items = score_items([completions] if isinstance(completions, str) else completions, row, chosen)
         reward = self.connections.reward
         scores: list[Score] = []
         for begin in range(0, len(items), _MAX_SCORE_ITEMS):

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import importlib.util
 import json
 import random
 import re
@@ -24,7 +23,7 @@ from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
-from quartet_common.plugins import install_command
+from quartet_common.python_file import FileError, describe, install_command, load_callable
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
@@ -250,28 +249,19 @@ def _rows_of_function(function: str) -> Iterator[Row]:
     place, _, name = function.rpartition(":")
     number = 0
     try:
-        module = _module_of(Path(place)) if _FILE_FUNCTION.fullmatch(function) else importlib.import_module(place)
-        if not callable(rows := getattr(module, name, None)):
+        in_file = _FILE_FUNCTION.fullmatch(function)
+        rows = load_callable(function) if in_file else getattr(importlib.import_module(place), name, None)
+        if not callable(rows):
             raise InputError(f"'{place}' has no function '{name}'")
         for number, row in enumerate(rows(), start=1):
             yield f"row {number}", row
-    except ModuleNotFoundError as error:
-        raise InputError(f"{function}: {error}; install it here: {install_command(error.name or '')}") from error
+    except FileError as error:
+        raise InputError(str(error)) from error
     except InputError:
         raise
     except Exception as error:  # it is the user's program
         after = f" after row {number}" if number else ""
-        raise InputError(f"{function}: it raised {type(error).__name__}{after}: {error}") from error
-
-
-def _module_of(file: Path) -> Any:
-    if not file.is_file():
-        raise InputError(f"cannot read '{file}': no such file")
-    spec = importlib.util.spec_from_file_location(f"quartet_data_{file.stem}", file)
-    assert spec is not None and spec.loader is not None, "its name ends in .py"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        raise InputError(f"{function}: it {describe(error, place)['reason']}{after}") from error
 
 
 class DataSection(Section):

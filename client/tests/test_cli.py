@@ -57,13 +57,17 @@ def test_prompts_are_submitted_and_their_results_printed(life, quartet, write, m
     assert err.startswith(f'quartet: {path}, line 2: unknown field "promt"; did you mean "prompt"?')
 
 
-def test_generate_and_score(quartet):
+def test_generate_and_score(quartet, run_file_of):
     status, out, _ = quartet("generate", "hi", "-n", "2", "--json")
     assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["hi", "hi"]
     assert "hi" in quartet("generate", "hi")[1]
     status, out, _ = quartet("score", "it is 5", "--answer", "5", "--verifier", "exact")
     assert status == 0 and out.startswith("reward 1  correct")
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
+    rows = str(run_file_of("rows", 30, "held"))
+    status, out, _ = quartet("score", rows, "--attach")
+    assert status == 0 and out.endswith("20 rows: 20 correct, reward 1 on average, 1 to 1, at most 0.000 s\n")
+    assert quartet("score", rows, "--attach", "--rows", "2", "--completion", "")[0] == 0
 
 
 def test_runs(address, quartet):

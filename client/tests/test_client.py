@@ -118,6 +118,10 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
             await client.generate("hi", run_id="other")
         right, wrong = await client.score(["it is 5", "it is \ud800"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
         assert (right.reward, wrong.reward) == (1.0, 0.0)
+        (own,) = await client.score(prompt={"prompt": "?", "gt_answer": "5"}, verifiers=["reward.py:close"])
+        assert own.reward == 1.0
+        with pytest.raises(InputError, match="prompt '' has no gt_answer to score as its completion"):
+            await client.score(prompt="?", verifiers=["exact"])
         (failed,) = await client.score("a text alone", "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
         assert await client.verifiers() == {"exact": "The answer, character by character."}

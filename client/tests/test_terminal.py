@@ -161,7 +161,13 @@ COMMANDS = {
     "sweep": [["FOLDER/run.toml", "--set", f"run.labels.a={LINE},{LINE}"]],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
-    "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
+    "score": [
+        *(["5", "--answer", "5"], ["5"], ["5", "--json"]),
+        *(
+            ["FOLDER/run.toml", "--attach", "--completion", "5"],
+            ["FOLDER/run.toml", "--attach", "--completion", LINE, "--json"],
+        ),
+    ],
     "status": [[], ["--json"]],
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
     "env": [[LINE]],

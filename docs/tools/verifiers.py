@@ -17,8 +17,9 @@ HEAD = """\
 # Verifiers
 
 The built-in verifiers and their parameters, as `ListVerifiers` returns them. [reward.md](reward.md#verifiers) says how
-their rewards combine. This page is made from the code by `docs/tools/write.py`; the examples (reward and outcome of a
-completion, and a reference where there is one) are run by `services/reward/tests/test_verifiers.py`.
+their rewards combine, and how to [try one](reward.md#trying-a-reward) on rows. This page is made from the code by
+`docs/tools/write.py`; the examples (reward and outcome of a completion, and a reference where there is one) are run by
+`services/reward/tests/test_verifiers.py`.
 """
 
 

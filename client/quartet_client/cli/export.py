@@ -21,7 +21,7 @@ from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
 from quartet_common.hub import HUB_ID, is_hub_id, push_folder
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 from quartet_common.verifier_scores import by_verifier
 
 _UNKNOWN = (float("nan"), float("nan"))

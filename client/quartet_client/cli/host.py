@@ -26,7 +26,7 @@ from quartet_client.terminal import Terminal, echo
 from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
 from quartet_common.identity import ROLES
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 from quartet_common.run_file import RunFile
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False))

@@ -19,9 +19,10 @@ from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, contract_test, env
 from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
-from quartet_client.cli.prompts import evaluate, generate, score, submit
+from quartet_client.cli.prompts import evaluate, generate, submit
 from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
+from quartet_client.cli.score import score
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
 from quartet_common.config import ConfigError

@@ -1,12 +1,10 @@
-"""`quartet submit`, `generate`, `score` and `eval`: prompts and completions."""
+"""`quartet submit`, `generate` and `eval`: prompts and completions."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.cli.options import (
@@ -25,7 +23,6 @@ from quartet_client.data import load_prompts
 from quartet_client.models import Evaluation, completion_fields, group_fields
 from quartet_client.progress import accuracy_text, incomplete_of, reward_text
 from quartet_client.terminal import Terminal, echo
-from quartet_common.text import one_line
 
 
 @click.command()
@@ -117,31 +114,6 @@ async def generate(
         else:
             out.print(completion_text(completion))
     return 0
-
-
-@click.command()
-@click.argument("completion")
-@click.option("--answer", default="", help="The reference answer.")
-@click.option("--verifier", "verifiers", multiple=True, help="A verifier; may be repeated. Default: the run file's.")
-@json_option
-@targeted
-@asynchronous
-async def score(target: Target, completion: str, answer: str, verifiers: tuple[str, ...], as_json: bool) -> int:
-    """Score COMPLETION (- for standard input) against --answer."""
-    text = sys.stdin.read() if completion == "-" else completion
-    chosen = verifiers or target.config().run.verifiers
-    async with target.client() as client:
-        result = (await client.score([text], {"prompt": "?", "gt_answer": answer}, chosen))[0]
-    if as_json:
-        print_json(result, indent=None)
-    elif result.failure:
-        Terminal().print(f"no score: {result.failure}", style="red")
-    else:
-        style = "green" if result.outcome == "correct" else "yellow"
-        line = Text(f"reward {result.reward:g}  {result.outcome}", style)
-        line.append(one_line(f"  parsed '{result.parsed_answer}'  {result.reason}"), "dim")
-        Terminal().print(line)
-    return 1 if result.failure else 0
 
 
 @click.command("eval")

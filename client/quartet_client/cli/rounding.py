@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quartet_client.errors import InputError
 from quartet_common.model_folder import read_model_folder, read_safetensors_header
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 
 _CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ARRAYS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}

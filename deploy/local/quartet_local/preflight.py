@@ -251,13 +251,13 @@ async def download_model(plan: Plan, say: Say) -> list[str]:
         LaunchError: the download crashed.
     """
     model = plan.config.model
-    if not is_hub_id(model.path) and not model.overrides_tokenizer:
+    kinds = [service.kind for service in plan.services if service.kind in ("rollout", "trainer")]
+    if not kinds or not (is_hub_id(model.path) or model.overrides_tokenizer):
         return []
     if is_hub_id(model.path):
         say(f"model: {model.path}, from the hub or its cache")
-    kind = next(service.kind for service in plan.services if service.kind in ("rollout", "trainer"))
     given = [word for override in plan.overrides for word in ("--set", override)]
-    command = [str(service_python(kind)), "-m", "quartet_common.hub"]
+    command = [str(service_python(kinds[0])), "-m", "quartet_common.hub"]
     command += [*([str(plan.config.path)] if plan.config.path else []), *given]
     async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
         output, _ = await process.communicate()

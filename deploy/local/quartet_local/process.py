@@ -172,13 +172,13 @@ class Process:
                 lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
         except FileNotFoundError:
             return "it has no log file"
-        records = [_parse(line) for line in lines]
+        records = [parse_record(line) for line in lines]
         errors = [text for text, is_error in records if is_error]
         texts = errors or [text for text, _ in records]
         return texts[-1].removeprefix(f"quartet-{self.kind}: ") if texts else "it logged nothing"
 
 
-def _parse(line: str) -> tuple[str, bool]:
+def parse_record(line: str) -> tuple[str, bool]:
     """Return a log line's text, and whether it is an error."""
     try:
         record = json.loads(line)

@@ -84,5 +84,20 @@ def to_chat(
     return experience_pb2.Chat(messages=turns, tools=_to_json(tools), template_arguments=_to_json(arguments))
 
 
+def continued_text(chat: experience_pb2.Chat) -> str:
+    """Return the text of a last message of the assistant, which completions continue; "" if there is none."""
+    last = chat.messages[-1] if chat.messages else experience_pb2.Message()
+    return last.content if last.role == "assistant" else ""
+
+
+def as_json(chat: experience_pb2.Chat) -> str:
+    """Return a chat's messages for reward functions, without one that completions continue: they begin with it."""
+    turns = chat.messages[:-1] if chat.messages[-1].role == "assistant" else chat.messages
+    return json.dumps(
+        [{"role": turn.role, "content": turn.content, **json.loads(turn.template_fields or "{}")} for turn in turns],
+        ensure_ascii=False,
+    )
+
+
 def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if value else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from google.protobuf.struct_pb2 import Struct
 from pydantic import (
@@ -75,12 +75,46 @@ def by_name(value: Any) -> Any:
     return {"file" if _FUNCTION.fullmatch(value) else "name": value}
 
 
-def _all_by_name(value: Any) -> Any:
+def in_a_file(value: str) -> bool:
+    """Return whether a value is a function, or class, in a Python file."""
+    return bool(_FUNCTION.fullmatch(value))
+
+
+def all_by_name(value: Any) -> Any:
     many = [value] if isinstance(value, str | Mapping) else value
     return [by_name(one) for one in many] if isinstance(many, list) else value
 
 
-class VerifierSection(Section):
+class PluginSection(Section):
+    """What a service has by `name`, or a function or class of a Python file by `file`."""
+
+    name: str = ""
+    file: FunctionPath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _function(cls, fields: Any) -> Any:
+        """Take a function that is given under `name`, as other systems name it, as `file`."""
+        if not isinstance(fields, Mapping):
+            return fields
+        if _FUNCTION.fullmatch(str(fields.get("name"))) and "file" not in fields:
+            return {**fields, "name": "", "file": fields["name"]}
+        return {"name": "", **fields} if fields.get("file") else fields
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if bool(self.name) == (self.file is not None):
+            came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
+            raise ValueError(f"got {came}; exactly one of them is allowed")
+        return self
+
+    @property
+    def spec_name(self) -> str:
+        """The name in the contract: the name, or file and function as in the run file."""
+        return self.file or self.name
+
+
+class VerifierSection(PluginSection):
     """A verifier with its weight and parameters: one of the service's by `name`, or a function by `file`."""
 
     name: str = Field("", description="A verifier of the reward service.")
@@ -90,37 +124,20 @@ class VerifierSection(Section):
     weight: float = Field(1.0, description="Multiplies the verifier's reward before the sum.")
     parameters: SentParameters = Field({}, description="Parameters of the verifier; arguments of a function.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _function(cls, fields: Any) -> Any:
-        """Take a function that is given under `name`, as other systems name it, as `file`."""
-        if isinstance(fields, Mapping) and _FUNCTION.fullmatch(str(fields.get("name"))) and "file" not in fields:
-            return {**{key: value for key, value in fields.items() if key != "name"}, "file": fields["name"]}
-        return fields
-
-    @model_validator(mode="after")
-    def _one(self) -> "VerifierSection":
-        if bool(self.name) == (self.file is not None):
-            came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
-            raise ValueError(f"got {came}; exactly one of them is allowed")
-        return self
-
-    @property
-    def spec_name(self) -> str:
-        """The value of VerifierSpec.name: the name, or file and function as in the run file."""
-        return self.file or self.name
-
 
 Verifiers = Annotated[
-    list[VerifierSection], BeforeValidator(_all_by_name, json_schema_input_type=list[str | VerifierSection])
+    list[VerifierSection], BeforeValidator(all_by_name, json_schema_input_type=list[str | VerifierSection])
 ]
 """Verifiers, each as its table, or by its name or function alone."""
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(PluginSection):
     """What answers the policy's turns, see docs/environments.md."""
 
-    name: str = Field("single_turn", min_length=1, description="An environment of the rollouts.")
+    name: str = Field("single_turn", description="An environment of the rollouts.")
+    file: FunctionPath | None = Field(
+        None, description='Instead of a name: an environment in a Python file, "game.py:Game".'
+    )
     parameters: SentParameters = Field({}, description="Parameters of the environment.")
     max_turns: int = Field(8, ge=1, le=1024, description="Maximum turns of the policy in a completion.")
     max_turn_tokens: int = Field(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, ModelSection, Section, SectionT, load_config
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 from quartet_common.run_file import read_text
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")

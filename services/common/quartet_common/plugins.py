@@ -1,30 +1,16 @@
-"""Plug-ins: a service's own and those that other packages provide by entry points; and how a package is installed."""
+"""Plug-ins: a service's own, those that other packages provide by entry points, and those in Python files."""
 
-import sys
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from quartet_common.config import ConfigError
+from quartet_common.python_file import FileError, describe, load_callable
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def install_command(*packages: str) -> str:
-    """Return the shell command that installs packages into this process's environment, for error messages.
-
-    In an environment of a checkout it is `quartet env add`, which keeps them there when the environment is recreated.
-    """
-    environment, names = Path(sys.prefix), " ".join(packages)
-    if (environment / "quartet-stamp.json").exists():
-        return f"quartet env add {environment.name} {names}"
-    if find_spec("pip"):
-        return f"{sys.executable} -m pip install {names}"
-    return f"uv pip install --python {sys.executable} {names}"
 
 
 def read_parameters(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
@@ -67,15 +53,36 @@ def load_plugins(
     return dict(sorted(found.items()))
 
 
+def load_in_file(kind: str, path: str, key: str, parts: Sequence[str], parameters: type) -> Any:
+    """Return the plug-in that a class of a Python file, `FILE.py:CLASS`, makes; `path` is its name.
+
+    Its description and parameters may be left out. Raises ConfigError with the run file's `key` of it.
+    """
+    try:
+        plugin = load_callable(path)()
+        plugin.name, plugin.description = path, getattr(plugin, "description", inspect.getdoc(plugin) or "")
+        plugin.parameters = getattr(plugin, "parameters", parameters)
+    except FileError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    except Exception as error:  # it is the user's program
+        what = describe(error, path.rpartition(":")[0])
+        raise ConfigError(f"{key}: '{path}' {what['reason']} ({what['place']})") from error
+    return _checked(kind, f"{key}: '{path}'", plugin, parts, parameters)
+
+
 def _load(kind: str, point: EntryPoint, parts: Sequence[str], parameters: type) -> Any:
     try:
         plugin = point.load()()
     except Exception as error:  # any module may be named here
         raise ConfigError(f"entry point {point.value}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return _checked(kind, f"entry point {point.value}", plugin, parts, parameters)
+
+
+def _checked(kind: str, source: str, plugin: Any, parts: Sequence[str], parameters: type) -> Any:
     lacking = [part for part in parts if not hasattr(plugin, part)]
     if lacking:
-        raise ConfigError(f"entry point {point.value}: no {kind}: it lacks {', '.join(lacking)}")
+        raise ConfigError(f"{source}: no {kind}: it lacks {', '.join(lacking)}")
     if not (isinstance(plugin.parameters, type) and issubclass(plugin.parameters, parameters)):
         where = f"{parameters.__module__}.{parameters.__qualname__}"
-        raise ConfigError(f"entry point {point.value}: 'parameters' must be a subclass of {where}")
+        raise ConfigError(f"{source}: 'parameters' must be a subclass of {where}")
     return plugin

@@ -68,7 +68,7 @@ def environment_spec(environment: EnvironmentSection) -> experience_pb2.Environm
     by which the broker recognizes it when it is submitted again.
     """
     spec = experience_pb2.EnvironmentSpec(
-        name=environment.name,
+        name=environment.spec_name,
         max_turns=environment.max_turns,
         max_turn_tokens=environment.max_turn_tokens,
         max_answer_tokens=environment.max_answer_tokens,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from quartet_common.config import ConfigError, TracingSection, read_text, split_address
 from quartet_common.disk import check_file
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

@@ -1,4 +1,4 @@
-"""The reward service scores completions. Only the reward model's worker process imports torch, and none numpy.
+"""The reward service scores completions. Only the reward model's worker process imports torch.
 
 From the call down to the arithmetic:
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from quartet_common.config import ConfigError, FunctionPath, Section
-from quartet_common.plugins import install_command
+from quartet_common.python_file import install_command
 
 
 class Mode(StrEnum):

@@ -28,6 +28,13 @@ async def later(completion):
     await asyncio.sleep(0)
     return len(completion)
 
+def array(completion):
+    import numpy
+    return numpy.float64(len(completion)) / 2
+
+def imports(completion):
+    from sklearn.metrics import f1_score
+
 def none(completion): return None
 def raises(completion): raise KeyError("a")
 def dies(completion): os._exit(3)
@@ -50,6 +57,9 @@ words = Words()
 CRASHED, INVALID = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reward_pb2.FAILURE_KIND_INVALID_ITEM
 
 
+ADD = "if it is a package, install it: quartet env add reward scikit-learn"
+
+
 def line_of(text: str) -> int:
     return next(number for number, line in enumerate(FILE.splitlines(), 1) if text in line)
 
@@ -61,6 +71,12 @@ CASES = [
     ("scored", {"columns": {"level": {"n": 3}}, "parameters": {"scale": 2}}, (6.0, 0.0, "because")),
     ("echo", {"columns": {"id": 2**60, "of": ["é"]}}, (0.0, 0.0, f"('2', [('id', {2**60}), ('of', ['é'])])")),
     ("later", {"completion": "four"}, (4.0, 0.0, "")),
+    ("array", {"completion": "four"}, (2.0, 0.0, "")),
+    (
+        "imports",
+        {},
+        (CRASHED, f"verifier '{{0}}:imports' raised ModuleNotFoundError: No module named 'sklearn'; {ADD}"),
+    ),
     ("none", {}, (INVALID, "no verifier has a verdict")),
     ("raises", {}, (CRASHED, f"verifier '{{0}}:raises' raised KeyError: 'a' ({{0}}:{line_of('KeyError')})")),
     ("dies", {}, (CRASHED, "verifier '{0}:dies' ended its process: it exited with status 3")),
@@ -124,6 +140,13 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
     ("content", "choice", "why"),
     [
         (None, 'file="PATH:close"', "run.verifiers[0].file: there is no file 'PATH'"),
+        ("import sklearn", 'file="PATH:close"', f"No module named 'sklearn'; {ADD} (PATH:1)"),
+        (
+            "try:\n import cv\nexcept ImportError as e:\n raise OSError('no') from e",
+            'file="PATH:close"',
+            "reward cv (PATH",
+        ),
+        ("import re.no", 'file="PATH:close"', "No module named 're.no' (PATH:1)"),
         ("x = 1 +", 'file="PATH:close"', "'PATH' raised SyntaxError: invalid syntax (reward.py, line 1) (PATH:1)"),
         ("def near(completion): 0", 'file="PATH:close"', "'PATH' has no function 'close'; it has: near"),
         (FILE, 'file="PATH:scored", parameters={scal=1}', "takes no argument 'scal'; allowed: level, scale"),

@@ -63,7 +63,7 @@ class RolloutService:
             self.state, self._reward_channel, reward, host.waiting, section.scoring, self._verifier_raised
         )
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
-        self._environments = Environments(load_environments(), tools)
+        self._environments = Environments(load_environments(config.run, section.environments), tools)
         self.groups = Groups(
             self.state,
             Leases(self.state, self._link),

@@ -12,6 +12,7 @@ from typing import Any
 
 from quartet.v1 import experience_pb2
 
+from quartet_common.chats import continued_text
 from quartet_rollout.generation import PromptRefused
 
 Message = dict[str, Any]
@@ -161,22 +162,7 @@ def _read_json(text: str, name: str, kind: type) -> Any:
     return value
 
 
-def continued_text(chat: experience_pb2.Chat) -> str:
-    """Return the text of a last message of the assistant, which completions continue; "" if there is none."""
-    last = chat.messages[-1] if chat.messages else experience_pb2.Message()
-    return last.content if last.role == "assistant" else ""
-
-
 def text_before_continued(text: str, chat: experience_pb2.Chat) -> str:
     """Return a prompt's text without the message that completions continue; its template may have trimmed that."""
     continued = continued_text(chat)
     return text.removesuffix(continued if text.endswith(continued) else continued.strip())
-
-
-def as_json(chat: experience_pb2.Chat) -> str:
-    """Return a chat's messages for reward functions, without one that completions continue: they begin with it."""
-    turns = chat.messages[:-1] if chat.messages[-1].role == "assistant" else chat.messages
-    return json.dumps(
-        [{"role": turn.role, "content": turn.content, **json.loads(turn.template_fields or "{}")} for turn in turns],
-        ensure_ascii=False,
-    )

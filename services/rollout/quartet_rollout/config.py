@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quartet_common.config import Section, split_address
+from quartet_common.config import FunctionPath, Section, split_address
 from quartet_common.plugins import read_parameters
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
@@ -32,6 +32,9 @@ class RolloutSection(Section):
     vllm: VllmOptions = Field(VllmOptions(), description="Options of the vllm engine.")
     transformers: TransformersOptions = Field(TransformersOptions(), description="Options of the transformers engine.")
     engine_parameters: dict[str, Any] = Field({}, description="Parameters of an engine of another package.")
+    environments: list[FunctionPath] = Field(
+        [], description='Environments in files beside that of the run: "FILE.py:CLASS".'
+    )
     runs: list[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._*?!\[\]-]{1,64}$")]] = Field(
         [],
         max_length=32,  # the broker takes members of at most 4 KiB, and each publishes its patterns

@@ -21,11 +21,12 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
+from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
 from quartet_rollout.broker import UploadRefused
-from quartet_rollout.chats import as_json, continued_text, text_before_continued
+from quartet_rollout.chats import text_before_continued
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens

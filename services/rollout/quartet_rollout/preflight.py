@@ -46,7 +46,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             load_transports()  # the rollout offers them all, so all must load
         with problems.collecting():
-            environments = load_environments()
+            environments = load_environments(config.run, section.environments)
             for field, environment in _environments(config):
                 with problems.collecting(UnknownEnvironment, PromptRefused):
                     read_environment(environments, environment_spec(environment), field)

@@ -4,6 +4,7 @@ An entry point of the group `quartet.callbacks` names a `Starter`, which creates
 training calls. This module imports no torch, so that a run file can be checked without it.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -14,9 +15,10 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 from quartet.v1 import experience_pb2
 
-from quartet_common.config import ConfigError, Section
+from quartet_common.config import ConfigError, FunctionPath, PluginSection
 from quartet_common.log import get_logger
-from quartet_common.plugins import install_command, load_plugins, read_parameters
+from quartet_common.plugins import load_plugins, read_parameters
+from quartet_common.python_file import FileError, install_command, load_callable
 from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
@@ -78,6 +80,9 @@ class Callback:
 
     An exception ends the training; a callback that may fail must catch its own.
     """
+
+    def __init__(self, training: TrainingFacts):
+        self.training = training
 
     def on_episode(self, data_pass: int, step: int) -> None:
         """The batch of `step` is the first in this process with a group of `data_pass`, and none of a later pass."""
@@ -180,11 +185,35 @@ ENTRY_POINT_GROUP = "quartet.callbacks"
 _PARTS = ("name", "description", "parameters", "start")
 
 
-class CallbackSection(Section):
+class CallbackSection(PluginSection):
     """A callback with its parameters."""
 
-    name: str = Field(min_length=1, description="`wandb`, or a callback that an installed package brings.")
+    name: str = Field("", description="`wandb`, or a callback that an installed package brings.")
+    file: FunctionPath | None = Field(
+        None, description='Instead of a name: a subclass of `Callback` in a Python file, "diary.py:Diary".'
+    )
     parameters: dict[str, Any] = Field({}, description="Its parameters.")
+
+
+class _InFile:
+    """Starts a callback of a file: its class is called with the training's facts and the parameters by name."""
+
+    def __init__(self, section: CallbackSection, where: str):
+        """Raises ConfigError if the file cannot be loaded, or its class is no callback or does not take these."""
+        self.name = section.spec_name
+        self._given = section.parameters
+        try:
+            self._class = load_callable(self.name)
+            inspect.signature(self._class).bind(None, **self._given)
+        except FileError as error:
+            raise ConfigError(f"{where}.file: {error}") from error
+        except TypeError as error:
+            raise ConfigError(f"{where}.parameters: '{self.name}' cannot be called: {error}") from error
+        if not (isinstance(self._class, type) and issubclass(self._class, Callback)):
+            raise ConfigError(f"{where}.file: '{self.name}' must be a subclass of quartet_trainer.callbacks.Callback")
+
+    def start(self, training: TrainingFacts, parameters: Any) -> Callback:
+        return self._class(training, **self._given)
 
 
 def load_callbacks(points: Iterable[EntryPoint] | None = None) -> dict[str, Starter]:
@@ -199,7 +228,7 @@ def load_callbacks(points: Iterable[EntryPoint] | None = None) -> dict[str, Star
     return load_plugins("callback", ENTRY_POINT_GROUP, (WandbStarter(),), _PARTS, Parameters, points)
 
 
-def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, Parameters]]:
+def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter | _InFile, Parameters]]:
     """Return the callbacks of `sections` with their parameters, in the same order.
 
     Raises:
@@ -208,9 +237,12 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
     if not sections:
         return []
     known = load_callbacks()
-    found = []
+    found: list[tuple[Starter | _InFile, Parameters]] = []
     for index, section in enumerate(sections):
         where = f"trainer.callbacks[{index}]"
+        if section.file:
+            found.append((_InFile(section, where), Parameters()))
+            continue
         if section.name not in known:
             raise ConfigError(f"{where}.name: there is no callback '{section.name}'; there are: {', '.join(known)}")
         starter = known[section.name]
@@ -226,7 +258,9 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
 class Callbacks:
     """The run's callbacks, in the order of the run file. Methods raise TrainingError if a callback fails."""
 
-    def __init__(self, chosen: Sequence[tuple[Starter, Parameters]] = (), training: TrainingFacts | None = None):
+    def __init__(
+        self, chosen: Sequence[tuple[Starter | _InFile, Parameters]] = (), training: TrainingFacts | None = None
+    ):
         """Start them. If one fails to start, close those that have started."""
         self._running: list[tuple[str, Callback]] = []
         self._last_pass = -1

@@ -1,11 +1,11 @@
 """The run file's section `[trainer]`: the learner's keys and the service's. Imports no torch."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from quartet_common.config import ConfigError, Section
+from quartet_common.config import ConfigError, Section, all_by_name
 from quartet_common.plugins import read_parameters
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
@@ -165,7 +165,9 @@ class TrainerSection(LearnerSettings):
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
-    callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
+    callbacks: Annotated[
+        list[CallbackSection], BeforeValidator(all_by_name, json_schema_input_type=list[str | CallbackSection])
+    ] = Field([], description="Code of a file or another package that is called during training.")
     stall_seconds: float | None = Field(
         None,
         gt=0,

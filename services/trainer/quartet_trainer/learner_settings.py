@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import math
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,8 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator, model_validator
 
 from quartet_common.checkpoints import part_of
-from quartet_common.config import Section
+from quartet_common.config import Section, in_a_file
 from quartet_common.presets import PresetName, with_preset
+from quartet_common.python_file import FileError, describe, load_callable
 from quartet_trainer.errors import LearnerError
 
 
@@ -28,6 +32,7 @@ WITHOUT_GROUPS = ("reinforce_pp", "ppo")
 """Those of them whose advantage is not relative to the other completions of a prompt."""
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
 """Entry point group for algorithms of other packages, see docs/extend.md."""
+_SCHEDULES = ("constant", "cosine", "linear")
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 LOWEST_TEMPERATURE = 1e-6
@@ -198,8 +203,11 @@ class LearnerSettings(Section):
         default=1.0, ge=0, description="Gradient norm to which a larger gradient is scaled; 0: never."
     )
 
-    schedule: Literal["constant", "cosine", "linear"] = Field(
-        default="constant", description="Learning rate after the warm-up."
+    schedule: str = Field(
+        default="constant",
+        description="Learning rate after the warm-up: constant, cosine, linear, or a function of a Python file, "
+        '"schedule.py:rate", that returns the factor of learning_rate for a step (from 0) and the steps in all.',
+        json_schema_extra={"pattern": r"^(constant|cosine|linear|.+\.py:[A-Za-z_]\w*)$"},
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")
     schedule_steps: int = Field(
@@ -348,6 +356,13 @@ class LearnerSettings(Section):
             raise ValueError(f"algorithm_parameters: {self.algorithm} takes none; its keys are those of [trainer]")
         return self
 
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_is_there(cls, schedule: str) -> str:
+        if schedule not in _SCHEDULES and not in_a_file(schedule):
+            raise ValueError(f'allowed: {", ".join(_SCHEDULES)}, or a function of a Python file, "schedule.py:rate"')
+        return schedule
+
     @field_validator("adam_betas")
     @classmethod
     def _betas_in_range(cls, betas: tuple[float, float]) -> tuple[float, float]:
@@ -443,8 +458,35 @@ def check_schedule(settings: LearnerSettings, max_steps: int) -> None:
         max_steps: steps of the run, the schedule's length if the settings have none; 0: unknown.
     """
     end = settings.schedule_steps or max_steps
-    if settings.schedule != "constant" and end <= settings.warmup_steps:
+    if in_a_file(settings.schedule):
+        factor = schedule_in_file(settings.schedule, end)
+        for step in {settings.warmup_steps, end // 2, max(end - 1, 0)}:
+            factor(step)
+    elif settings.schedule != "constant" and end <= settings.warmup_steps:
         raise LearnerError(
             f"trainer.schedule: a {settings.schedule} over {end} steps with {settings.warmup_steps} steps of warm-up "
             "has no room; set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
         )
+
+
+def schedule_in_file(path: str, steps: int) -> Callable[[int], float]:
+    """Return the schedule that a function of a file gives, called with a step and, if it takes that, all `steps`.
+
+    It raises LearnerError, as this function does, with the file, the step and what was returned.
+    """
+    try:
+        function = load_callable(path)
+    except FileError as error:
+        raise LearnerError(f"trainer.schedule: {error}") from error
+
+    def factor(step: int) -> float:
+        try:
+            value = float(function(*(step, steps)[: len(inspect.signature(function).parameters)]))
+        except Exception as error:  # it is the user's program
+            what = describe(error, path.rpartition(":")[0])
+            raise LearnerError(f"trainer.schedule: '{path}' {what['reason']} ({what['place']}), step {step}") from error
+        if not 0 <= value < math.inf:
+            raise LearnerError(f"trainer.schedule: '{path}' returned {value} for step {step}; allowed: 0 or above")
+        return value
+
+    return factor

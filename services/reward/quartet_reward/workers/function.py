@@ -13,16 +13,14 @@ With `--describe` it prints the function's arguments and description as JSON and
 
 import argparse
 import asyncio
-import importlib.util
 import inspect
 import json
 import math
 import sys
-import traceback
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+from quartet_common.python_file import FileError, describe, load_callable
 from quartet_reward import Score
 from quartet_reward.workers import protocol
 
@@ -46,7 +44,7 @@ def main() -> None:
         output, sys.stdout = sys.stdout, sys.stderr  # keep what the file prints out of the description
         try:
             description = Function(arguments.function).description()
-        except Refused as error:
+        except (FileError, Refused) as error:
             description = {"error": str(error)}
         print(json.dumps(description), file=output)
     else:
@@ -60,10 +58,11 @@ class Function:
         """Load the function.
 
         Raises:
-            Refused: the file cannot be read, raises, or has no such function; or that takes no completion.
+            FileError: the file cannot be read, raises, or has no such function.
+            Refused: the function takes no completion.
         """
         self.file, _, self.name = path.rpartition(":")
-        self._call = _load(self.file, self.name)
+        self._call = load_callable(path)
         taken = inspect.signature(self._call).parameters.values()
         self.takes_any = any(one.kind is one.VAR_KEYWORD for one in taken)
         named = [one for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
@@ -101,7 +100,7 @@ class Function:
             place = f"{code.co_filename}:{code.co_firstlineno}" if code else self.file
             return {"event": "failed", "reason": str(error), "place": place}
         except BaseException as error:  # a SystemExit of the function must not end this process
-            return {"event": "failed", **_raised(error, self.file)}
+            return {"event": "failed", **describe(error, self.file)}
 
     def _arguments(self, request: Mapping[str, Any]) -> dict[str, Any]:
         columns = request["columns"] | request["parameters"]
@@ -126,26 +125,6 @@ class Function:
         if len(value) != 1:
             raise Refused(f"returned {len(value)} numbers for 1 completion")
         return True
-
-
-def _load(file: str, name: str) -> Callable[..., Any]:
-    path = Path(file).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise Refused(f"there is no file '{file}'")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))  # so that it can import modules beside it
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        raised = _raised(error, file)
-        raise Refused(f"'{file}' {raised['reason']} ({raised['place']})") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise Refused(f"'{file}' has no function '{name}'; it has: {', '.join(own) or 'none'}")
-    return function
 
 
 async def _awaited(value: Any) -> Any:
@@ -174,19 +153,6 @@ def _number(value: Any) -> float | bool:
 def _shown(value: Any) -> str:
     text = repr(value)
     return f"{text if len(text) <= 80 else text[:79] + '…'} ({type(value).__name__})"
-
-
-def _raised(error: BaseException, file: str) -> dict[str, str]:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == str(Path(file).resolve())] or frames
-    place = f"{own[-1].filename}:{own[-1].lineno}"
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename}:{error.lineno}"
-    return {
-        "reason": f"raised {type(error).__name__}: {error}",
-        "place": place,
-        "traceback": "".join(traceback.format_exception(error))[-4000:],
-    }
 
 
 if __name__ == "__main__":

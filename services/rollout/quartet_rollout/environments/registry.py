@@ -1,17 +1,18 @@
-"""Environments by name: built-in ones, and those of the entry points `quartet.environments`.
+"""Environments by name: built-in ones, those of the entry points `quartet.environments`, and those in Python files.
 
 A prompt's environment overrides the run's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2
 
+from quartet_common.config import RunSection
 from quartet_common.durations import to_duration, to_seconds
-from quartet_common.plugins import load_plugins
+from quartet_common.plugins import load_in_file, load_plugins
 from quartet_common.values import struct_content
 from quartet_rollout.environments.base import Environment, Parameters, Tools
 from quartet_rollout.environments.conversation import AnswerWriter
@@ -44,12 +45,16 @@ _BUILT_IN: tuple[Any, ...] = (PythonTool, SingleTurn)
 _PARTS = ("name", "description", "parameters", "stop", "begin")
 
 
-def load_environments() -> dict[str, Environment]:
-    """Return all environments by name, in alphabetical order.
+def load_environments(run: RunSection, files: Sequence[str] = ()) -> dict[str, Environment]:
+    """Return all environments by name: the installed ones, those in `files`, and the run's if it is in a file.
 
-    Raises ConfigError if an entry point cannot be loaded, is no environment, or has a name that is taken.
+    Raises ConfigError if one cannot be loaded, is no environment, or has a name that is taken.
     """
-    return load_plugins("environment", ENTRY_POINT_GROUP, [one() for one in _BUILT_IN], _PARTS, Parameters)
+    found = load_plugins("environment", ENTRY_POINT_GROUP, [one() for one in _BUILT_IN], _PARTS, Parameters)
+    named = {path: f"rollout.environments[{i}]" for i, path in enumerate(files)}
+    if run.environment is not None and run.environment.file:
+        named[run.environment.file] = "run.environment.file"
+    return found | {path: load_in_file("environment", path, key, _PARTS, Parameters) for path, key in named.items()}
 
 
 class UnknownEnvironment(Exception):

@@ -9,10 +9,10 @@ from quartet.v1 import broker_pb2, experience_pb2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from quartet_common.chats import to_chat
+from quartet_common.chats import as_json, continued_text, to_chat
 from quartet_common.config import ConfigError, ModelSection, load_config
 from quartet_common.log import collected_warnings
-from quartet_rollout.chats import as_json, continued_text, text_before_continued
+from quartet_rollout.chats import text_before_continued
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.generation import PromptRefused
 from quartet_rollout.preflight import check_prompts, warn_of_missing_special_token

@@ -13,6 +13,7 @@ from quartet.v1 import experience_pb2, rollout_pb2
 from world import instance, refused
 
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
+from quartet_common.run_spec import environment_spec
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.environments import episode, registry
@@ -260,6 +261,54 @@ def test_the_run_file_s_environment_is_checked_before_anything_starts(tmp_path):
     ):
         with pytest.raises(ConfigError, match=sentence):
             preflight(replace(config, run=RunSection(environment=EnvironmentSection(**section))))
+
+
+FILE = """
+from quartet_rollout.environments import Answer
+
+class Twice:
+    def stop(self, parameters): return ()
+    def begin(self, start, parameters, tools): return self
+    async def answer(self, turn): return Answer("!?")
+    async def close(self): pass
+
+class Stopless:
+    def begin(self, start, parameters, tools): return self
+
+class Raises:
+    def __init__(self): import sklearn
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "game.py").write_text(FILE)
+    return tmp_path / "game.py"
+
+
+async def test_an_environment_of_a_file_answers(world, file):
+    run = RunSection(environment=f"{file}:Twice")
+    assert registry.load_environments(run).keys() > {f"{file}:Twice", "single_turn"}
+    await world.ready(environments=[f"{file}:Twice"])
+    assert f"environment.{file}:Twice" in world.host.capabilities
+    spec = environment_spec(EnvironmentSection(file=f"{file}:Twice", max_turns=2))
+    await world.put(prompt(spec))
+    texts = [info.text for info in world.broker.transcript().completions]
+    assert texts == ["aaa!?aaa", "bbbb!?aaa"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Gone", "'.*game.py' has no function 'Gone'; it has: Twice, Stopless, Raises"),
+        ("Stopless", "'.*game.py:Stopless': no environment: it lacks stop"),
+        ("Raises", r"No module named 'sklearn'; if it is a package, install it: .* scikit-learn \(.*game.py:14\)"),
+    ],
+)
+def test_an_environment_of_a_file_that_cannot_be_used_is_refused(file, name, sentence):
+    overrides = ["rollout.engine=transformers", f"run.environment={file}:{name}"]
+    with pytest.raises(ConfigError, match=f"run.environment.file: .*{sentence}"):
+        preflight(load_config("rollout", RolloutSection, overrides=overrides))
 
 
 def test_a_weight_interface_that_is_not_here_is_refused(tmp_path):

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import nn
 
-from quartet_trainer.learner_settings import LearnerSettings, check_schedule
+from quartet_common.config import in_a_file
+from quartet_trainer.learner_settings import LearnerSettings, check_schedule, schedule_in_file
 
 
 def create_optimizer(
@@ -56,11 +57,14 @@ class LearningRate:
         self._schedule = settings.schedule
         self._floor = settings.min_learning_rate_ratio
         self._end = settings.schedule_steps or max_steps
+        self._factor = schedule_in_file(self._schedule, self._end) if in_a_file(self._schedule) else None
 
     def __call__(self, step: int) -> float:
         """The rate of the step after `step` steps (>= 0)."""
         if step < self._warmup:
             return self._peak * (step + 1) / self._warmup
+        if self._factor is not None:
+            return self._peak * self._factor(step)
         if self._schedule == "constant":
             return self._peak
         progress = min(1.0, (step - self._warmup) / (self._end - self._warmup))

@@ -71,6 +71,53 @@ def test_what_is_wrong_is_said_before_the_start(installed: Path, section: dict, 
         check_callbacks([CallbackSection(**section)])
 
 
+FILE = """
+from quartet_trainer.callbacks import Callback
+
+class Rewards(Callback):
+    def __init__(self, training, name="rewards.txt"):
+        super().__init__(training)
+        self.file = training.folder / name
+    def on_update(self, update):
+        with self.file.open("a") as file:
+            file.write(f"{update.step} of {self.training.max_steps}: {update.metrics['reward/mean']}\\n")
+
+class Other: pass
+def function(training): pass
+"""
+
+
+def test_a_class_of_a_file_is_called(tmp_path: Path, train: Train) -> None:
+    (tmp_path / "mine.py").write_text(FILE)
+    training = train(f"trainer.callbacks=['{tmp_path}/mine.py:Rewards']")
+    assert training.start().join() == "all steps are done"
+    rewards = [json.loads(line)["reward/mean"] for line in (training.folder / "metrics.jsonl").open(encoding="utf-8")]
+    lines = (training.folder / "rewards.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == [f"{step} of 3: {reward}" for step, reward in enumerate(rewards)] and len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"name": "FOLDER/mine.py:Gone"}, "file: '.*mine.py' has no function 'Gone'; it has: Rewards, Other, function"),
+        ({"file": "FOLDER/none.py:Rewards"}, "file: there is no file '.*none.py'"),
+        (
+            {"file": "FOLDER/mine.py:Rewards", "parameters": {"nam": 1}},
+            "parameters: .* got an unexpected keyword .*'nam'",
+        ),
+        (
+            {"file": "FOLDER/mine.py:function"},
+            r"file: '.*mine.py:function' must be a subclass of .*callbacks\.Callback",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path, section: dict, message: str) -> None:
+    (tmp_path / "mine.py").write_text(FILE)
+    given = json.loads(json.dumps(section).replace("FOLDER", str(tmp_path)))
+    with pytest.raises(ConfigError, match=rf"trainer.callbacks\[0\]\.{message}"):
+        check_callbacks([CallbackSection(**given)])
+
+
 def history(folder: Path) -> list[dict[str, float]]:
     """What W&B has written below a folder, row by row, without its own entries."""
     datastore = pytest.importorskip("wandb.sdk.internal.datastore")
