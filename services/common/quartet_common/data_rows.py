@@ -48,6 +48,8 @@ def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT
             if repr(value) in seen:
                 continue
             seen.add(repr(value))
+            if isinstance(value, dict):
+                value = {key: each for key, each in value.items() if each is not None}
             with suppress(ValidationError):
                 one = section.model_validate(by_name(value))
                 yield f"{where}: {field}{f'[{i}]' if many else ''}", one

@@ -14,7 +14,7 @@ from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
-from quartet_common.sampling import FIRST_RELEASE, altered
+from quartet_common.sampling import FIRST_RELEASE, Effect, SamplingSection, altered
 from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
@@ -72,10 +72,20 @@ def _not_taken(config: LoadedConfig[RolloutSection]) -> Iterator[str]:
     """Yield the sampling parameters that the engine lacks, as far as that is known before it starts."""
     if config.section.engine != "transformers":  # vllm takes all, another package's says so when it is made
         return
-    sections = {"run.sampling": config.run.sampling, "run.evaluation_sampling": config.run.evaluation_sampling}
-    for key, sampling in sections.items():
-        for name, value in altered(sampling).items() if sampling else ():
-            if name not in FIRST_RELEASE:
+    run, data = config.run, config.data
+    trained = [
+        ("run.sampling", run.sampling),
+        *sections_of_rows({"train": data.get("train")}, "sampling", SamplingSection),
+    ]
+    evaluated = [("run.evaluation_sampling", run.evaluation_sampling)] if run.evaluation_sampling else []
+    evaluated += sections_of_rows({**data, "train": None}, "sampling", SamplingSection)
+    rows: set[str] = set()  # names, each reported for the first row that has it
+    for key, sampling in (*trained, *evaluated):
+        # Those that no engine may take in training, the trainer's check refuses.
+        refused = altered(sampling, Effect.CHANGES) if (key, sampling) in trained else {}
+        for name, value in altered(sampling).items():
+            if name not in FIRST_RELEASE and name not in rows and name not in refused:
+                rows |= set() if key.startswith("run.") else {name}
                 yield f"{key}.{name}: got {value}; the engine 'transformers' does not take it; {TAKEN_BY}"
 
 

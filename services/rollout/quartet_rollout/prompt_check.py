@@ -118,9 +118,16 @@ def warn_of_missing_special_token(config: LoadedConfig[RolloutSection]) -> None:
     from tokenizers import Tokenizer
 
     try:
-        encoded = Tokenizer.from_file(str(tokenizer)).encode("a")
+        tokens = Tokenizer.from_file(str(tokenizer))
+        encoded = tokens.encode("a")
     except Exception as error:  # the library raises no other
         raise ConfigError(f"model.path: '{tokenizer}' cannot be read: {error}") from error
+    size = json.loads((config.model.path / "config.json").read_text()).get("vocab_size")
+    if size and (last := max(tokens.get_vocab(with_added_tokens=False).values(), default=0)) >= size:
+        raise ConfigError(
+            f"model.path: '{tokenizer}' has tokens up to {last}, and vocab_size in config.json is {size}; copy the "
+            "tokenizer of this model"
+        )
     if not any(encoded.special_tokens_mask[:1]):
         return
     for where, row in data_rows(config.data, "prompt"):
