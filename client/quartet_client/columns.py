@@ -96,10 +96,12 @@ def _joined(field: str, values: list[Any], entry_point: str) -> Any:
     return JOINED[field].join(texts) or None
 
 
-_INPUT_FIELDS = ("messages", "prompt", "token_ids")
+_SETTINGS = ("sampling", "verifiers", "environment")
+_INPUT_FIELDS = frozenset({"messages", "prompt", "token_ids"})
 _INPUTS: tuple[tuple[str, Columns], ...] = (
     *(("messages", name) for name in ("messages", "prompt", "question", "problem", "question_content")),
-    *(("messages", name) for name in ("description", "instruction", "query", "text", "responses_create_params.input")),
+    *(("messages", name) for name in ("description", "instruction", "query", "text", "input")),
+    ("messages", "responses_create_params.input"),
 )
 _REFERENCES: tuple[tuple[str, Columns], ...] = (
     ("test_cases", ["public_tests", "private_tests", "generated_tests"]),
@@ -110,32 +112,50 @@ _REFERENCES: tuple[tuple[str, Columns], ...] = (
     *(("test_program", name) for name in ("test_list", "test_code", "test")),
     *(("gt_answer", name) for name in ("reward_model.ground_truth", "verification_info.ground_truth")),
     *(("gt_answer", name) for name in ("final_answer", "ground_truth", "expected_answer", "answer", "solution")),
+    *(("gt_answer", name) for name in ("target", "label", "output", "response", "completion")),
 )
 
 
-def proposal(row: Row, fields: Mapping[str, Columns], require_reference: bool) -> str:
-    """Return what makes a refused row a prompt: a map of its columns, or a function in docs/data.md; "" if unknown.
+def proposal(row: Row, fields: Mapping[str, Columns], require_reference: bool, chats: bool = True) -> str:
+    """Return the end of an error about a refused row: what makes it a prompt, a map of its columns or a function in
+    docs/data.md; if that is unknown, and the error may be about its columns, what it has.
 
     Args:
         fields: the map that its source has; empty: none.
         require_reference: the prompt must have a reference.
+        chats: the model may have a chat template; else `prompt` is proposed instead of `messages`.
     """
     if section := _function_for(row):
-        return f"rows like this are converted by the function for {section} in docs/data.md"
-    fit = fitting(row, fields, require_reference)
-    return f"its columns fit with fields = {toml_value(fit)}" if fit else ""
+        return f"; rows like this are converted by the function for {section} in docs/data.md"
+    if any(row.get(name) and not fields and not _is_field(name, row[name]) for name in _SETTINGS):
+        return ""
+    own = _own(row, fields)
+    fit = fitting(row, fields, require_reference, chats)
+    if fit and fit != own:
+        return f"; its columns fit with fields = {toml_value(fit)}"
+    if any(name in own for name in _INPUT_FIELDS) and not (require_reference and _fits(row, own)):
+        return ""
+    given = ", ".join(str(name) for name, value in row.items() if value is not None) or "no column"
+    return f"; the row has {given}: name them in `fields`, or convert it by a function"
 
 
-def fitting(row: Row, fields: Mapping[str, Columns], require_reference: bool) -> dict[str, Columns] | None:
+def fitting(
+    row: Row, fields: Mapping[str, Columns], require_reference: bool, chats: bool = True
+) -> dict[str, Columns] | None:
     """Return a map of the columns with which a row is a prompt; None if there is none. Arguments as for `proposal`."""
-    own = dict(fields) or {name: name for name in Prompt.model_fields if name in row and _is_field(name, row[name])}
-    inputs = [{}, *({field: name} for field, name in _INPUTS)]
+    own = _own(row, fields)
+    inputs = [{}, *({field if chats else "prompt": name} for field, name in _INPUTS)]
     references = [{}, *({field: name} for field, name in _REFERENCES)]
     for new in ({**one, **other} for one in inputs for other in references):
-        kept = {field: name for field, name in own.items() if not (field in _INPUT_FIELDS and "messages" in new)}
-        if _fits(row, full := kept | new, require_reference):
+        replaced = _INPUT_FIELDS if new.keys() & _INPUT_FIELDS else frozenset()
+        full = {field: name for field, name in own.items() if field not in replaced} | new
+        if _fits(row, full, require_reference):
             return full
     return None
+
+
+def _own(row: Row, fields: Mapping[str, Columns]) -> dict[str, Columns]:
+    return dict(fields) or {name: name for name in Prompt.model_fields if name in row and _is_field(name, row[name])}
 
 
 def _function_for(row: Row) -> str:
@@ -155,5 +175,7 @@ def _fits(row: Row, fields: Mapping[str, Columns], require_reference: bool = Fal
     try:
         prompt = Prompt.parse(mapped(row, fields, "", ""))
     except InputError:
+        return False
+    if prompt.messages and not any(message.content for message in prompt.messages):
         return False
     return prompt.has_reference or not require_reference

@@ -3,10 +3,12 @@
 import difflib
 import importlib
 import json
+import logging
 import random
 import re
 import sys
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time, timedelta
@@ -21,7 +23,7 @@ from quartet.v1 import experience_pb2
 from quartet_client.columns import JOINED, Columns, mapped, proposal
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
+from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, validate_section
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
 
@@ -60,6 +62,8 @@ class DataSource(Section):
             if field not in Prompt.model_fields:
                 close = difflib.get_close_matches(field, Prompt.model_fields, n=1)
                 allowed = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(Prompt.model_fields)}"
+                if not close and columns in Prompt.model_fields:
+                    allowed = f'a column is on the right of its field: {{ {columns} = "{field}" }}'
                 raise ValueError(f"a prompt has no field '{field}'; {allowed}")
             if not isinstance(columns, str) and field not in JOINED:
                 raise ValueError(f"'{field}' has one column; several can be joined of {', '.join(JOINED)}")
@@ -99,7 +103,7 @@ class DataSource(Section):
         if _FILE_FUNCTION.fullmatch(str(self.path)) or _MODULE_FUNCTION.fullmatch(str(self.path)):
             return _rows_of_function(str(self.path))
         if self.path.suffix == ".parquet":
-            return _rows_of_parquet(self.path)
+            return _rows_of_parquet(self.path, key)
         return _rows_of_lines(self.path, key)
 
 
@@ -127,7 +131,7 @@ def _rows_of_lines(path: Path, key: str) -> Iterator[Row]:
         raise InputError(
             f"{key}: there is no file '{path}'; allowed, if it is a dataset of the hub: {{ dataset = \"{path}\" }}"
         )
-    with _readable(path), path.open(encoding="utf-8-sig") as lines:
+    with _readable(path, f"{key}: "), path.open(encoding="utf-8-sig") as lines:
         suffix = path.suffix.lower()
         array = suffix not in _PACKED and lines.read(_HEAD).lstrip().startswith("[")
         if form := _READERS["array"] if array else _READERS.get(suffix):
@@ -160,27 +164,43 @@ def _parse_json(line: str, where: str) -> dict:
         came = line.strip()
         shown = came if len(came) <= 60 else came[:59] + "…"
         reason = error.msg[0].lower() + error.msg[1:]
-        raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'") from error
+        raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'; {_LINES}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise InputError(f"{where}: JSON that cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{where}: got {type(value).__name__}; allowed: one JSON object a line")
+        raise InputError(f"{where}: got {type(value).__name__}; {_LINES}")
     return value
 
 
+_LINES = "allowed: one JSON object a line, with double quotes and no comma after it"
+
+
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into InputError."""
+def _readable(path: Path, key: str = "") -> Iterator[None]:
+    """Turn errors of reading a file into InputError, which `key` begins."""
     try:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot read '{path}': {reason}") from error
+        raise InputError(f"{key}cannot read '{path}': {reason}{_instead(path)}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"cannot read '{path}': it is not UTF-8 text (byte {error.start})") from error
+        raise InputError(
+            f"{key}cannot read '{path}': it is not UTF-8 text (byte {error.start}); allowed: JSONL in UTF-8, or Parquet"
+        ) from error
 
 
-def _rows_of_parquet(path: Path) -> Iterator[Row]:
+def _instead(path: Path) -> str:
+    """Return what may have been meant by a path that is no file."""
+    if path.is_dir():
+        return "; allowed: a JSONL or Parquet file, or a function that returns rows"
+    if path.exists() or path.is_symlink():
+        return ""
+    there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, there, n=1)
+    return f"; did you mean '{path.with_name(close[0])}'?" if close else f"; it would be '{path.absolute()}'"
+
+
+def _rows_of_parquet(path: Path, key: str) -> Iterator[Row]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -188,14 +208,14 @@ def _rows_of_parquet(path: Path) -> Iterator[Row]:
         raise InputError(
             f"{path}: Parquet needs the package pyarrow, not installed here; install it: {install_command('datasets')}"
         ) from error
-    with _readable(path), path.open("rb") as file:
+    with _readable(path, f"{key}: "), path.open("rb") as file:
         try:
             rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield f"row {number}", row
         except ArrowException as error:
             reason = str(error).partition("\n")[0]
-            raise InputError(f"cannot read '{path}': it is not a complete Parquet file: {reason}") from error
+            raise InputError(f"{key}: cannot read '{path}': it is not a complete Parquet file: {reason}") from error
 
 
 def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
@@ -212,6 +232,7 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
         raise InputError(str(error)) from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # the error says what failed, once
     try:
         read = datasets.load_dataset(
             name, source.name or None, split=source.split or "train", revision=source.revision or None
@@ -292,18 +313,21 @@ class DataSection(Section):
         return train + [(f"data.evaluation.{name}", source) for name, source in self.evaluation.items()]
 
 
-def load_prompts(path: Path | DataSource, require_reference: bool = False, key: str = "data.train") -> list[Prompt]:
+def load_prompts(
+    path: Path | DataSource, require_reference: bool = False, key: str = "data.train", chats: bool = True
+) -> list[Prompt]:
     """Read the prompts of a source, or of a path as in `DataSource.path`; "-" is standard input.
 
     Args:
         require_reference: refuse prompts without anything to check completions against.
         key: the run-file key of this source, for errors.
+        chats: the model has a chat template, or may have one.
 
     Raises:
         InputError: the source cannot be read or is empty, or a row is invalid: which, what came, what is allowed.
     """
     source = path if isinstance(path, DataSource) else DataSource(path=path)
-    return parse_rows(source.rows(key), source.title, require_reference, source.fields, key)
+    return parse_rows(source.rows(key), source.title, require_reference, source.fields, key, chats)
 
 
 def parse_rows(
@@ -312,6 +336,7 @@ def parse_rows(
     require_reference: bool = False,
     fields: Mapping[str, Columns] | None = None,
     key: str = "",
+    chats: bool = True,
 ) -> list[Prompt]:
     """Parse rows, each with its place, "line 7"; a prompt without an id gets "line-7".
 
@@ -333,9 +358,9 @@ def parse_rows(
                     "(or set data.require_reference = false)"
                 )
         except InputError as error:
-            if fields is None or not isinstance(row, dict) or not (cure := proposal(row, fields, require_reference)):
+            if fields is None or not isinstance(row, dict):
                 raise
-            raise InputError(f"{error}; {cure}") from error
+            raise InputError(f"{error}{proposal(row, fields, require_reference, chats)}") from error
         prompts.append(prompt if prompt.id else prompt.model_copy(update={"id": place.replace(" ", "-")}))
     if not prompts:
         raise InputError(f"{title}: it holds no prompts; give one JSON object a line, or a row each")
@@ -365,6 +390,10 @@ def lacks_chat_template(model: Path) -> bool:
     return isinstance(settings, dict) and not settings.get("chat_template")
 
 
+def _input_of(prompt: Prompt) -> str:
+    return prompt.model_dump_json(include={"messages", "prompt", "token_ids"})
+
+
 class RunData:
     """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
 
@@ -388,12 +417,36 @@ class RunData:
         # A reward function may need no reference.
         require_reference = section.require_reference and not any(one.file for one in config.run.verifiers)
         model = None if config.model.overrides_tokenizer else config.model.path
+        chats = model is None or not _lacks_chat_template(model)
         read = []
         for key, source in section.sources():
-            prompts = load_prompts(source, require_reference, key)
+            prompts = load_prompts(source, require_reference, key, chats)
             _check_chat_template(model, source, prompts)
             read.append(prompts)
         return cls(section, read[0], dict(zip(section.evaluation, read[1:], strict=True)))
+
+    def check_enough(self, run: RunSection) -> None:
+        """Raise InputError if the training prompts do not suffice for a step."""
+        given = len(self.train) * self.section.passes
+        if 0 < given < run.groups_per_step and run.partial_batch == "drop":
+            raise InputError(
+                f"run.groups_per_step: got {run.groups_per_step}, and the training prompts of all passes are {given}, "
+                f'too few for a step; allowed: at most {given}, or more data.passes, or run.partial_batch = "train"'
+            )
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what is allowed but rarely intended: ids of several prompts, training prompts in evaluation sets."""
+        trained = {_input_of(prompt) for prompt in self.train}
+        for key, prompts in [("data.train", self.train), *self.evaluation.items()]:
+            counts = Counter(prompt.id for prompt in prompts)
+            if twice := [one for one, count in counts.items() if count > 1]:
+                yield f"{key}: {len(twice)} ids name several prompts, such as '{twice[0]}'; give each prompt its own"
+            shared = sum(_input_of(prompt) in trained for prompt in prompts)
+            if shared and prompts is not self.train:
+                yield (
+                    f"data.evaluation.{key}: {shared} of {len(prompts)} prompts are training prompts too, so that it "
+                    "does not measure what is learned; leave them out of one of the two"
+                )
 
     def order(self, data_pass: int) -> list[int]:
         """Return the places of the training prompts in the order of a pass (from 0)."""

@@ -109,7 +109,7 @@ class Prompt(Section):
             return fields
         columns = {key: value for key, value in fields.items() if key not in cls.model_fields}
         for key in columns:
-            if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.85):
+            if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.82):
                 raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
         known = {key: value for key, value in fields.items() if key not in columns}
         given = known.get("columns", {})
@@ -252,7 +252,10 @@ def _first_problem(error: ValidationError) -> str:
         allowed = f"; allowed: {', '.join(Prompt.model_fields)}" if len(problem["loc"]) == 1 else ""
         return f'unknown field "{key}"{allowed}'
     if problem["type"] == "missing":
-        return f'"{key}" is missing'
+        there = (
+            f"; there are {', '.join(map(str, given))}" if isinstance(given := problem["input"], dict) and given else ""
+        )
+        return f'"{key}" is missing{there}'
     if not key or message.startswith("got "):
         return message
     return f'"{key}": got {_shown(problem["input"])}; {message}'

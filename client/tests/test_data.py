@@ -236,3 +236,41 @@ def test_chats_for_a_model_without_chat_template_are_refused_before_anything_sta
     assert str(error.value).startswith(told)
     write("chat_template.jinja", "{{ messages }}")
     RunData.load(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"prompt": "1", "gt_answer": "1"},', "allowed: one JSON object a line, with double quotes and no comma"),
+        (
+            '{"prompt": "1", "response": "1"}',
+            'its columns fit with fields = { prompt = "prompt", gt_answer = "response" }',
+        ),
+        ('{"chosen": "1", "rejected": "2"}', "; the row has chosen, rejected: name them in `fields`"),
+        ('{"messages": [{"from": "human", "value": "1"}], "gt_answer": "1"}', "is missing; there are from, value"),
+    ],
+)
+def test_a_refused_row_says_what_it_has_and_what_fits(write, line, told):
+    with pytest.raises(InputError) as refused:
+        load_prompts(write("train.jsonl", line + "\n"), True)
+    assert told in str(refused.value)
+
+
+def test_a_bad_setting_of_a_row_proposes_no_other_columns(write):
+    with pytest.raises(InputError) as refused:
+        load_prompts(write("train.jsonl", '{"prompt": "1", "gt_answer": "1", "sampling": {"top_p": 0}}\n'), True)
+    assert str(refused.value).endswith("input should be greater than 0")
+
+
+def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
+    write("train.jsonl", GOOD)
+    with pytest.raises(InputError, match="^data.train: cannot read .*; did you mean '.*train.jsonl'"):
+        load_prompts(tmp_path / "trian.jsonl")
+
+
+def test_repeated_ids_and_shared_prompts_are_warned_of():
+    one = Prompt(id="a", prompt="1", gt_answer="1")
+    data = RunData(DataSection(train="t.jsonl"), [one, one], {"held": [one]})
+    repeated, shared = data.warnings()
+    assert repeated.startswith("data.train: 1 ids name several prompts, such as 'a'")
+    assert shared.startswith("data.evaluation.held: 1 of 1 prompts are training prompts too")

@@ -101,7 +101,7 @@ def test_a_map_takes_columns_as_fields_and_leaves_the_others_to_reward_functions
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ({"path": "cut.parquet"}, "cannot read 'cut.parquet': it is not a complete Parquet file: "),
+        ({"path": "cut.parquet"}, "data.train: cannot read 'cut.parquet': it is not a complete Parquet file: "),
         (
             {"path": "train.parquet", "fields": {"prompt": "questoin"}},
             "data.train.fields.prompt: train.parquet, row 1 has no column 'questoin'; did you mean 'question'?",

@@ -81,7 +81,7 @@ def run(
             from quartet_local.run import run as run_locally
         if not dry_run:
             return run_locally(file, list(overrides), plain)
-        plan = check_run(file, overrides)
+        plan = check_run(file, overrides, lambda line: echo(line, err=True) if line.startswith("warning: ") else None)
         print_json(_plan(plan.config, plan.data, attach))
         return 0
     config = Target(file, overrides).config()

@@ -189,6 +189,9 @@ async def _check(
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading
+                if isinstance(data, RunData):
+                    warnings += data.warnings()
+                    data.check_enough(config.run)
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
         problems.add(*(_with_titles(complaint, titles) for complaint in complaints))
         if failures and not problems.found:

@@ -39,11 +39,11 @@ KEYS = {
 }
 
 CONTRADICTIONS = {
-    "rollout.engine=sglang": "engine: there is no 'sglang' here; allowed: ",
-    "trainer.tp_size=2": "tp_size: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'",
+    "rollout.engine=sglang": "rollout.engine: got 'sglang' in --set: there is no 'sglang' here; allowed: ",
+    "trainer.tp_size=2": "trainer.tp_size: got 2 in --set: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'",
     "reward.functions=['gone.py:close']": "reward.functions[0]: ",
     "reward.reward_model.path=/gone": "reward.reward_model.path: ",
-    "data.train=gone.jsonl": "cannot read 'gone.jsonl': no such file or directory",
+    "data.train=gone.jsonl": "data.train: cannot read 'gone.jsonl': no such file or directory",
 }
 
 CANNOT = {

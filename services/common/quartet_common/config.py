@@ -103,6 +103,8 @@ class PluginSection(Section):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
+        if ":" in self.name or self.name.endswith(".py"):
+            raise ValueError('name: a function is in a Python file: "reward.py:close"')
         if bool(self.name) == (self.file is not None):
             came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
             raise ValueError(f"got {came}; exactly one of them is allowed")
@@ -245,6 +247,13 @@ class RunSection(Section):
         None, description="Temperature of training prompts by policy version. Default: sampling.temperature throughout."
     )
 
+    @field_validator("verifiers")
+    @classmethod
+    def _weighty(cls, value: list[VerifierSection]) -> list[VerifierSection]:
+        if not any(one.weight for one in value):
+            raise ValueError("every weight is 0, and so is then every reward; allowed: one above 0 at least")
+        return value
+
     @field_validator("id")
     @classmethod
     def _named(cls, value: str) -> str:
@@ -293,11 +302,19 @@ class AddressesSection(Section):
     rollout: str = Field("127.0.0.1:7103", description="The rollout service.")
     trainer: str = Field("127.0.0.1:7104", description="The trainer's rank 0.")
 
-    @field_validator("*")
+    @field_validator("*", mode="before")
     @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        split_address(value)
+    def _host_and_port(cls, value: Any) -> Any:
+        split_address(str(value))
         return value
+
+    @model_validator(mode="after")
+    def _apart(self) -> "AddressesSection":
+        named: dict[str, str] = {}
+        for kind, address in self.model_dump().items():
+            if (other := named.setdefault(address, kind)) != kind and split_address(address)[1]:
+                raise ValueError(f"{kind}: it is addresses.{other} too; each service has a port of its own")
+        return self
 
 
 class SecuritySection(Section):
@@ -454,7 +471,7 @@ def validate_section(model: type[SectionT], values: dict[str, Any], name: str, f
 def split_address(address: str) -> tuple[str, int]:
     """Return (host, port) of "host:port" or "[v6]:port". Raises ValueError."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not separator or not host or "/" in host or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ValueError(f"an address is host:port with a port from 0 to 65535, e.g. 127.0.0.1:7101; got '{address}'")
     return host.strip("[]"), int(port)
 

@@ -8,11 +8,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from quartet_common.config import SectionT, by_name
+from quartet_common.config import by_name
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -35,7 +37,7 @@ def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, d
                     yield f"{path}, line {number}", row
 
 
-def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT]) -> Iterator[tuple[str, SectionT]]:
+def sections_of_rows(data: Mapping[str, Any], field: str, section: type[ModelT]) -> Iterator[tuple[str, ModelT]]:
     """Yield each distinct section that rows have in `field`, with its first place: "FILE, line 7: verifiers[0]".
 
     Args:
@@ -48,6 +50,8 @@ def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT
             if repr(value) in seen:
                 continue
             seen.add(repr(value))
+            if isinstance(value, dict):
+                value = {key: each for key, each in value.items() if each is not None}
             with suppress(ValidationError):
                 one = section.model_validate(by_name(value))
                 yield f"{where}: {field}{f'[{i}]' if many else ''}", one

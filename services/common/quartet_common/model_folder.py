@@ -34,7 +34,8 @@ def read_model_folder(
     if path is None:
         raise ConfigError(f"{key} is missing: it names the Hugging Face folder of the model to train")
     if not path.is_dir():
-        raise ConfigError(f"{key}: there is no folder '{path}'; a Hugging Face model folder is needed")
+        what = f"'{path}' is a file" if path.is_file() else f"there is no folder '{path}'"
+        raise ConfigError(f"{key}: {what}; a Hugging Face model folder is needed{_other_form(path.parent)}")
     config = _read_json(path / "config.json", key)
     files = []
     if not weights:
@@ -45,9 +46,23 @@ def read_model_folder(
         files = [path / _SINGLE]
     for file in files:
         if not file.is_file():
-            raise ConfigError(f"{key}: '{path}' has no {file.name}; weights are read from safetensors alone")
+            raise ConfigError(
+                f"{key}: '{path}' has no {file.name}; weights are read from safetensors alone{_other_form(path)}"
+            )
         read_safetensors_header(file, key)
     return config
+
+
+_OTHER_FORMS = {
+    "adapter_config.json": "an adapter: merge it into its model by peft's merge_and_unload, and save that",
+    "*.gguf": "in GGUF: name the folder that it was converted from",
+    "pytorch_model*.bin": "pickled: load it with transformers and save it by save_pretrained",
+}
+
+
+def _other_form(folder: Path) -> str:
+    """Return what a folder has instead of a model, and the cure."""
+    return next((f"; this one is {what}" for name, what in _OTHER_FORMS.items() if any(folder.glob(name))), "")
 
 
 def read_safetensors_header(path: Path, key: str = "model.path") -> dict[str, Any]:
@@ -74,9 +89,8 @@ def _read_json(path: Path, key: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{key}: '{path.parent}' has no {path.name}; it must be a Hugging Face model folder"
-        ) from None
+        needed = f"a Hugging Face model folder is needed{_other_form(path.parent)}"
+        raise ConfigError(f"{key}: '{path.parent}' has no {path.name}; {needed}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: '{path}' is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -35,7 +35,7 @@ class OtherName(NamedTuple):
 
 @cache
 def other_names() -> tuple[OtherName, ...]:
-    """Return the arguments of TRL's GRPOTrainer and GRPOConfig and verl's most used keys, from other_names.toml."""
+    """Return the arguments of TRL's GRPOTrainer and GRPOConfig, and most used keys of others, from other_names.toml."""
     projects = tomllib.loads(files("quartet_common").joinpath("other_names.toml").read_text(encoding="utf-8"))
     return tuple(
         OtherName(project, name, *row)
@@ -52,7 +52,13 @@ def meant(parts: Sequence[str]) -> str:
     """
     path = ".".join(parts)
     same = [each for each in other_names() if f".{path}".endswith(f".{each.name}")]
-    return _ending(same or [each for each in other_names() if each.name.rpartition(".")[2] == parts[-1]])
+    return _ending(same or [one for one in other_names() if one.name.rpartition(".")[2] == parts[-1] != "name"])
+
+
+def keys_named(name: str) -> list[str]:
+    """Return the keys here, whose last part is `name`, among the equivalents of other projects' keys."""
+    keys = (key for one in other_names() for key in one.key.split(", "))
+    return list(dict.fromkeys(key for key in keys if key.endswith(f".{name}")))
 
 
 def nearly_meant(name: str) -> str:
@@ -70,6 +76,7 @@ Where = Callable[[Sequence[str | int]], str]
 
 _FEW = 8  # an error lists at most so many names; of more, the nearest
 _NEAREST = 5
+_RESEMBLES = 0.72  # least similarity of a name that may be meant
 _SPELLING = 0.85  # least similarity of a misspelled name to the right one, by difflib's ratio
 
 
@@ -99,15 +106,25 @@ def _sentence(
         return f"unknown key {key} {where(parts)}{_unknown(parts, allowed, elsewhere)}"
     if problem["type"] == "missing":
         return f"{key} is missing {where(parts[:-1])}: it has no default"
-    message = problem["msg"].removeprefix("Value error, ")
-    came = "" if isinstance(problem["input"], (dict, BaseModel)) else f"got {without_passwords(problem['input'])} "
+    message, given = problem["msg"].removeprefix("Value error, "), problem["input"]
+    field, colon, rest = message.partition(": ")
+    if isinstance(given, dict) and field in _keys_at(model, problem["loc"]):  # a validator of the section names its key
+        key, message, given = f"{key}.{field}", rest, given.get(field, given)
+        parts = (*parts, field)
+    came = "" if isinstance(given, (dict, BaseModel)) else f"got {without_passwords(given)} "
+    for theirs, ours in _TOML_WORDS.items():
+        message = re.sub(theirs, ours, message)
     return f"{key}: {came}{where(parts)}: {message[0].lower()}{message[1:]}"
+
+
+_TOML_WORDS = {"valid dictionary( or .*)?": "table, { NAME = … }", "valid (list|tuple)": "list, [ … ]"}
 
 
 def unknown_section(name: str, value: Any, allowed: Sequence[str], where: Where) -> list[str]:
     """Return sentences about an unknown section: one for each of its keys that is TRL's or verl's, else one for it."""
+    misspelled = isinstance(value, dict) and difflib.get_close_matches(name, allowed, n=1, cutoff=_SPELLING)
     known = [(leaf, cure) for leaf in _leaves((name,), value) if (cure := meant(leaf))]
-    if known:
+    if known and not misspelled:
         return [f"unknown key {'.'.join(leaf)} {where(leaf)}{cure}" for leaf, cure in known]
     return [_no_section(name, where, allowed)]
 
@@ -118,8 +135,8 @@ def _no_section(name: str, where: Where, allowed: Sequence[str]) -> str:
 
 def did_you_mean(name: str, allowed: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: a similar one, all that are allowed, or the nearest."""
-    close = difflib.get_close_matches(name, allowed, n=1)
-    if close:
+    longer = [each for each in allowed if "_" in name and each.startswith(f"{name}_")]
+    if close := longer or difflib.get_close_matches(name, allowed, n=1, cutoff=_RESEMBLES):
         return f": did you mean '{close[0]}'?"
     if len(allowed) > _FEW:
         nearest = difflib.get_close_matches(name, allowed, n=_NEAREST, cutoff=0.0)
@@ -138,8 +155,8 @@ def _unknown(parts: Sequence[str], allowed: Sequence[str], elsewhere: Sequence[s
     if theirs := meant(parts):
         return theirs
     if not difflib.get_close_matches(parts[-1], allowed, n=1, cutoff=_SPELLING):
-        if elsewhere:
-            return f": did you mean {elsewhere[0]}?"
+        if places := parts[-1] != "name" and [*elsewhere, *keys_named(parts[-1])]:
+            return f": did you mean {places[0]}?"
         if theirs := nearly_meant(parts[-1]):
             return theirs
     return did_you_mean(parts[-1], allowed)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from quartet_common.refusals import meant, without_passwords
+from quartet_common.refusals import keys_named, meant, without_passwords
 
 
 class ConfigError(Exception):
@@ -111,7 +111,7 @@ class RunFile:
 def read_text(path: Path, key: str) -> str:
     """Read a file named by a configuration key. Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: cannot read '{path}': {_os_reason(error)}") from error
 
@@ -155,6 +155,10 @@ def _toml_cure(reason: str, line: str) -> str:
         cure = f"write {key} = {now}" if now else f"leave {key} out for its default: TOML has no {bare}"
     elif yaml and not equals:
         cure = f"write {yaml[1]} = {yaml[2]}" if yaml[2] else f"write [{yaml[1]}]"
+    elif re.fullmatch(r"[^,]+,", bare):
+        cure = f"write {key} = {bare[:-1].strip()}: no comma ends a line"
+    elif re.match(r"[-+]?\d[\d._]*(e[-+]?\d+)?\s*([a-zA-Z%*^]|/(?!/))", bare):
+        cure = "a number is in digits, without a unit or a calculation"
     elif re.fullmatch(r"[.]\d+|\d+[.]", bare):
         cure = f"write {key} = {float(bare)}"
     elif re.match(r"[“”‘’]|\"[^\"]*\\|[A-Za-z_/~.][^\"'{}]*$", bare):
@@ -175,8 +179,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
     key, equals, text = override.partition("=")
     parts = tuple(key.strip().split("."))
     if not equals or len(parts) < 2 or not all(parts):
+        own = next(iter(keys_named(parts[-1])), "rollout.engine")
         raise ConfigError(
-            f"--set {override}: an override is section.key=value, e.g. rollout.engine=transformers{meant(parts)}"
+            f"--set {override}: an override is section.key=value, e.g. {own}={text or 'transformers'}{meant(parts)}"
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]

@@ -214,3 +214,28 @@ def test_a_password_of_an_unquoted_address_is_not_shown(tmp_path):
     with pytest.raises(ConfigError) as refused:
         RunFile.read(file, [])
     assert "secret" not in str(refused.value) and "text is in quotes: redis_url = '…'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.name=a", "unknown key model.name in --set; allowed: "),
+        ("run.verifiers=['reward:close']", 'a function is in a Python file: "reward.py:close"'),
+        ("run.verifiers=[{name='math', weight=0}]", "every weight is 0"),
+        ("run.labels=['a']", "input should be a table, { NAME = … }"),
+        ("run.sampling.stop='a'", "input should be a list, [ … ]"),
+        ("run.n_samples_per_prompt=8", "OpenRLHF's n_samples_per_prompt is run.group_size here"),
+        ("server.metrics_port=1", "did you mean 'metrics_port_offset'?"),
+        ("addresses.broker=http://127.0.0.1:7101", "addresses.broker: got 'http://127.0.0.1:7101' in --set"),
+        (
+            "addresses.reward=127.0.0.1:7101",
+            "addresses.reward: got '127.0.0.1:7101' in --set: it is addresses.broker too",
+        ),
+        ("trianer.learning_rate=1", "unknown section [trianer] in --set: did you mean 'trainer'?"),
+        ("group_size=4", "e.g. run.group_size=4"),
+    ],
+)
+def test_a_mistake_of_the_first_day_is_told_with_what_works(override, told):
+    with pytest.raises(ConfigError) as refused:
+        load_config("broker", Section, None, [override])
+    assert told in str(refused.value)

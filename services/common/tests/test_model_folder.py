@@ -34,7 +34,7 @@ def test_a_whole_one_gives_its_configuration(folder):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", None, "model.path: '{}' has no config.json; it must be a Hugging Face model folder"),
+        ("config.json", None, "model.path: '{}' has no config.json; a Hugging Face model folder is needed"),
         ("config.json", b"{", "model.path: '{}/config.json' is not JSON"),
         ("model.safetensors", None, "model.path: '{}' has no model.safetensors; weights are read from safetensors"),
         ("model.safetensors", b"version https://git-lfs", "model.safetensors' is no safetensors file; is it a pointer"),

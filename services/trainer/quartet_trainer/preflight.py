@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
-from quartet_common.data_rows import data_rows
+from quartet_common.data_rows import sections_of_rows
 from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.log import get_logger
 from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
 from quartet_common.ports import check_own_host
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
-from quartet_common.sampling import Effect, altered
+from quartet_common.sampling import Effect, SamplingSection, altered
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.checkpoints import find_checkpoints
@@ -188,6 +188,12 @@ def _check_disk(config: Config, model: dict[str, Any]) -> None:
     """Compare the free space with the size of a checkpoint: of the newest one, else computed from the model."""
     root, keep = checkpoint_root(config), config.section.checkpoint.keep_last
     there = find_checkpoints(root)
+    done = there[-1].step if there else 0
+    if config.dry_run and 0 < config.run.max_steps < done:
+        raise ConfigError(
+            f"run.max_steps: got {config.run.max_steps}, and run '{config.run.id}' has done {done} steps; allowed: "
+            f"{done} or more to continue it, or another run.id for a new run"
+        )
     size = sum(there[-1].manifest["files"].values()) if there else _checkpoint_bytes(config)
     free = free_bytes(root)
     room = f"trainer.checkpoint: {free / GIB:.1f} GiB are free at '{root}', and a checkpoint takes {size / GIB:.1f} GiB"
@@ -213,33 +219,42 @@ def _checkpoint_bytes(config: Config) -> int:
 
 
 def _check_sampling(config: Config) -> None:
-    sampling = config.run.sampling
-    with Problems() as problems:
-        if config.run.temperature_schedule is None and sampling.temperature < LOWEST_TEMPERATURE:
-            problems.add(
-                f"run.sampling.temperature: got {sampling.temperature:g}, at which nothing can be trained; "
-                f"allowed: {LOWEST_TEMPERATURE:g} or above, such as 1; greedy in [run.evaluation_sampling] only"
-            )
-        problems.add(*_alone(config))
-        for key, value in altered(sampling, Effect.CHANGES).items():
-            problems.add(
-                f"run.sampling.{key}: got {value}; the rollout's log-probs would not be the model's, and the trainer "
-                "cannot compute them again; allowed: in [run.evaluation_sampling] only"
-            )
+    """Check the sampling of training prompts: the run's, and that of rows, of which the first with a fault is named."""
+    data = {"train": config.data.get("train")}
+    found: dict[str, str] = {}
+    for n, (where, sampling) in enumerate(
+        [("run.sampling", config.run.sampling), *sections_of_rows(data, "sampling", SamplingSection)]
+    ):
+        for key, fault in _faults(config, sampling, of_row=n > 0):
+            place = "run.group_size" if key == "group_size" else f"{where}.{key}"
+            found.setdefault(f"{key} {n > 0}", f"{place}: {fault}")
+    if found:
+        raise ConfigError(*found.values())
 
 
-def _alone(config: Config) -> Iterator[str]:
-    """Yield where a prompt has a single completion, whose advantage in its group is 0."""
+def _faults(config: Config, sampling: SamplingSection, of_row: bool) -> Iterator[tuple[str, str]]:
+    """Yield the keys with which nothing is learned, and what is allowed."""
     algorithm, run = config.section.algorithm, config.run
-    if algorithm in WITHOUT_GROUPS or algorithm not in OWN_ALGORITHMS:
-        return
-    why = f"{algorithm} compares a prompt's completions, and the advantage of a single one is 0; allowed: 2 or more"
-    if (run.sampling.n or run.group_size) == 1:
-        yield f"run.{'sampling.n' if run.sampling.n else 'group_size'}: got 1; {why}, or an algorithm without groups"
-    for where, row in data_rows({"train": config.data.get("train")}, "sampling"):
-        if isinstance(row["sampling"], dict) and row["sampling"].get("n") == 1:
-            yield f"{where}: sampling.n: got 1; {why}"
-            return
+    scheduled = run.temperature_schedule is not None and not of_row
+    if not scheduled and sampling.temperature < LOWEST_TEMPERATURE:
+        yield (
+            "temperature",
+            f"got {sampling.temperature:g}, at which nothing can be trained; allowed: {LOWEST_TEMPERATURE:g} or above, "
+            "such as 1; greedy in [run.evaluation_sampling] only",
+        )
+    grouped = algorithm in OWN_ALGORITHMS and algorithm not in WITHOUT_GROUPS
+    if grouped and (sampling.n or (0 if of_row else run.group_size)) == 1:
+        yield (
+            "n" if sampling.n else "group_size",
+            f"got 1; {algorithm} compares a prompt's completions, and the advantage of a single one is 0; allowed: 2 "
+            "or more, or an algorithm without groups",
+        )
+    for key, value in altered(sampling, Effect.CHANGES).items():
+        yield (
+            key,
+            f"got {value}; the rollout's log-probs would not be the model's, and the trainer cannot compute them "
+            "again; allowed: in [run.evaluation_sampling] only",
+        )
 
 
 def _check_evaluation_sets(config: Config) -> None:
@@ -277,6 +292,12 @@ def _warn(config: Config) -> None:
             "log-probs are over the remaining candidates, the trainer's over the whole vocabulary; set "
             "run.sampling_masks = true"
         )
+    if run.sampling.n and "group_size" in run.model_fields_set and run.sampling.n != run.group_size:
+        log.warning(f"run.group_size: got {run.group_size}, which run.sampling.n ({run.sampling.n}) overrides")
+    if settings.critic.model_fields_set and settings.algorithm in OWN_ALGORITHMS and settings.algorithm != "ppo":
+        log.warning(f"trainer.critic: {settings.algorithm} has no critic, and does not use it; ppo does")
+    if not settings.learning_rate:
+        log.warning("trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6")
     if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
         log.warning(
             "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes most, but "

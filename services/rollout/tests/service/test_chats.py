@@ -15,7 +15,7 @@ from quartet_common.log import collected_warnings
 from quartet_rollout.chats import text_before_continued
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.generation import PromptRefused
-from quartet_rollout.preflight import check_prompts, warn_of_missing_special_token
+from quartet_rollout.prompt_check import check_prompts, warn_of_missing_special_token
 from quartet_rollout.prompts import PromptReader
 
 TURNS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ def check_model_folder(path: Path, key: str = "model.path", weights: bool = True
             f"{key}: {path / 'config.json'} is of a multimodal model ({config.get('model_type')}); the "
             "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
         )
+    if quantized := config.get("quantization_config"):
+        raise ModelFolderError(
+            f"{key}: the weights in {path} are quantized ({quantized.get('quant_method')}), and are not trained; name "
+            "the model that they were made from"
+        )
+    classes = config.get("architectures") or ["CausalLM"]
+    if not any(re.search("CausalLM|LMHead|ConditionalGeneration", name) for name in classes):
+        raise ModelFolderError(f"{key}: {path} has a {classes[0]}; a causal language model is needed")
     if (dtype := model_dtype(config)) not in MODEL_DTYPES:
         raise ModelFolderError(f"{key}: dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
     return config
