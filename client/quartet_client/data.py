@@ -417,7 +417,7 @@ class RunData:
         # A reward function may need no reference.
         require_reference = section.require_reference and not any(one.file for one in config.run.verifiers)
         model = None if config.model.overrides_tokenizer else config.model.path
-        chats = model is None or not _lacks_chat_template(model)
+        chats = model is None or not lacks_chat_template(model)
         read = []
         for key, source in section.sources():
             prompts = load_prompts(source, require_reference, key, chats)
