@@ -207,6 +207,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
         tests=verdict.tests,
         weight=one.weight,
         reads=getattr(one.verifier, "reads", ("gt_answer",)),
+        reference_is_text=verdict.reference_is_text,
     )
     seconds = max(time.perf_counter() - start, 0.0)
     metrics.VERIFICATIONS.labels(one.verifier.name, metrics.outcome_name(verdict.outcome)).observe(seconds)

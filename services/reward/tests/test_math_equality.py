@@ -131,8 +131,10 @@ async def test_all_who_ask_share_the_work_and_the_last_cancels_it():
 async def test_a_reference_is_counted_by_how_it_reads(reference, read_as):
     counted = metrics.REFERENCES.labels(read_as)
     before = counted._value.get()
-    await MathEquality(ScriptedPool()).compare("x", reference)
-    assert counted._value.get() == before + 1
+    for answer in ("x", None):
+        equality = await MathEquality(ScriptedPool()).compare(answer, reference)
+        assert equality.reference_is_text == (read_as == "text")
+    assert counted._value.get() == before + 2
 
 
 async def test_an_answer_that_leaves_a_computation_is_unevaluated_with_a_reason():

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quartet/v1/reward.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"p\n\tReference\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12(\n\ntest_cases\x18\x02 \x03(\x0b\x32\x14.quartet.v1.TestCase\x12\x14\n\x0ctest_program\x18\x03 \x01(\t\x12\x13\n\x0b\x65ntry_point\x18\x04 \x01(\t\")\n\x08TestCase\x12\r\n\x05input\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\"Y\n\x0cVerifierSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12+\n\nparameters\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xa5\x02\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12(\n\treference\x18\x03 \x01(\x0b\x32\x15.quartet.v1.Reference\x12+\n\tverifiers\x18\x04 \x03(\x0b\x32\x18.quartet.v1.VerifierSpec\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x0e\n\x06run_id\x18\x08 \x01(\t\x12\x0e\n\x06prompt\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x0f\n\x07\x63olumns\x18\x0b \x01(\t\x12\x10\n\x08messages\x18\x0c \x01(\t\"\xf5\x01\n\x05Score\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x12\n\nformat_acc\x18\x02 \x01(\x01\x12\x0f\n\x07\x61ns_acc\x18\x03 \x01(\x01\x12$\n\x07outcome\x18\x04 \x01(\x0e\x32\x13.quartet.v1.Outcome\x12\x15\n\rparsed_answer\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\tverifiers\x18\x07 \x03(\x0b\x32\x19.quartet.v1.VerifierScore\x12*\n\x07\x65lapsed\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08unjudged\x18\t \x01(\x08\"\xdf\x01\n\rVerifierScore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12$\n\x07outcome\x18\x03 \x01(\x0e\x32\x13.quartet.v1.Outcome\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x19\n\x0ctests_passed\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05tests\x18\x06 \x01(\x05\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12\x14\n\x07\x61ns_acc\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05reads\x18\t \x03(\tB\x0f\n\r_tests_passedB\n\n\x08_ans_acc\"v\n\x07\x46\x61ilure\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.quartet.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\r\n\x05place\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\"t\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\"\n\x05score\x18\x02 \x01(\x0b\x32\x11.quartet.v1.ScoreH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.quartet.v1.FailureH\x00\x42\x08\n\x06result\"4\n\x0cScoreRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.quartet.v1.ScoreItem\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.quartet.v1.ScoreResult\"_\n\x12ScoreStreamRequest\x12#\n\x04item\x18\x01 \x01(\x0b\x32\x15.quartet.v1.ScoreItem\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.quartet.v1.ScoreItem\"h\n\x13ScoreStreamResponse\x12\'\n\x06result\x18\x01 \x01(\x0b\x32\x17.quartet.v1.ScoreResult\x12(\n\x07results\x18\x02 \x03(\x0b\x32\x17.quartet.v1.ScoreResult\"\x16\n\x14ListVerifiersRequest\"D\n\x15ListVerifiersResponse\x12+\n\tverifiers\x18\x01 \x03(\x0b\x32\x18.quartet.v1.VerifierInfo\"L\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11parameters_schema\x18\x03 \x01(\t\"\x98\x01\n\x0f\x45xecutionLimits\x12,\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63pu_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x04 \x01(\x03\"~\n\x0e\x45xecuteRequest\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05stdin\x18\x03 \x01(\t\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.quartet.v1.ExecutionLimits\x12\x0e\n\x06run_id\x18\x05 \x01(\t\"\xaf\x01\n\x0f\x45xecuteResponse\x12-\n\x07outcome\x18\x01 \x01(\x0e\x32\x1c.quartet.v1.ExecutionOutcome\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x0e\n\x06stdout\x18\x04 \x01(\t\x12\x0e\n\x06stderr\x18\x05 \x01(\t\x12*\n\x07\x65lapsed\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration*\x80\x02\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CORRECT\x10\x01\x12\x15\n\x11OUTCOME_INCORRECT\x10\x02\x12\x15\n\x11OUTCOME_MALFORMED\x10\x03\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x04\x12\x1d\n\x19OUTCOME_RESOURCE_EXCEEDED\x10\x05\x12\x19\n\x15OUTCOME_COMPILE_ERROR\x10\x06\x12\x19\n\x15OUTCOME_RUNTIME_ERROR\x10\x07\x12\x14\n\x10OUTCOME_UNJUDGED\x10\x08\x12\x17\n\x13OUTCOME_UNEVALUATED\x10\t*\xcf\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41ILURE_KIND_VERIFIER_CRASHED\x10\x01\x12$\n FAILURE_KIND_SANDBOX_UNAVAILABLE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_KIND_BAD_REFERENCE\x10\x03\x12\x1d\n\x19\x46\x41ILURE_KIND_INVALID_ITEM\x10\x04\x12\x1a\n\x16\x46\x41ILURE_KIND_SHUT_DOWN\x10\x05*\xe3\x01\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTION_OUTCOME_EXITED\x10\x01\x12\x1f\n\x1b\x45XECUTION_OUTCOME_SIGNALLED\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_TIMED_OUT\x10\x03\x12%\n!EXECUTION_OUTCOME_MEMORY_EXCEEDED\x10\x04\x12%\n!EXECUTION_OUTCOME_OUTPUT_EXCEEDED\x10\x05\x32\xca\x02\n\rRewardService\x12\x41\n\x05Score\x12\x18.quartet.v1.ScoreRequest\x1a\x19.quartet.v1.ScoreResponse\"\x03\x90\x02\x02\x12R\n\x0bScoreStream\x12\x1e.quartet.v1.ScoreStreamRequest\x1a\x1f.quartet.v1.ScoreStreamResponse(\x01\x30\x01\x12Y\n\rListVerifiers\x12 .quartet.v1.ListVerifiersRequest\x1a!.quartet.v1.ListVerifiersResponse\"\x03\x90\x02\x01\x12G\n\x07\x45xecute\x12\x1a.quartet.v1.ExecuteRequest\x1a\x1b.quartet.v1.ExecuteResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quartet/v1/reward.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"p\n\tReference\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12(\n\ntest_cases\x18\x02 \x03(\x0b\x32\x14.quartet.v1.TestCase\x12\x14\n\x0ctest_program\x18\x03 \x01(\t\x12\x13\n\x0b\x65ntry_point\x18\x04 \x01(\t\")\n\x08TestCase\x12\r\n\x05input\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\"Y\n\x0cVerifierSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12+\n\nparameters\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xa5\x02\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12(\n\treference\x18\x03 \x01(\x0b\x32\x15.quartet.v1.Reference\x12+\n\tverifiers\x18\x04 \x03(\x0b\x32\x18.quartet.v1.VerifierSpec\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x0e\n\x06run_id\x18\x08 \x01(\t\x12\x0e\n\x06prompt\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x0f\n\x07\x63olumns\x18\x0b \x01(\t\x12\x10\n\x08messages\x18\x0c \x01(\t\"\xf5\x01\n\x05Score\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x12\n\nformat_acc\x18\x02 \x01(\x01\x12\x0f\n\x07\x61ns_acc\x18\x03 \x01(\x01\x12$\n\x07outcome\x18\x04 \x01(\x0e\x32\x13.quartet.v1.Outcome\x12\x15\n\rparsed_answer\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\tverifiers\x18\x07 \x03(\x0b\x32\x19.quartet.v1.VerifierScore\x12*\n\x07\x65lapsed\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08unjudged\x18\t \x01(\x08\"\xfa\x01\n\rVerifierScore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12$\n\x07outcome\x18\x03 \x01(\x0e\x32\x13.quartet.v1.Outcome\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x19\n\x0ctests_passed\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05tests\x18\x06 \x01(\x05\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12\x14\n\x07\x61ns_acc\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05reads\x18\t \x03(\t\x12\x19\n\x11reference_is_text\x18\n \x01(\x08\x42\x0f\n\r_tests_passedB\n\n\x08_ans_acc\"v\n\x07\x46\x61ilure\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.quartet.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\r\n\x05place\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\"t\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\"\n\x05score\x18\x02 \x01(\x0b\x32\x11.quartet.v1.ScoreH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.quartet.v1.FailureH\x00\x42\x08\n\x06result\"4\n\x0cScoreRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.quartet.v1.ScoreItem\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.quartet.v1.ScoreResult\"_\n\x12ScoreStreamRequest\x12#\n\x04item\x18\x01 \x01(\x0b\x32\x15.quartet.v1.ScoreItem\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.quartet.v1.ScoreItem\"h\n\x13ScoreStreamResponse\x12\'\n\x06result\x18\x01 \x01(\x0b\x32\x17.quartet.v1.ScoreResult\x12(\n\x07results\x18\x02 \x03(\x0b\x32\x17.quartet.v1.ScoreResult\"\x16\n\x14ListVerifiersRequest\"D\n\x15ListVerifiersResponse\x12+\n\tverifiers\x18\x01 \x03(\x0b\x32\x18.quartet.v1.VerifierInfo\"L\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11parameters_schema\x18\x03 \x01(\t\"\x98\x01\n\x0f\x45xecutionLimits\x12,\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63pu_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x04 \x01(\x03\"~\n\x0e\x45xecuteRequest\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05stdin\x18\x03 \x01(\t\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.quartet.v1.ExecutionLimits\x12\x0e\n\x06run_id\x18\x05 \x01(\t\"\xaf\x01\n\x0f\x45xecuteResponse\x12-\n\x07outcome\x18\x01 \x01(\x0e\x32\x1c.quartet.v1.ExecutionOutcome\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x0e\n\x06stdout\x18\x04 \x01(\t\x12\x0e\n\x06stderr\x18\x05 \x01(\t\x12*\n\x07\x65lapsed\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration*\x80\x02\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CORRECT\x10\x01\x12\x15\n\x11OUTCOME_INCORRECT\x10\x02\x12\x15\n\x11OUTCOME_MALFORMED\x10\x03\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x04\x12\x1d\n\x19OUTCOME_RESOURCE_EXCEEDED\x10\x05\x12\x19\n\x15OUTCOME_COMPILE_ERROR\x10\x06\x12\x19\n\x15OUTCOME_RUNTIME_ERROR\x10\x07\x12\x14\n\x10OUTCOME_UNJUDGED\x10\x08\x12\x17\n\x13OUTCOME_UNEVALUATED\x10\t*\xcf\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41ILURE_KIND_VERIFIER_CRASHED\x10\x01\x12$\n FAILURE_KIND_SANDBOX_UNAVAILABLE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_KIND_BAD_REFERENCE\x10\x03\x12\x1d\n\x19\x46\x41ILURE_KIND_INVALID_ITEM\x10\x04\x12\x1a\n\x16\x46\x41ILURE_KIND_SHUT_DOWN\x10\x05*\xe3\x01\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTION_OUTCOME_EXITED\x10\x01\x12\x1f\n\x1b\x45XECUTION_OUTCOME_SIGNALLED\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_TIMED_OUT\x10\x03\x12%\n!EXECUTION_OUTCOME_MEMORY_EXCEEDED\x10\x04\x12%\n!EXECUTION_OUTCOME_OUTPUT_EXCEEDED\x10\x05\x32\xca\x02\n\rRewardService\x12\x41\n\x05Score\x12\x18.quartet.v1.ScoreRequest\x1a\x19.quartet.v1.ScoreResponse\"\x03\x90\x02\x02\x12R\n\x0bScoreStream\x12\x1e.quartet.v1.ScoreStreamRequest\x1a\x1f.quartet.v1.ScoreStreamResponse(\x01\x30\x01\x12Y\n\rListVerifiers\x12 .quartet.v1.ListVerifiersRequest\x1a!.quartet.v1.ListVerifiersResponse\"\x03\x90\x02\x01\x12G\n\x07\x45xecute\x12\x1a.quartet.v1.ExecuteRequest\x1a\x1b.quartet.v1.ExecuteResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REWARDSERVICE'].methods_by_name['ListVerifiers']._serialized_options = b'\220\002\001'
   _globals['_REWARDSERVICE'].methods_by_name['Execute']._loaded_options = None
   _globals['_REWARDSERVICE'].methods_by_name['Execute']._serialized_options = b'\220\002\002'
-  _globals['_OUTCOME']._serialized_start=2307
-  _globals['_OUTCOME']._serialized_end=2563
-  _globals['_FAILUREKIND']._serialized_start=2566
-  _globals['_FAILUREKIND']._serialized_end=2773
-  _globals['_EXECUTIONOUTCOME']._serialized_start=2776
-  _globals['_EXECUTIONOUTCOME']._serialized_end=3003
+  _globals['_OUTCOME']._serialized_start=2334
+  _globals['_OUTCOME']._serialized_end=2590
+  _globals['_FAILUREKIND']._serialized_start=2593
+  _globals['_FAILUREKIND']._serialized_end=2800
+  _globals['_EXECUTIONOUTCOME']._serialized_start=2803
+  _globals['_EXECUTIONOUTCOME']._serialized_end=3030
   _globals['_REFERENCE']._serialized_start=101
   _globals['_REFERENCE']._serialized_end=213
   _globals['_TESTCASE']._serialized_start=215
@@ -56,31 +56,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORE']._serialized_start=646
   _globals['_SCORE']._serialized_end=891
   _globals['_VERIFIERSCORE']._serialized_start=894
-  _globals['_VERIFIERSCORE']._serialized_end=1117
-  _globals['_FAILURE']._serialized_start=1119
-  _globals['_FAILURE']._serialized_end=1237
-  _globals['_SCORERESULT']._serialized_start=1239
-  _globals['_SCORERESULT']._serialized_end=1355
-  _globals['_SCOREREQUEST']._serialized_start=1357
-  _globals['_SCOREREQUEST']._serialized_end=1409
-  _globals['_SCORERESPONSE']._serialized_start=1411
-  _globals['_SCORERESPONSE']._serialized_end=1468
-  _globals['_SCORESTREAMREQUEST']._serialized_start=1470
-  _globals['_SCORESTREAMREQUEST']._serialized_end=1565
-  _globals['_SCORESTREAMRESPONSE']._serialized_start=1567
-  _globals['_SCORESTREAMRESPONSE']._serialized_end=1671
-  _globals['_LISTVERIFIERSREQUEST']._serialized_start=1673
-  _globals['_LISTVERIFIERSREQUEST']._serialized_end=1695
-  _globals['_LISTVERIFIERSRESPONSE']._serialized_start=1697
-  _globals['_LISTVERIFIERSRESPONSE']._serialized_end=1765
-  _globals['_VERIFIERINFO']._serialized_start=1767
-  _globals['_VERIFIERINFO']._serialized_end=1843
-  _globals['_EXECUTIONLIMITS']._serialized_start=1846
-  _globals['_EXECUTIONLIMITS']._serialized_end=1998
-  _globals['_EXECUTEREQUEST']._serialized_start=2000
-  _globals['_EXECUTEREQUEST']._serialized_end=2126
-  _globals['_EXECUTERESPONSE']._serialized_start=2129
-  _globals['_EXECUTERESPONSE']._serialized_end=2304
-  _globals['_REWARDSERVICE']._serialized_start=3006
-  _globals['_REWARDSERVICE']._serialized_end=3336
+  _globals['_VERIFIERSCORE']._serialized_end=1144
+  _globals['_FAILURE']._serialized_start=1146
+  _globals['_FAILURE']._serialized_end=1264
+  _globals['_SCORERESULT']._serialized_start=1266
+  _globals['_SCORERESULT']._serialized_end=1382
+  _globals['_SCOREREQUEST']._serialized_start=1384
+  _globals['_SCOREREQUEST']._serialized_end=1436
+  _globals['_SCORERESPONSE']._serialized_start=1438
+  _globals['_SCORERESPONSE']._serialized_end=1495
+  _globals['_SCORESTREAMREQUEST']._serialized_start=1497
+  _globals['_SCORESTREAMREQUEST']._serialized_end=1592
+  _globals['_SCORESTREAMRESPONSE']._serialized_start=1594
+  _globals['_SCORESTREAMRESPONSE']._serialized_end=1698
+  _globals['_LISTVERIFIERSREQUEST']._serialized_start=1700
+  _globals['_LISTVERIFIERSREQUEST']._serialized_end=1722
+  _globals['_LISTVERIFIERSRESPONSE']._serialized_start=1724
+  _globals['_LISTVERIFIERSRESPONSE']._serialized_end=1792
+  _globals['_VERIFIERINFO']._serialized_start=1794
+  _globals['_VERIFIERINFO']._serialized_end=1870
+  _globals['_EXECUTIONLIMITS']._serialized_start=1873
+  _globals['_EXECUTIONLIMITS']._serialized_end=2025
+  _globals['_EXECUTEREQUEST']._serialized_start=2027
+  _globals['_EXECUTEREQUEST']._serialized_end=2153
+  _globals['_EXECUTERESPONSE']._serialized_start=2156
+  _globals['_EXECUTERESPONSE']._serialized_end=2331
+  _globals['_REWARDSERVICE']._serialized_start=3033
+  _globals['_REWARDSERVICE']._serialized_end=3363
 # @@protoc_insertion_point(module_scope)

@@ -145,7 +145,7 @@ class Score(_message.Message):
     def __init__(self, reward: _Optional[float] = ..., format_acc: _Optional[float] = ..., ans_acc: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., parsed_answer: _Optional[str] = ..., reason: _Optional[str] = ..., verifiers: _Optional[_Iterable[_Union[VerifierScore, _Mapping]]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., unjudged: _Optional[bool] = ...) -> None: ...
 
 class VerifierScore(_message.Message):
-    __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests", "weight", "ans_acc", "reads")
+    __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests", "weight", "ans_acc", "reads", "reference_is_text")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class VerifierScore(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_IS_TEXT_FIELD_NUMBER: _ClassVar[int]
     name: str
     reward: float
     outcome: Outcome
@@ -164,7 +165,8 @@ class VerifierScore(_message.Message):
     weight: float
     ans_acc: float
     reads: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ..., weight: _Optional[float] = ..., ans_acc: _Optional[float] = ..., reads: _Optional[_Iterable[str]] = ...) -> None: ...
+    reference_is_text: bool
+    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ..., weight: _Optional[float] = ..., ans_acc: _Optional[float] = ..., reads: _Optional[_Iterable[str]] = ..., reference_is_text: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message", "retryable", "place", "traceback")

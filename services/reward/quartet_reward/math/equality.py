@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from quartet.v1 import reward_pb2
@@ -128,6 +128,8 @@ class Equality:
     reason: str
     as_text: bool = False
     """The reference is not mathematics; the answer had to be the same text (ColossalChat's string fallback)."""
+    reference_is_text: bool = False
+    """That, or the reference is a sentence, whatever the answer."""
 
 
 def worker_command(memory_bytes: int) -> WorkerCommand:
@@ -162,13 +164,15 @@ class MathEquality:
         judgment = _PLAIN if is_plain(reference, policy) else self._judged.get(asked)
         if judgment is None:
             judgment = await self._judged.compute(asked, self._judge)
-        return await self._compare(question, judgment)
+        if judgment.bad:
+            raise BadReference(f"reference.answer: {judgment.bad}")
+        text = judgment.is_text or is_sentence(reference, policy)
+        (_AS_TEXT if text else _AS_MATHEMATICS).inc()
+        equality = await self._compare(question, judgment)
+        return replace(equality, reference_is_text=True) if text else equality
 
     async def _compare(self, question: _Question, judgment: _Judgment) -> Equality:
         answer, reference, policy = question
-        if judgment.bad:
-            raise BadReference(f"reference.answer: {judgment.bad}")
-        (_AS_TEXT if judgment.is_text or is_sentence(reference, policy) else _AS_MATHEMATICS).inc()
         if answer is None:
             return Equality(reward_pb2.OUTCOME_INCORRECT, "no answer is given")
         if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):

@@ -52,12 +52,15 @@ async def judge_math(answer: str, reference: str, parameters: AnswerParameters, 
     """
     compared_answer, reference = paired(answer, reference)
     compared = await tools.math.compare(None if fault else compared_answer, reference, parameters.equality)
+    text = compared.reference_is_text
     if fault:
-        return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
+        return Verdict(
+            0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0, reference_is_text=text
+        )
     right = compared.outcome == reward_pb2.OUTCOME_CORRECT
     right_reward = parameters.string_match_reward if compared.as_text else parameters.correct_reward
     reward = right_reward if right else parameters.format_reward
-    return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right))
+    return Verdict(reward, compared.outcome, compared.reason, answer, 1.0, float(right), reference_is_text=text)
 
 
 class Boxed:

@@ -91,6 +91,8 @@ class Verdict:
     """Number of tests."""
     tests_passed: int | None = None
     """Tests that passed before the first failure; None: not known."""
+    reference_is_text: bool = False
+    """It compares mathematics, and the reference is none."""
 
 
 @dataclass(frozen=True, slots=True)

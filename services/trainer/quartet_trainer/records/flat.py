@@ -1,4 +1,4 @@
-"""Notices rewards from which nothing can be learned: all equal, or of completions in which no answer was found."""
+"""Notices rewards from which nothing can be learned: all equal, without an answer, or with text as every reference."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class FlatRewards:
 
     def __init__(self, grouped: bool, first_step: int = 0):
         self._grouped = grouped
-        self._equal = self._malformed = first_step == 0
+        self._equal = self._malformed = self._texts = first_step == 0
         self._rewards: set[float] = set()
         self._outcomes: Counter[int] = Counter()
         self._example = ""
@@ -39,6 +39,7 @@ class FlatRewards:
             self._outcomes.update(score.outcome for score in scores)
             self._equal &= len(of_group if self._grouped else self._rewards) <= 1
             self._malformed &= all(score.outcome == reward_pb2.OUTCOME_MALFORMED for score in scores)
+            self._texts &= all(any(one.reference_is_text for one in score.verifiers) for score in scores)
             if scores and not self._example:
                 why = scores[0].reason or f"answer read: {scores[0].parsed_answer or 'none'}"
                 text = transcript.completions[0].text[-_SHOWN:]
@@ -47,10 +48,17 @@ class FlatRewards:
     def sentence(self) -> str:
         """Return what is flat, its share, an example and where to look; "" if nothing is."""
         total = self._outcomes.total()
-        if not total or not (self._equal or self._malformed):
+        if not total or not (self._equal or self._malformed or self._texts):
             return ""
         reward = f"{next(iter(self._rewards)):g}" if len(self._rewards) == 1 else "equal in each group"
-        flat = f"every reward is {reward}, so that nothing is learned" if self._equal else "no answer was found"
+        flat = f"every reward is {reward}, so that nothing is learned"
+        if self._texts:
+            flat = (
+                "every reference is text, not mathematics, so that only the same text is right (name the answer's "
+                "column in `fields`, or use the verifier 'exact')"
+            )
+        elif not self._equal:
+            flat = "no answer was found"
         outcome, count = self._outcomes.most_common(1)[0]
         name = outcome_name(outcome).replace("_", " ")
         return (

@@ -6,8 +6,11 @@ from quartet.v1 import experience_pb2, reward_pb2
 from quartet_trainer.records.flat import FlatRewards
 
 
-def group(*rewards: float, outcome: int = reward_pb2.OUTCOME_INCORRECT) -> experience_pb2.GroupTranscript:
-    scores = [reward_pb2.Score(reward=reward, outcome=outcome, reason="no tag") for reward in rewards]
+def group(
+    *rewards: float, outcome: int = reward_pb2.OUTCOME_INCORRECT, text: bool = False
+) -> experience_pb2.GroupTranscript:
+    part = reward_pb2.VerifierScore(reference_is_text=text)
+    scores = [reward_pb2.Score(reward=one, outcome=outcome, reason="no tag", verifiers=[part]) for one in rewards]
     return experience_pb2.GroupTranscript(
         instance=experience_pb2.PromptInstance(instance_id="pass-0/7"),
         completions=[experience_pb2.CompletionInfo(text="a\nb", score=score) for score in scores],
@@ -21,6 +24,8 @@ def group(*rewards: float, outcome: int = reward_pb2.OUTCOME_INCORRECT) -> exper
         (True, [group(0, 0), group(1, 1)], "every reward is equal in each group, so that nothing is learned"),
         (False, [group(0.5), group(0.5)], "every reward is 0.5, so that nothing is learned"),
         (True, [group(0, 1, outcome=reward_pb2.OUTCOME_MALFORMED)], "no answer was found: 2 completions in 1 step"),
+        (True, [group(0, 0, text=True), group(0, 1, text=True)], "every reference is text, not mathematics"),
+        (True, [group(0, 1, text=True), group(0, 1)], ""),
         (True, [group(0, 0), group(0, 1)], ""),
         (False, [group(0), group(1)], ""),
         (True, [], ""),
