@@ -119,12 +119,12 @@ class AsyncClient:
         )
         return Run.from_proto(response.run)
 
-    async def run(self, run_id: str) -> Run:
+    async def get_run(self, run_id: str) -> Run:
         """Return a run with its statistics and live members."""
         response = await self._broker.call(self._broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
         return Run.from_proto(response.run, response.members)
 
-    async def runs(self) -> list[Run]:
+    async def list_runs(self) -> list[Run]:
         """Return all runs, newest first."""
         runs: list[Run] = []
         request = broker_pb2.ListRunsRequest()
@@ -267,7 +267,7 @@ class AsyncClient:
             scores += [Score.from_result(result) for result in answer.results]
         return scores
 
-    async def verifiers(self) -> dict[str, str]:
+    async def list_verifiers(self) -> dict[str, str]:
         """Return the reward service's verifiers: name and description."""
         reward = self.connections.reward
         answer = await reward.call(reward.stub.ListVerifiers, reward_pb2.ListVerifiersRequest())
@@ -309,7 +309,7 @@ class AsyncClient:
                 return await self._evaluate(run_id, evaluation_set, version, "", timeout, summary_only)
         live = "" if policy_version is not None else secrets.token_hex(4)
         # A broker of an earlier release ignores `live` and evaluates this version.
-        version = policy_version if policy_version is not None else (await self.run(run_id)).policy_version
+        version = policy_version if policy_version is not None else (await self.get_run(run_id)).policy_version
         return await self._evaluate(run_id, evaluation_set, version, live, timeout, summary_only)
 
     @asynccontextmanager
@@ -383,13 +383,13 @@ class AsyncClient:
         """
         return await service_statuses(self.connections)
 
-    async def service(self, kind: str) -> ServiceStatus:
+    async def get_service(self, kind: str) -> ServiceStatus:
         """Return the status of one service, "broker", "reward", "rollout" or "trainer", as `status` does."""
         if kind not in KINDS:
             raise InputError(f"kind: got '{kind}'; allowed: {', '.join(KINDS)}")
         return await service_status(self.connections, kind)
 
-    async def dead(
+    async def list_dead(
         self, run_id: str, limit: int = 100, instance_ids: Sequence[str] = ()
     ) -> tuple[list[DeadPrompt], int]:
         """Return the dead prompts, oldest first, and their total number.
@@ -407,7 +407,7 @@ class AsyncClient:
                 return found, answer.total
             request.page_token, request.limit = answer.next_page_token, limit - len(found)
 
-    async def unscored(self, handle: Handle) -> Group:
+    async def get_unscored(self, handle: Handle) -> Group:
         """Return the stored completions of a dead prompt whose verifier failed, with the scores that it has."""
         request = broker_pb2.GetUnscoredRequest(run_id=handle.run_id, instance_id=handle.instance_id)
         answer = await self._broker.call(self._broker.stub.GetUnscored, request)
@@ -422,13 +422,11 @@ class AsyncClient:
         request = broker_pb2.RequeueDeadRequest(run_id=run_id, instance_ids=instance_ids)
         return (await self._broker.call(self._broker.stub.RequeueDead, request)).requeued
 
-    async def place(self, handle: Handle) -> GroupPlace:
+    async def get_group(self, handle: Handle) -> GroupPlace:
         """Return the state of a prompt instance at the broker."""
         request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
         return GroupPlace.from_proto(await self._broker.call(self._broker.stub.GetGroup, request))
 
-    async def history(self, handle: Handle) -> GroupHistory:
+    async def get_history(self, handle: Handle) -> GroupHistory:
         """Return the history of a prompt instance, from its submission to the weights that were trained on it."""
         return await group_history(self.connections, handle)
-
-    life = history  # an alias

@@ -264,7 +264,7 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
         books = replace(books, faults=[*books.faults, missing])
     elif checkpoint.step > books.policy_version:
         # A step is marked trained before its checkpoint is written: the books lost it, or were read before it.
-        trained = (await client.run(run_id)).policy_version
+        trained = (await client.get_run(run_id)).policy_version
         if checkpoint.step > trained:
             behind = (
                 f"books at step {trained}, checkpoint at step {checkpoint.step}: Redis was restored from an earlier "
@@ -287,7 +287,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     places: dict[str, Place] = {}
     summary: broker_pb2.AuditSummary | None = None
     try:
-        before = await client.run(run_id)
+        before = await client.get_run(run_id)
         async with broker.errors():
             async for part in broker.stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
                 for record in part.page.instances:

@@ -93,7 +93,7 @@ async def keep_fed(
     while (report := await feed(config, client, stop_event, data)).ended_by == "prompts":
         with suppress(_Stopped):
             while not await wait_for(stop_event, look_seconds):
-                run = await _retrying(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
+                run = await _retrying(lambda _: client.get_run(config.run.id), PATIENCE, what, stop_event)
                 if run.active and not run.prompts_ended:
                     log.warning("the broker has lost the end of the prompts; submitting again from the first prompt")
                     break
@@ -138,7 +138,7 @@ class _Feeder:
                     continue
                 if error.code is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise
-                run = await self._client.run(run.run_id)
+                run = await self._client.get_run(run.run_id)
                 if run.active and not run.prompts_ended:
                     raise
         self.report.ended_by = "prompts" if run.active else "run"
@@ -181,7 +181,7 @@ async def create_or_extend(config: LoadedConfig, data: RunData, client: AsyncCli
         QuartetError: the broker cannot be reached, or refuses the run, e.g. because it has failed.
     """
     try:
-        existing = await client.run(config.run.id)
+        existing = await client.get_run(config.run.id)
     except QuartetError as error:
         if error.code is not grpc.StatusCode.NOT_FOUND:
             raise

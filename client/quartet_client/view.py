@@ -286,7 +286,7 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     """
     stop = stop or asyncio.Event()
     progress = view.progress
-    progress.fold_run(await client.run(progress.run_id))
+    progress.fold_run(await client.get_run(progress.run_id))
 
     async def follow() -> None:
         async for event in client.watch(progress.run_id, progress.last_event_id):
@@ -299,10 +299,10 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     async def ask_run() -> None:
         # While the broker is away, its own row says so, and the counts are those of its last answer.
         with suppress(QuartetError):
-            progress.fold_run(await client.run(progress.run_id))
+            progress.fold_run(await client.get_run(progress.run_id))
 
     async def ask_service(kind: str) -> None:
-        progress.fold_service(await client.service(kind))
+        progress.fold_service(await client.get_service(kind))
 
     # One task per service: one that does not answer delays none of the others.
     asking = (repeatedly(stop, _ASK_SECONDS, partial(ask_service, kind)) for kind in KINDS)

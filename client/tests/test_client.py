@@ -45,7 +45,7 @@ def test_threads_share_a_blocking_client_and_an_interrupt_ends_an_iteration_at_o
             thread.start()
         while any(thread.is_alive() for thread in threads):
             life.answer()
-        assert len(set(seen)) == 12 and [run.run_id for run in client.runs()] == ["demo"]
+        assert len(set(seen)) == 12 and [run.run_id for run in client.list_runs()] == ["demo"]
 
         unanswered = client.submit("demo", "?")
         threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
@@ -53,7 +53,7 @@ def test_threads_share_a_blocking_client_and_an_interrupt_ends_an_iteration_at_o
             list(client.results(unanswered))
         for _ in client.watch("demo"):
             break  # and leaving one early
-        assert client.run("demo").active
+        assert client.get_run("demo").active
 
 
 def test_closing_a_blocking_client_ends_the_calls_of_other_threads(address):
@@ -68,7 +68,7 @@ def test_closing_a_blocking_client_ends_the_calls_of_other_threads(address):
             waiting.result(timeout=5)
     client.close()
     with pytest.raises(QuartetError, match="the client is closed"):
-        client.runs()
+        client.list_runs()
 
 
 async def test_results_survive_a_broken_stream(address, nowhere):
@@ -124,7 +124,7 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
             await client.score(prompt="?", verifiers=["exact"])
         (failed,) = await client.score("a text alone", "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
-        assert await client.verifiers() == {"exact": "The answer, character by character."}
+        assert await client.list_verifiers() == {"exact": "The answer, character by character."}
 
 
 async def test_an_evaluation_that_is_cancelled_while_it_pauses_the_trainer_resumes_it(monkeypatch):
@@ -158,9 +158,9 @@ async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
             (client.submit("gone", ["a"]), "run 'gone' does not exist: make it with CreateRun; there are no runs"),
             (client.score(["x"], "y"), "verifiers: got none"),
             (client.generate("x", address="nowhere"), "an address is host:port"),
-            (client.service("worker"), "kind: got 'worker'; allowed: broker, reward, rollout, trainer"),
-            (away.runs(), f"broker at {nowhere}: nothing listens there"),
-            (mistaken.runs(), f"{addresses['reward']} was taken for the broker, but a reward answers there"),
+            (client.get_service("worker"), "kind: got 'worker'; allowed: broker, reward, rollout, trainer"),
+            (away.list_runs(), f"broker at {nowhere}: nothing listens there"),
+            (mistaken.list_runs(), f"{addresses['reward']} was taken for the broker, but a reward answers there"),
         ):
             with pytest.raises(QuartetError) as error:
                 await call
@@ -170,4 +170,4 @@ async def test_what_cannot_be_is_one_sentence_each(addresses, nowhere):
         AsyncClient("localhost")
     async with AsyncClient(security=SecuritySection(tls_ca="a", tls_certificate="b", tls_key="c")) as client:
         with pytest.raises(InputError, match="security.tls_ca: cannot read 'a'"):
-            await client.runs()
+            await client.list_runs()

@@ -60,7 +60,7 @@ async def told(client: SecuritySection, address: str) -> str:
     """Return what a client says of a broker that it cannot call, without the broker's name."""
     async with AsyncClient(broker=address, security=client, timeout=10) as asking:
         with pytest.raises(QuartetError) as failed:
-            await asking.run("any")
+            await asking.get_run("any")
     text = str(failed.value)
     assert text.startswith(f"broker at {address}: ") and failed.value.exit_code == 2
     return text.removeprefix(f"broker at {address}: ")

@@ -33,7 +33,7 @@ async def client(address):
 
 async def until(client: AsyncClient, condition) -> None:
     """Wait until a condition is true of the run."""
-    while not condition(await client.run("demo")):
+    while not condition(await client.get_run("demo")):
         await asyncio.sleep(0.02)
 
 
@@ -54,11 +54,11 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(clien
     stop.set()
     report = await feeding
     assert (report.submitted, report.ended_by) == (16, "stop")
-    assert not (await client.run("demo")).prompts_ended
+    assert not (await client.get_run("demo")).prompts_ended
     life = life_of(address, config.path)
     report = await answer_until(life, asyncio.create_task(feed(config, client, asyncio.Event())))
     assert (report.submitted, report.known, report.ended_by) == (24, 16, "prompts")
-    assert (await client.run("demo")).prompts_ended
+    assert (await client.get_run("demo")).prompts_ended
     report = await feed(config, client, asyncio.Event())
     assert (report.submitted, report.ended_by) == (0, "prompts")
     command = ["eval", "demo", "heldout", "--json", "--broker", address]
@@ -74,7 +74,7 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(clien
     assert await client.delete_run("demo")
     await client.create_run("another")
     with pytest.raises(QuartetError, match="run 'demo' does not exist: .*; the runs there are: another"):
-        await client.run("demo")
+        await client.get_run("demo")
 
 
 async def test_a_broker_that_forgot_prompts_or_their_end_is_given_all_of_them_again(client, broker, config):
@@ -85,7 +85,7 @@ async def test_a_broker_that_forgot_prompts_or_their_end_is_given_all_of_them_ag
     await until(client, lambda run: run.stats.queued == 16)
     for _ in range(2):  # in the middle, and when all were there
         broker.restore()
-        while not (run := await client.run("demo")).prompts_ended:
+        while not (run := await client.get_run("demo")).prompts_ended:
             await asyncio.to_thread(life.answer)
         assert run.stats.submitted == 40 + 2 and not feeding.done()
     await client.finish_run("demo", "succeeded", "max_steps reached")

@@ -179,7 +179,7 @@ async def _answered(calls: Path) -> bool:
 async def _step(client: AsyncClient, least: int = 0) -> int:
     """Return the number of steps trained; 0 while there is no broker or no run, or fewer than `least`."""
     try:
-        step = (await client.run(RUN)).policy_version
+        step = (await client.get_run(RUN)).policy_version
         return step if step >= least else 0
     except QuartetError as error:
         if error.code not in {*AWAY, grpc.StatusCode.NOT_FOUND}:

@@ -222,7 +222,7 @@ async def _stop(launched: Launched, client: AsyncClient, name: str, chance: rand
 
 
 async def _rollouts(client: AsyncClient) -> list[str]:
-    return [member.address for member in (await client.run(RUN)).members if member.kind == "rollout"]
+    return [member.address for member in (await client.get_run(RUN)).members if member.kind == "rollout"]
 
 
 def _reading(address: str, pid: int) -> Reading:

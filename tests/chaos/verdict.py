@@ -57,7 +57,7 @@ async def judge(deployment: Deployment) -> Verdict:
         raise RuntimeError(f"quartet audit ended with status {done.returncode}: {done.stdout}{done.stderr}")
     # In the network form the broker's address is not loopback.
     async with AsyncClient(broker, security=SecuritySection(insecure=True), timeout=_SECONDS) as client:
-        run = await client.run(RUN)
+        run = await client.get_run(RUN)
     audit = {**json.loads(done.stdout), "status": done.returncode}
     return Verdict(audit, look(deployment, run), asdict(run.stats))
 

@@ -30,7 +30,7 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
     assert services.processes["trainer"].wait(120) == 0, services.logs()
 
     with Client(services.addresses["broker"]) as quartet:
-        run = quartet.run("by-hand")
+        run = quartet.get_run("by-hand")
     # Six steps of four groups, each committed once; none was lost, rejected or dead.
     assert run.stats.committed == 24
     assert run.stats.duplicates == run.stats.dead == run.stats.stale == run.stats.redelivered == 0
@@ -93,7 +93,7 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
     assert len(re.findall(r" [\d.]+ \d+$", printed[0], re.MULTILINE)) == 12, printed[0]
     assert printed[1]
     with Client(**services.addresses) as quartet:
-        before = quartet.run("by-hand").policy_version
+        before = quartet.get_run("by-hand").policy_version
         live = quartet.evaluate("by-hand", "heldout", timeout=120)
         assert live.complete and live.finished == live.prompts and live.oldest_version <= live.policy_version
         held = quartet.evaluate("by-hand", "heldout", hold=True, timeout=120)

@@ -49,7 +49,7 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
     assert (first.wait(200), second.wait(200)) == (0, 0), one.logs()
 
     with Client(one.addresses["broker"]) as quartet:
-        runs = {name: quartet.run(name) for name in ("one", "two")}
+        runs = {name: quartet.get_run(name) for name in ("one", "two")}
     for name, run in runs.items():
         assert run.stats.committed == STEPS * GROUPS
         assert run.stats.duplicates == run.stats.dead == run.stats.redelivered == 0

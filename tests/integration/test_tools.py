@@ -48,7 +48,7 @@ def test_conversations_with_a_tool_are_trained_without_what_the_tool_wrote(by_ha
     words = ("audit", "by-hand", "--broker", services.addresses["broker"], "--checkpoints", str(checkpoints))
     assert services.client(*words).wait(60) == 0, services.log("client")
     with Client(services.addresses["broker"]) as quartet:
-        stats = quartet.run("by-hand").stats
+        stats = quartet.get_run("by-hand").stats
     assert stats.committed == STEPS * GROUPS and stats.duplicates == stats.dead == stats.redelivered == 0
 
     steps = services.rows("step")

@@ -102,7 +102,7 @@ class LiveRun(ByHand):
         self.attach()
 
         async def is_made() -> bool:
-            return RUN in {run.run_id for run in await client.runs()}
+            return RUN in {run.run_id for run in await client.list_runs()}
 
         await self.until("the run is made", is_made)
 
@@ -113,7 +113,7 @@ class LiveRun(ByHand):
         await client.end_prompts(RUN)
         status = await asyncio.to_thread(self.processes["trainer"].wait, SECONDS)
         assert status == 0, f"the trainer ended with {status}: {self.log('trainer')[-2000:]}"
-        run = await client.run(RUN)
+        run = await client.get_run(RUN)
         assert run.state == "succeeded", run
         audit = await asyncio.to_thread(self.audit)
         assert audit.returncode == 0, audit.stdout + audit.stderr

@@ -68,7 +68,7 @@ async def wait_for_build(live: LiveRun, client: AsyncClient, kind: str, build: B
     """Wait until a service reports a build in its handshake."""
 
     async def answers() -> bool:
-        status = await client.service(kind)
+        status = await client.get_service(kind)
         return status.health == "serving" and status.build == build.version
 
     await live.until(f"{kind} is of the build {build.name}", answers)
@@ -76,10 +76,10 @@ async def wait_for_build(live: LiveRun, client: AsyncClient, kind: str, build: B
 
 async def two_steps(live: LiveRun, client: AsyncClient) -> int:
     """Wait until two more steps are trained; return the number of steps."""
-    wanted = (await client.run(RUN)).policy_version + 2
+    wanted = (await client.get_run(RUN)).policy_version + 2
 
     async def trained() -> bool:
-        return (await client.run(RUN)).policy_version >= wanted
+        return (await client.get_run(RUN)).policy_version >= wanted
 
     await live.until("two more steps", trained)
     return wanted

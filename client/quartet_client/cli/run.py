@@ -212,7 +212,7 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     """
     config = target.config()
     async with target.client() as client:
-        history = await client.history(Handle(run_id or config.run.id, group_id))
+        history = await client.get_history(Handle(run_id or config.run.id, group_id))
     recorded = _recorded(config.run.path, history)
     moments = sorted([*history.moments, *recorded], key=lambda moment: moment.at)
     if as_json:

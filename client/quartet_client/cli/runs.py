@@ -40,7 +40,7 @@ def runs() -> None:
 @connected
 async def list_runs(client: AsyncClient, as_json: bool) -> int:
     """List all runs, newest first."""
-    found = await client.runs()
+    found = await client.list_runs()
     if as_json:
         print_json(found)
         return 0
@@ -59,7 +59,7 @@ async def list_runs(client: AsyncClient, as_json: bool) -> int:
 @connected
 async def show(client: AsyncClient, run_id: str, as_json: bool) -> int:
     """Show one run: state, counts, members, specification."""
-    run = await client.run(run_id)
+    run = await client.get_run(run_id)
     print_json(run) if as_json else _show(run)
     return 0
 
@@ -156,7 +156,7 @@ def dead() -> None:
 @connected
 async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool) -> int:
     """List the dead prompts of RUN with the reasons, oldest first."""
-    found, total = await client.dead(run_id, limit)
+    found, total = await client.list_dead(run_id, limit)
     if as_json:
         print_json({"total": total, "dead": found})
         return 0
@@ -180,14 +180,14 @@ async def list_dead(client: AsyncClient, run_id: str, limit: int, as_json: bool)
 @connected
 async def show_dead(client: AsyncClient, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
     """Show dead prompts in full: the prompt, its reference and verifiers, why each attempt failed, completions kept."""
-    found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
+    found, _ = await client.list_dead(run_id, limit=10_000, instance_ids=instance_ids)
     if missing := set(instance_ids) - {prompt.instance_id for prompt in found}:
-        place = await client.place(Handle(run_id, min(missing)))
+        place = await client.get_group(Handle(run_id, min(missing)))
         state = place.state.replace("_", " ")
         raise InputError(f"prompt '{min(missing)}' of run '{run_id}' is not dead: it is {state}")
     out, listed = Terminal(), []
     for prompt in found:
-        kept = await client.unscored(Handle(run_id, prompt.instance_id)) if prompt.unscored_bytes else None
+        kept = await client.get_unscored(Handle(run_id, prompt.instance_id)) if prompt.unscored_bytes else None
         if as_json:
             listed.append({**dataclasses.asdict(prompt), "unscored": group_fields(kept) if kept else None})
             continue

@@ -88,15 +88,15 @@ class Collector:
 
     async def _ask_run_once(self) -> None:
         if not self._found.is_set():
-            runs = await self._client.runs()
+            runs = await self._client.list_runs()
             chosen = next((run for run in runs if run.active), runs[0] if runs else None)
             if chosen is None:
                 return
             self._begin(chosen.run_id)
-        run = await self._client.run(self.picture.run_id)
+        run = await self._client.get_run(self.picture.run_id)
         self.picture.fold_run(run)
         if run.stats.dead != self.picture.dead_total or (run.stats.dead and not self.picture.dead):
-            self.picture.dead, self.picture.dead_total = await self._client.dead(run.run_id, _DEAD_SHOWN)
+            self.picture.dead, self.picture.dead_total = await self._client.list_dead(run.run_id, _DEAD_SHOWN)
 
     async def _follow(self) -> None:
         """Fold the run's events. `watch` retries in short outages; after a long one this is called again."""
@@ -112,7 +112,7 @@ class Collector:
                 picture.broker_failed(str(error).rstrip("."))
 
     async def _ask_service(self, kind: str) -> None:
-        self.picture.fold_service(await self._client.service(kind))
+        self.picture.fold_service(await self._client.get_service(kind))
 
     async def _read_file(self) -> None:
         await self._found.wait()

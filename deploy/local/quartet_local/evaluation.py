@@ -122,7 +122,7 @@ async def _evaluate(
         evaluating = asyncio.create_task(client.evaluate(run.id, evaluation_set, **options))
         await supervisor.keep_up_until(evaluating)
         if evaluating.result().dead:
-            dead, _ = await client.dead(run.id, _DEAD_SHOWN)
+            dead, _ = await client.list_dead(run.id, _DEAD_SHOWN)
             for prompt in dead:
                 launch.say(f"{prompt.instance_id} has no answer: {'; '.join(dict.fromkeys(prompt.reasons))}")
     return evaluating.result()

@@ -67,7 +67,7 @@ async def holder(config: LoadedConfig, kind: str) -> str:
             asyncio.timeout(_ASKED_SECONDS),
             AsyncClient(**config.addresses.model_dump(), security=config.security) as client,
         ):
-            service, broker = await asyncio.gather(client.service(kind), client.service("broker"))
+            service, broker = await asyncio.gather(client.get_service(kind), client.get_service("broker"))
     except TimeoutError:
         return ""
     if service.health == "unreachable":

@@ -157,7 +157,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     async with AsyncClient.from_config(run_file) as client:
         # Steps are made of what one rollout generates while the other, and the reward service's workers, still load.
         async with asyncio.timeout(READY):
-            while len(members := _rollouts(await client.run("launched"))) < 2:
+            while len(members := _rollouts(await client.get_run("launched"))) < 2:
                 await asyncio.sleep(0.1)
             while {service.health for service in await client.status()} != {"serving"}:
                 await asyncio.sleep(0.1)
