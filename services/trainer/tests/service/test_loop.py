@@ -38,7 +38,7 @@ def test_a_run_without_rollouts_is_trained_committed_exported_and_finished(train
     assert logged["train_step"] == 0 and all("2+3=?" in text for text in logged["rollout"])
     assert sorted(path.name for path in (training.folder / "samples").iterdir()) == ["step-000000.md", "step-000002.md"]
     sample = (training.folder / "samples" / "step-000002.md").read_text()
-    assert "2+3=?" in sample and "Reference answer: `8`" in sample and "reward 1, correct" in sample
+    assert "2+3=?" in sample and "Reference gt_answer: `8`" in sample and "reward 1, correct" in sample
 
 
 def names_of(step: int) -> list[str]:
