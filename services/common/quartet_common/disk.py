@@ -17,7 +17,9 @@ def check_folder(key: str, folder: Path) -> None:
     """Raise ConfigError if this process cannot create files in a folder, which is created with its parents."""
     existing = _nearest(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: '{folder}' cannot be written: '{existing}' is not a writable folder")
+        raise ConfigError(
+            f"{key}: '{folder}' cannot be written: '{existing}' is not a writable folder; name one of this user"
+        )
 
 
 def check_file(key: str, file: Path) -> None:

@@ -134,7 +134,7 @@ def test_each_folder_that_cannot_be_made_is_named_by_its_key(model_path: Path, t
     with pytest.raises(ConfigError) as refusal:
         check(model_path, tmp_path, "trainer.weights.transport=file", f"{key}=/dev/null/here")
     assert refusal.value.problems == (
-        f"{key}: '/dev/null/here' cannot be written: '/dev/null' is not a writable folder",
+        f"{key}: '/dev/null/here' cannot be written: '/dev/null' is not a writable folder; name one of this user",
     )
 
 
