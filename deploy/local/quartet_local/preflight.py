@@ -44,6 +44,10 @@ async def free_addresses(config: LoadedConfig[LauncherSection], kinds: Sequence[
     other hosts do.
     """
     addresses = {kind: getattr(config.addresses, kind) for kind in kinds}
+    named: dict[str, str] = {}
+    for kind, address in addresses.items():
+        if (other := named.setdefault(address, kind)) != kind and not address.endswith(":0"):
+            raise ConfigError(f"addresses.{kind}: got '{address}', that of addresses.{other}; allowed: a port of its own")
     own = {port for kind, at in addresses.items() for port in ports_of(kind, at, config.server).values()}
     if config.addresses.model_fields_set or config.section.rollouts == 0:
         reserve_ports(own)  # from the free ports of others

@@ -13,7 +13,7 @@ from launched import SERVICES, preloaded_checkout
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.models import Run
-from quartet_common.config import AddressesSection, load_config
+from quartet_common.config import AddressesSection, ConfigError, load_config
 from quartet_common.ports import free_ports
 from quartet_common.run_file import RunFile
 from quartet_local.config import LauncherSection
@@ -225,6 +225,9 @@ async def its_addresses_are_its_own(launch, run_file, tmp_path):
         assert f": address already in use by the {kind} of run 'launched'\n" in second.said()
     config = load_config("launcher", LauncherSection, run_file)
     assert await free_addresses(config, SERVICES) == ([], ""), "those of a run file are left as they are"
+    one = config.addresses.model_copy(update={"reward": config.addresses.broker})
+    with pytest.raises(ConfigError, match=r"addresses.reward: got '.*', that of addresses.broker; allowed: a port of"):
+        await free_addresses(replace(config, addresses=one), SERVICES)
     default = AddressesSection.model_construct(set(), **config.addresses.model_dump())
     found, held = await free_addresses(replace(config, addresses=default), SERVICES)
     assert held.startswith("addresses.broker: cannot listen on ") and held.endswith(" by the broker of run 'launched'")

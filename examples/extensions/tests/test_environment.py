@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 from quartet.v1 import experience_pb2
 
+from quartet_common.config import RunSection
 from quartet_rollout.environments import EnvironmentFailed, load_environments
 
 
 def begin(answer: str, **parameters):
-    environment = load_environments()["guess_number"]
+    environment = load_environments(RunSection())["guess_number"]
     prompt = experience_pb2.Prompt()
     prompt.reference.answer = answer
     assert environment.stop(environment.parameters()) == ("?",)

@@ -308,14 +308,6 @@ class AddressesSection(Section):
         split_address(str(value))
         return value
 
-    @model_validator(mode="after")
-    def _apart(self) -> "AddressesSection":
-        named: dict[str, str] = {}
-        for kind, address in self.model_dump().items():
-            if (other := named.setdefault(address, kind)) != kind and split_address(address)[1]:
-                raise ValueError(f"{kind}: it is addresses.{other} too; each service has a port of its own")
-        return self
-
 
 class SecuritySection(Section):
     """[security]: plaintext is accepted on loopback only, unless `insecure` says otherwise."""
