@@ -47,7 +47,9 @@ async def free_addresses(config: LoadedConfig[LauncherSection], kinds: Sequence[
     named: dict[str, str] = {}
     for kind, address in addresses.items():
         if (other := named.setdefault(address, kind)) != kind and not address.endswith(":0"):
-            raise ConfigError(f"addresses.{kind}: got '{address}', that of addresses.{other}; allowed: a port of its own")
+            raise ConfigError(
+                f"addresses.{kind}: got '{address}', that of addresses.{other}; allowed: a port of its own"
+            )
     own = {port for kind, at in addresses.items() for port in ports_of(kind, at, config.server).values()}
     if config.addresses.model_fields_set or config.section.rollouts == 0:
         reserve_ports(own)  # from the free ports of others
