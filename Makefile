@@ -37,7 +37,7 @@ demo:
 	QUARTET_DEMO_BEGAN=$$began .quartet/envs/client/bin/python examples/arithmetic/demo.py --engine $(ENGINE)
 
 test:
-	@$(ENVIRONMENTS) --with-tests
+	@needed=$$($(PYTHON) tests/suites.py $(SUITES) $(if $(T),'$(T)')) && $(ENVIRONMENTS) --with-tests $$needed
 	@$(DEV)/python tests/run.py $(SUITES) $(if $(T),'$(T)')
 
 check:

@@ -1,6 +1,7 @@
 """The test suites of this checkout: commands or folders, environments and time limits."""
 
 import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class Suite:
     folder: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
     tests: tuple[str, ...] = ()  # pytest's paths and ids
+    alone: bool = False  # starts nothing of another environment
     quick: str = ""  # `make check` runs test_WORD.py for each of these words: tests that start no engine or service
 
     @property
@@ -47,6 +49,7 @@ SUITES = (
         "lint",
         "dev",
         300,
+        alone=True,
         commands=(
             ("ruff", "check", "."),
             ("ruff", "format", "--check", "."),
@@ -58,6 +61,7 @@ SUITES = (
         "protos",
         "dev",
         100,
+        alone=True,
         commands=(("buf", "lint", "protos"), ("buf", "format", "--diff", "--exit-code", "protos"), *buf_breaking()),
     ),
     Suite(
@@ -65,23 +69,28 @@ SUITES = (
         "dev",
         200,
         "services/common/tests",
+        alone=True,
         quick="config host ledger log metrics model_folder outage ports tensors",
     ),
-    Suite("broker", "broker", 900, "services/broker/tests", quick="config experience_codec wait_queue history"),
+    Suite(
+        "broker", "broker", 900, "services/broker/tests", alone=True, quick="config experience_codec wait_queue history"
+    ),
     Suite(
         "reward",
         "reward",
         600,
         "services/reward/tests",
+        alone=True,
         quick="fair_queue final_answer math_compare math_equality rationals reading verifiers",
     ),
-    Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model"),
-    Suite("rollout", "rollout", 1200, "services/rollout/tests", quick="texts schedules"),
+    Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model", alone=True),
+    Suite("rollout", "rollout", 1200, "services/rollout/tests", alone=True, quick="texts schedules"),
     Suite(
         "trainer",
         "trainer",
         1200,
         "services/trainer/tests",
+        alone=True,
         quick="losses records schedule",
     ),
     Suite("client", "client", 600, "client/tests", quick="audit certs colossalchat data progress terminal"),
@@ -91,7 +100,7 @@ SUITES = (
     Suite("contract", "dev", 900, "tests/contract", quick="protos"),
     Suite("integration", "dev", 1200, "tests/integration"),
     Suite("families", "dev", 500, "tests/families"),
-    Suite("hostile", "reward", 500, "tests/hostile"),
+    Suite("hostile", "reward", 500, "tests/hostile", alone=True),
     Suite("chaos", "dev", 900, "tests/chaos"),
     Suite("attacks", "dev", 400, "tests/attacks"),
     Suite("resume", "dev", 500, "tests/resume"),
@@ -99,7 +108,7 @@ SUITES = (
     Suite("hosts", "dev", 400, "tests/hosts"),
     Suite("learning", "dev", 600, "tests/learning", quick="curves"),
     Suite("gpu", "dev", 600, "tests/gpu"),
-    Suite("mutations", "dev", 100, "tests/mutations", quick="patches"),
+    Suite("mutations", "dev", 100, "tests/mutations", alone=True, quick="patches"),
 )
 
 
@@ -164,3 +173,17 @@ def changed_files() -> list[Path]:
     ):
         names |= set(subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.splitlines())
     return [Path(name) for name in names]
+
+
+def environments(suites: list[Suite]) -> list[str]:
+    """Return the environments that suites need, that of this program first; none: all."""
+    if not all(suite.alone for suite in suites):
+        return []
+    return list(dict.fromkeys(["dev", *(suite.environment for suite in suites)]))
+
+
+if __name__ == "__main__":
+    try:
+        print(*environments(choose(sys.argv[1:])))
+    except ValueError as error:
+        sys.exit(str(error))
