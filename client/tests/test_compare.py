@@ -1,6 +1,7 @@
 """`quartet compare`: the last values of runs, and the settings in which they differ."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_a_row_for_each_run_has_its_last_values_and_the_settings_that_differ(runs, capsys):
+    Path("slow").mkdir()  # of the run file
     assert main(["compare", "slow", "runs/fast"]) == 0
     *headings, slow, fast = capsys.readouterr().out.splitlines()
     assert headings[-1].split() == ["run", "rate", "algorithm", "steps", "acc", "mean", "mean"]

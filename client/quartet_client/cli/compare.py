@@ -32,10 +32,17 @@ def compare(runs: tuple[str, ...], metrics: tuple[str, ...], as_json: bool) -> i
 
     RUN is the folder of a run, or the name of one in runs/. With --json all metrics are printed.
     """
-    folders = [Path(run) if "/" in run or Path(run).is_dir() else Path("runs") / run for run in runs]
+    folders = [_folder_of(run) for run in runs]
     check_metrics(folders)
     print_comparison(folders, metrics, as_json)
     return 0
+
+
+def _folder_of(run: str) -> Path:
+    """Return the folder that an argument means. One of a run's name without metrics is that of its run file."""
+    if "/" in run or (Path(run) / "metrics.jsonl").is_file():
+        return Path(run)
+    return Path("runs") / run
 
 
 def check_metrics(folders: Sequence[Path]) -> None:

@@ -163,19 +163,24 @@ class Learner:
         with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
             while (received := announcements.receive())[0] != "stop":
                 command, groups, arguments = received
-                if command == "train_step":
-                    with status.during(trainer_pb2.TRAINER_PHASE_TRAINING):
-                        self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
-                    status.batches += 1
-                elif command == "weights":
-                    deque(self.weights(), maxlen=0)
-                elif command == "snapshot":
-                    # If it fails, rank 0's call raises the error.
-                    executor.submit(self.snapshot(Path(arguments["folder"]), arguments["facts"]))
-                elif command in ("load", "export"):
-                    getattr(self, command)(Path(arguments["folder"]))
-                elif command != "idle":
-                    raise ValueError(f"rank 0 announced an unknown command: '{command}'")
+                match command:
+                    case "train_step":
+                        with status.during(trainer_pb2.TRAINER_PHASE_TRAINING):
+                            self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
+                        status.batches += 1
+                    case "weights":
+                        deque(self.weights(), maxlen=0)
+                    case "snapshot":
+                        # If it fails, rank 0's call raises the error.
+                        executor.submit(self.snapshot(Path(arguments["folder"]), arguments["facts"]))
+                    case "load":
+                        self.load(Path(arguments["folder"]))
+                    case "export":
+                        self.export(Path(arguments["folder"]))
+                    case "idle":
+                        pass
+                    case _:
+                        raise ValueError(f"rank 0 announced an unknown command: '{command}'")
         log.info("rank 0 has ended the training")
 
     def _announce(self, command: str, groups: Sequence[experience_pb2.GroupTensors] = (), **arguments: Any) -> None:
