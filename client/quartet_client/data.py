@@ -436,15 +436,16 @@ class RunData:
 
     def warnings(self) -> Iterator[str]:
         """Yield what is allowed but rarely intended: ids of several prompts, training prompts in evaluation sets."""
-        trained = {_input_of(prompt) for prompt in self.train}
-        for key, prompts in [("data.train", self.train), *self.evaluation.items()]:
+        trained = {_input_of(prompt) for prompt in self.train} if self.evaluation else set()
+        held = {f"data.evaluation.{name}": prompts for name, prompts in self.evaluation.items()}
+        for key, prompts in {"data.train": self.train, **held}.items():
             counts = Counter(prompt.id for prompt in prompts)
             if twice := [one for one, count in counts.items() if count > 1]:
                 yield f"{key}: {len(twice)} ids name several prompts, such as '{twice[0]}'; give each prompt its own"
             shared = sum(_input_of(prompt) in trained for prompt in prompts)
             if shared and prompts is not self.train:
                 yield (
-                    f"data.evaluation.{key}: {shared} of {len(prompts)} prompts are training prompts too, so that it "
+                    f"{key}: {shared} of {len(prompts)} prompts are training prompts too, so that it "
                     "does not measure what is learned; leave them out of one of the two"
                 )
 

@@ -270,7 +270,8 @@ def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
 
 def test_repeated_ids_and_shared_prompts_are_warned_of():
     one = Prompt(id="a", prompt="1", gt_answer="1")
-    data = RunData(DataSection(train="t.jsonl"), [one, one], {"held": [one]})
-    repeated, shared = data.warnings()
+    data = RunData(DataSection(train="t.jsonl"), [one, one], {"held": [one, one]})
+    repeated, again, shared = data.warnings()
     assert repeated.startswith("data.train: 1 ids name several prompts, such as 'a'")
-    assert shared.startswith("data.evaluation.held: 1 of 1 prompts are training prompts too")
+    assert again.startswith("data.evaluation.held: 1 ids name")
+    assert shared.startswith("data.evaluation.held: 2 of 2 prompts are training prompts too")
