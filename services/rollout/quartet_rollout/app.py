@@ -16,6 +16,7 @@ from quartet_common.errors import describe
 from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
 from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import Admission, DirectGeneration
 from quartet_rollout.engines import EngineError, create_engine
@@ -23,7 +24,7 @@ from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.environments import Environments, load_environments
 from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
-from quartet_rollout.groups import Concurrency, Groups
+from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
 from quartet_rollout.metrics import KV_CACHE_USE, POLICY_VERSION, RUNNING, TOKENS_PER_SECOND, WAITING, WINDOW
 from quartet_rollout.prompt_loop import PromptLoop

@@ -1,6 +1,6 @@
 """Direct generation: completions of the live policy for callers; not scored, stored or trained on.
 
-Direct requests share the engine's window (groups.Concurrency) and may use a quarter of it. While they run or wait,
+Direct requests share the engine's window (`Concurrency`) and may use a quarter of it. While they run or wait,
 fewer prompts are leased, so that the quarter becomes free as completions end. No running completion is preempted.
 """
 

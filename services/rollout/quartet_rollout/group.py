@@ -13,7 +13,7 @@ In every case the lease ends exactly once: by the upload, by its release, or by 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from enum import Enum
 
@@ -23,15 +23,14 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 from quartet_common import tracing
 from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
-from quartet_common.log import get_logger
-from quartet_common.text import error_text
-from quartet_rollout.broker import UploadRefused
+from quartet_common.log import get_logger, log_fields
+from quartet_rollout.broker import Leases, UploadBatcher
 from quartet_rollout.chats import text_before_continued
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
-from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import EpisodeContext, run_episode
-from quartet_rollout.environments.registry import Chosen, Environments, UnknownEnvironment
+from quartet_rollout.environments.registry import Chosen, Environments
 from quartet_rollout.experience import GeneratedGroup, completion_info, group_header, group_tensors, versions_of
 from quartet_rollout.generation import (
     GenerationRequest,
@@ -41,7 +40,8 @@ from quartet_rollout.generation import (
     scheduled,
     seeded,
 )
-from quartet_rollout.metrics import COMPLETIONS, TOKENS
+from quartet_rollout.metrics import COMPLETIONS, GROUPS, TOKENS
+from quartet_rollout.release import LeaseReleased, released
 from quartet_rollout.scoring import Scorer, ScoringFailed
 from quartet_rollout.state import RolloutState
 
@@ -62,38 +62,27 @@ class Stage(Enum):
     """All completions are generated; scores are missing."""
     UPLOADING = "uploading"
     """Finished; the broker has not answered yet."""
-
-
-class LeaseReleased(Exception):
-    """The group cannot be finished in this delivery.
-
-    Args:
-        counted: it counts against the prompt (max_deliveries).
-        permanent: another delivery would fail too.
-        unscored: a serialized UnscoredGroup, if the verifiers failed.
-    """
-
-    def __init__(self, reason: str, counted: bool = True, permanent: bool = False, unscored: bytes = b""):
-        super().__init__(reason)
-        self.counted, self.permanent, self.unscored = counted, permanent, unscored
+    SETTLED = "settled"
+    """The lease has ended, or is being released."""
 
 
 class Group:
-    """Generates and scores the completions of one leased prompt."""
+    """One leased prompt, from its completions to the end of its lease."""
 
     def __init__(
         self,
         lease: broker_pb2.PromptLease,
         state: RolloutState,
+        leases: Leases,
         scorer: Scorer,
+        uploads: UploadBatcher,
         environments: Environments,
-        on_generated: Callable[["Group"], None],
+        concurrency: Concurrency,
     ):
-        """`on_generated` is called when the engine has finished all completions."""
         assert state.spec is not None and state.engine is not None and state.reader is not None  # `may_lease` says so
-        self._spec, self._engine, self._reader = state.spec, state.engine, state.reader
-        self._rollout_id = state.instance_id
-        self._scorer, self._environments, self._on_generated = scorer, environments, on_generated
+        self._state, self._spec, self._engine, self._reader = state, state.spec, state.engine, state.reader
+        self._leases, self._scorer, self._uploads = leases, scorer, uploads
+        self._environments, self._concurrency = environments, concurrency
         self._scores: list[asyncio.Task[None]] = []
         self.lease = lease
         self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
@@ -103,13 +92,61 @@ class Group:
         """Context of the span that traces it; "" if it is not traced."""
         self.n: int = sampling_values(lease.instance.prompt, self._spec, lease.instance.purpose)["n"]
 
-    async def make(self, kept: bytes = b"") -> experience_pb2.ExperienceGroup:
-        """Generate and score. Raises errors that `released` classifies.
+    async def run(self) -> None:
+        """Generate, score and upload, or release the lease.
 
-        Args:
-            kept: completions of an earlier delivery, a serialized UnscoredGroup, which are only scored.
+        Raises:
+            EngineError: the engine has failed; the lease is released.
         """
+        lease, state = self.lease, self._state
+        attributes = {
+            "quartet.run": state.run_id,
+            "quartet.instance": lease.instance.instance_id,
+            "quartet.attempt": lease.attempt,
+        }
+        about = log_fields(run=state.run_id, group=lease.instance.instance_id, version=state.policy_version)
+        traced = tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes)
+        with about, traced as span:
+            self.traceparent = span.traceparent
+            try:
+                await self._upload(await self._make())
+            except Exception as error:
+                await self._release(released(error))
+                if isinstance(error, EngineError) and not isinstance(error, PromptError):
+                    raise
+
+    async def _upload(self, made: experience_pb2.ExperienceGroup) -> None:
+        self.stage = Stage.UPLOADING
+        self._state.changes.notify()
+        made.header.traceparent = self.traceparent
+        with tracing.span("put"):
+            outcome = await self._uploads.put(self.lease.lease_id, made)
+        self.stage = Stage.SETTLED
+        name = broker_pb2.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_").lower()
+        GROUPS.labels(name).inc()
+        if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
+            self._state.groups_total += 1
+        else:
+            log.info("group not stored", extra={"group": self.lease.instance.instance_id, "outcome": name})
+
+    async def _release(self, error: LeaseReleased) -> None:
+        lease, release = self.lease, error.of(self.lease)
+        GROUPS.labels(error.outcome).inc()
+        log.info(
+            "prompt given back: %s",
+            error,
+            extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": error.permanent},
+        )
+        if release.unscored:  # kept however long it takes: the lease is still renewed
+            await self._leases.release([release], timeout=None)
+        else:
+            self.stage = Stage.SETTLED
+            await self._leases.release([release])
+
+    async def _make(self) -> experience_pb2.ExperienceGroup:
+        """Generate and score; completions of an earlier delivery are only scored. Raises what `released` classifies."""
         try:
+            kept = await self._leases.unscored(self.lease) if self.lease.unscored else b""
             group = self._score_again(kept) if kept else await self._generate()
             if self._scores:
                 with tracing.span("await scores"):
@@ -161,7 +198,7 @@ class Group:
         transcript = experience_pb2.GroupTranscript(
             instance=instance,
             prompt_text=self._reader.text(token_ids),
-            rollout_id=self._rollout_id,
+            rollout_id=self._state.instance_id,
             started_at=now_timestamp(),
         )
         began = time.monotonic()
@@ -190,7 +227,8 @@ class Group:
             header = group_header(self.lease, completions)
             span.attributes.update(_traced(header))
         self.stage = Stage.SCORING
-        self._on_generated(self)
+        self._concurrency.finished(self.n)
+        self._state.changes.notify()  # The prompt loop may lease again, before these completions are scored.
         self._check(completions)
         tensors = group_tensors(token_ids, completions, request.settings)
         return GeneratedGroup(header, tensors, transcript, [items[index] for index in sorted(items)])
@@ -289,27 +327,3 @@ def _traced(header: experience_pb2.GroupHeader) -> dict[str, tracing.Value]:
         "quartet.policy_version.oldest": header.min_policy_version,
         "quartet.policy_version.newest": header.max_policy_version,
     }
-
-
-def released(error: Exception) -> LeaseReleased:
-    """Return how to release the lease after an error. Unexpected errors are logged and count against the prompt, so
-    that one prompt cannot stop the service."""
-    match error:
-        case LeaseReleased():
-            return error
-        case ScoringFailed():
-            return LeaseReleased(str(error), permanent=True)
-        case PromptRefused() | PromptError():
-            return LeaseReleased(f"prompt cannot be used: {error}", permanent=True)
-        case UnknownEnvironment():
-            return LeaseReleased(str(error))
-        case EnvironmentFailed():
-            return LeaseReleased(f"environment: {error}", error.counted, error.permanent)
-        case EngineError():
-            return LeaseReleased(f"engine: {error}")
-        case UploadRefused():
-            log.error("a group was refused: %s", error)
-            return LeaseReleased(f"put refused: {error}")
-        case _:
-            log.error("a group failed", exc_info=error)
-            return LeaseReleased(f"rollout: {error_text(error)}")

@@ -4,8 +4,8 @@ import pytest
 from doubles import ScriptedEngine
 from world import instance
 
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import EngineStats
-from quartet_rollout.groups import Concurrency
 
 
 @pytest.mark.parametrize(("most", "use", "window"), [(64, -1.0, 64), (64, 1.0, 8), (4, 1.0, 4)])
