@@ -297,6 +297,13 @@ class DataSection(Section):
         True, description="Refuse prompts without gt_answer, test_cases or test_program. Off for learned rewards."
     )
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_source(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise ValueError("allowed: one source; join the files into one, or name a function that returns all rows")
+        return value
+
     @field_validator("evaluation")
     @classmethod
     def _named(cls, value: dict[str, DataSource]) -> dict[str, DataSource]:

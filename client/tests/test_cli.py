@@ -273,3 +273,16 @@ def test_ctrl_c_ends_it_with_130_and_without_a_traceback(address, run_file):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in err
     assert main(["runs", "finish", "demo", "--broker", address]) == 0, "it goes on without this process"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "run.toml", "run.group_size=8"], "is set by: --set run.group_size=8\n"),
+        (["run", "run.toml", "--set", "run.id=a", "--trainer.lora.r=8"], "is set by: --set trainer.lora.r=8\n"),
+        (["train", "run.toml"], "To train: quartet run FILE.toml\n"),
+    ],
+)
+def test_a_command_line_of_another_project_is_told_the_form_here(words, told, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(told)

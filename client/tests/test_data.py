@@ -262,6 +262,11 @@ def test_a_bad_setting_of_a_row_proposes_no_other_columns(write):
     assert str(refused.value).endswith("input should be greater than 0")
 
 
+def test_a_list_of_files_is_told_what_is_one_source():
+    with pytest.raises(ValueError, match="join the files into one"):
+        DataSection(train=["a.jsonl", "b.jsonl"])
+
+
 def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
     write("train.jsonl", GOOD)
     with pytest.raises(InputError, match="^data.train: cannot read .*; did you mean '.*train.jsonl'"):

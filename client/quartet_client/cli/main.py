@@ -7,6 +7,8 @@ configuration, a service that cannot be reached); 130 Ctrl-C.
 import errno
 import io
 import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -64,6 +66,16 @@ for command in (
     cli.add_command(command)
 
 
+def _meant(argv: Sequence[str]) -> str:
+    """Return what a refused command line may have meant, in the forms of other projects; "" if that is unknown."""
+    if argv[:1] in (["train"], ["start"], ["launch"]):
+        return "To train: quartet run FILE.toml"
+    for before, word in zip(["", *argv], argv, strict=False):
+        if before != "--set" and (key := re.fullmatch(r"-*([a-z_]+\.[a-z_.]+=.*)", word)):
+            return f"A key of the run file is set by: --set {shlex.quote(key[1])}"
+    return ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; an error is one sentence on standard error."""
     try:
@@ -73,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = io.StringIO()
         error.show(shown)
         click.echo(visible(shown.getvalue()), err=True, nl=False)
+        if isinstance(error, click.UsageError) and (meant := _meant(sys.argv[1:] if argv is None else argv)):
+            click.echo(meant, err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130

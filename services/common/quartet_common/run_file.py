@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,9 @@ class RunFile:
             for override in overrides:
                 with problems.collecting():
                     overridden.append(_apply_override(tree, override))
+            for key, value in _texts(tree):
+                if (expanded := os.path.expandvars(os.path.expanduser(value))) != value and _UNEXPANDED.match(value):
+                    problems.add(f"{key}: got '{value}'; nothing is expanded here: write '{expanded}'")
         return cls(tree, str(path or ""), frozenset(overridden))
 
     def section(self, name: str) -> dict[str, Any]:
@@ -106,6 +110,21 @@ class RunFile:
             return "on the command line"
         partly = any(given[: len(parts)] == parts for given in self.overridden)
         return f"in {self.name}{' and --set' if partly else ''}"
+
+
+_UNEXPANDED = re.compile(r"(~\w*|\$\w+|\$\{\w+\})/")
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts in tables and lists, each with its key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts(each, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _texts(each, f"{key}[{index}]")
 
 
 def read_text(path: Path, key: str) -> str:

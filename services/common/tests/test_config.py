@@ -227,6 +227,8 @@ def test_a_password_of_an_unquoted_address_is_not_shown(tmp_path):
         ("run.n_samples_per_prompt=8", "OpenRLHF's n_samples_per_prompt is run.group_size here"),
         ("server.metrics_port=1", "did you mean 'metrics_port_offset'?"),
         ("addresses.broker=http://127.0.0.1:7101", "addresses.broker: got 'http://127.0.0.1:7101' in --set"),
+        ("model.path=~/model", "model.path: got '~/model'; nothing is expanded here: write '/"),
+        ("run.verifiers=['$HOME/r.py:close']", "run.verifiers[0]: got '$HOME/r.py:close'; nothing is expanded here"),
         ("trianer.learning_rate=1", "unknown section [trianer] in --set: did you mean 'trainer'?"),
         ("group_size=4", "e.g. run.group_size=4"),
     ],

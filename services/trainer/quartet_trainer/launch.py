@@ -44,10 +44,12 @@ def check_environment() -> None:
     if rank() >= world_size() or ("WORLD_SIZE" in os.environ and "RANK" not in os.environ):
         raise ConfigError(f"RANK: got {os.environ.get('RANK')}; allowed: 0 to WORLD_SIZE - 1, {world_size() - 1}")
     if world_size() > 1:
+        host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         try:
-            split_address(f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}")
+            split_address(f"{host}:{port}")
         except ValueError as error:
-            raise ConfigError(f"MASTER_ADDR, MASTER_PORT: {error}") from error
+            allowed = f"rank 0's host and a port of it, as WORLD_SIZE is {world_size()}"
+            raise ConfigError(f"MASTER_ADDR, MASTER_PORT: got '{host}', '{port}'; allowed: {allowed}") from error
 
 
 def leave_process(status: int) -> NoReturn:
