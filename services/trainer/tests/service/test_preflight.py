@@ -163,7 +163,10 @@ def test_a_dry_run_refuses_a_store_at_an_address_of_another_host(model_path: Pat
         ({"RANK": "one"}, "RANK: got 'one'; allowed: a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: got 2; allowed: 0 to WORLD_SIZE - 1, 1"),
         ({"WORLD_SIZE": "2"}, "RANK: got None; allowed: 0 to WORLD_SIZE - 1, 1"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha"}, "MASTER_ADDR, MASTER_PORT: got 'alpha', ''; allowed"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha"},
+            "MASTER_ADDR, MASTER_PORT: got 'alpha', ''; allowed",
+        ),
     ],
     ids=lambda value: str(value),
 )
