@@ -30,7 +30,7 @@ ENDLESS = replace(LIMITS, wall_seconds=1.0)
 HONEST = Job("script", b"print(sum(range(1000)))  # QUARTET-SECRET-OF-ANOTHER-JOB", limits=Limits(wall_seconds=20))
 SLOTS = 6
 # Tolerance of a killed program's time limit, as several programs share two cores.
-BUSY_SECONDS = 5.0
+BUSY_SECONDS = 1.0
 
 
 @dataclass

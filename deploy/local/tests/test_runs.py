@@ -236,10 +236,10 @@ async def its_addresses_are_its_own(launch, run_file, tmp_path):
 
 
 def test_runs_started_at_once_find_their_ports(launch, run_file, tmp_path):
-    """Two run files without addresses: each process chooses before a service of any of them listens."""
+    """Four run files without addresses: each process chooses before a service of any of them listens."""
     head, _, rest = run_file.read_text().partition("[addresses]")
     run_file.write_text(head + rest[rest.index("[") :])
-    names = [f"at-once-{number}" for number in range(2)]
+    names = [f"at-once-{number}" for number in range(4)]
     runs = [launch(run_file, "--set", f"run.id={name}", "--set", f"run.folder={tmp_path / name}") for name in names]
     used = set()
     for name, launched in zip(names, runs, strict=True):
@@ -248,7 +248,7 @@ def test_runs_started_at_once_find_their_ports(launch, run_file, tmp_path):
         used |= set(
             load_config("launcher", LauncherSection, tmp_path / name / "run.toml").addresses.model_dump().values()
         )
-    assert len(used) == 8
+    assert len(used) == 16
 
 
 def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, run_file, model, tmp_path):
