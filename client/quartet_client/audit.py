@@ -16,7 +16,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.models import enum_name
+from quartet_client.from_proto import enum_name
 from quartet_common.checkpoints import newest_checkpoint
 from quartet_common.config import Section, load_config
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger

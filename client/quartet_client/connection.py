@@ -26,7 +26,8 @@ from quartet.v1 import (
 )
 
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.models import ServiceStatus, enum_name
+from quartet_client.from_proto import enum_name
+from quartet_client.models import ServiceStatus
 from quartet_common.channel import connect
 from quartet_common.config import AddressesSection, ConfigError, SecuritySection, split_address
 from quartet_common.diagnosis import Peer

@@ -7,7 +7,8 @@ from typing import Any
 
 from quartet.v1 import broker_pb2
 
-from quartet_client.models import FromProto, Group, Member, to_datetime
+from quartet_client.from_proto import FromProto, to_datetime
+from quartet_client.models import Group, Member
 from quartet_common.durations import to_seconds
 
 

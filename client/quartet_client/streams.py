@@ -14,7 +14,8 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_client.connection import Connections, Outage, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
-from quartet_client.models import FromProto, Group, Handle, enum_name, to_datetime
+from quartet_client.from_proto import FromProto, enum_name, to_datetime
+from quartet_client.models import Group, Handle
 from quartet_common import tracing
 
 MAX_INSTANCES = 256  # per call; the contract allows 1024, but a smaller batch has room in the queue sooner

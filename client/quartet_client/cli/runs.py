@@ -23,7 +23,8 @@ from quartet_client.cli.options import (
 )
 from quartet_client.errors import InputError
 from quartet_client.events import state_words
-from quartet_client.models import DeadPrompt, Handle, Member, Run, enum_name, group_fields
+from quartet_client.from_proto import enum_name
+from quartet_client.models import DeadPrompt, Handle, Member, Run, group_fields
 from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
