@@ -19,7 +19,7 @@ from quartet.v1 import broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
 from quartet_common.channel import channel_options, connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode, decode_ragged, encode
-from quartet_common.wire import Bytes, put_experience, put_group, put_request
+from quartet_server.wire import Bytes, put_experience, put_group, put_request
 
 WAIT_SECONDS = 5.0
 CALL_SECONDS = 30.0

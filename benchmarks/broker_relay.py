@@ -74,7 +74,7 @@ async def serve(port: int, url: str) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    from quartet_common.process import keep_freed_memory
+    from quartet_server.process import keep_freed_memory
 
     keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -32,7 +32,7 @@ from broker_load import Produced, Rollout, Trainer, decode_group, encode_group, 
 from groups import checksum, make_groups
 
 from quartet_common.channel import channel_options, connect_sync
-from quartet_common.process import keep_freed_memory
+from quartet_server.process import keep_freed_memory
 
 DISTINCT = 64  # groups made beforehand; the n-th group sent is the (n mod DISTINCT)-th of them
 BLOCK_MS = 30_000

@@ -5,9 +5,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SERVER_PARTS = {f"{name}.py" for name in ("cli", "host", "interceptor", "metrics")}
-"""Of `quartet_common`: what servers alone need, with packages that the client does without."""
-
 CONTRACT_SUITE = "tests/contract/suite/quartet_contract"
 """`quartet contract-test`; what it needs besides is the extra `contract`."""
 
@@ -23,5 +20,4 @@ class CustomBuildHook(BuildHookInterface):
         for place in ("services/common/quartet_common", "protos/python/quartet", CONTRACT_SUITE):
             package = checkout / place
             for file in (path for ending in ("py", "pyi", "toml", "ini") for path in package.rglob(f"*.{ending}")):
-                if file.name not in SERVER_PARTS:
-                    build_data["force_include"][str(file)] = str(file.relative_to(package.parent))
+                build_data["force_include"][str(file)] = str(file.relative_to(package.parent))

@@ -35,6 +35,7 @@ def buf_breaking() -> tuple[tuple[str, ...], ...]:
 # Packages that the development environment lacks (torch, vLLM, ColossalAI) have type Any.
 TYPED = (
     "services/common/quartet_common",
+    "services/common/quartet_server",
     "services/broker/quartet_broker",
     "services/reward/quartet_reward",
     "services/rollout/quartet_rollout",

@@ -16,7 +16,7 @@ from quartet.v1 import (
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.errors import failed_precondition
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 
 class SmallReward(reward_pb2_grpc.RewardServiceServicer):

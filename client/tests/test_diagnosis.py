@@ -12,7 +12,7 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.authority import create_authority, issue
 from quartet_client.errors import QuartetError
 from quartet_common.config import SecuritySection, ServerSection
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 PLAINTEXT = SecuritySection()
 

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "protos": ROOT / "protos" / "python" / "quartet",
     "quartet_common": ROOT / "services" / "common" / "quartet_common",
+    "quartet_server": ROOT / "services" / "common" / "quartet_server",
     "quartet_weights": ROOT / "services" / "common" / "quartet_weights",
     **{
         f"quartet_{service}": ROOT / "services" / service / f"quartet_{service}"

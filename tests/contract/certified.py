@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from quartet_common.config import SecuritySection, ServerSection
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 
 def held(folder: Path, name: str, ca: Path | None = None) -> SecuritySection:

@@ -28,9 +28,9 @@ from quartet_common.channel import connect
 from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
-from quartet_common.host import ServiceHost
 from quartet_common.identity import ROLES, allowed_roles
 from quartet_contract.calls import OWNERS, SERVICES, Caller
+from quartet_server.host import ServiceHost
 
 
 def serving_nothing(security: SecuritySection, kind: str) -> AbstractAsyncContextManager[ServiceHost]:

@@ -13,8 +13,8 @@ from quartet_common import certificates
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection
 from quartet_common.handshake import handshake
-from quartet_common.host import ServiceHost
 from quartet_common.identity import SERVERS
+from quartet_server.host import ServiceHost
 
 
 async def answers(host: ServiceHost, security: SecuritySection, service: str) -> bool:

@@ -18,7 +18,7 @@ import yaml
 from quartet_client.authority import EXPORTED
 from quartet_common.config import AddressesSection, load_config
 from quartet_common.ports import free_ports
-from quartet_common.probe import AnySection
+from quartet_server.probe import AnySection
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
@@ -159,7 +159,7 @@ def test_pods_are_probed_bounded_and_unprivileged(service):
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     for probe in ("startupProbe", "readinessProbe"):
-        assert container[probe]["exec"]["command"][:4] == ["python", "-m", "quartet_common.probe", service]
+        assert container[probe]["exec"]["command"][:4] == ["python", "-m", "quartet_server.probe", service]
         assert container[probe]["timeoutSeconds"] > 5, "longer than the probe's own limit"
     ready, live = (container[probe]["exec"]["command"] for probe in ("readinessProbe", "livenessProbe"))
     assert live == [*ready, "--live"] and container["livenessProbe"]["timeoutSeconds"] > 5

@@ -12,6 +12,7 @@ from pages import ROOT
 
 PACKAGES = {
     "common": "services/common/quartet_common",
+    "server": "services/common/quartet_server",
     "weights": "services/common/quartet_weights",
     "broker": "services/broker/quartet_broker",
     "reward": "services/reward/quartet_reward",

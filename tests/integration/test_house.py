@@ -10,6 +10,7 @@ from by_hand import ENVIRONMENTS, ROOT
 SERVICES = ("broker", "reward", "rollout", "trainer")
 PACKAGES = {
     "common": ROOT / "services/common/quartet_common",
+    "server": ROOT / "services/common/quartet_server",
     "weights": ROOT / "services/common/quartet_weights",
     **{name: ROOT / f"services/{name}/quartet_{name}" for name in SERVICES},
     "client": ROOT / "client/quartet_client",

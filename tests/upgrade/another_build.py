@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = (
     "protos/python/quartet",
     "services/common/quartet_common",
+    "services/common/quartet_server",
     "services/common/quartet_weights",
     *(f"services/{kind}/quartet_{kind}" for kind in ("broker", "reward", "rollout", "trainer")),
 )

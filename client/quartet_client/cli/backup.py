@@ -10,8 +10,9 @@ import click
 from quartet_client.audit import checkpoint_folder
 from quartet_client.backup import RedisHalf, back_up, verify
 from quartet_client.backup import restore as restore_backup
-from quartet_client.cli.options import Target, run_option, the_launcher
+from quartet_client.cli.options import Target, run_option
 from quartet_client.errors import InputError, QuartetError
+from quartet_client.launcher import the_launcher
 from quartet_client.terminal import echo
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
@@ -80,9 +81,7 @@ def restore(
 
 def _redis(path: Path | None, overrides: tuple[str, ...], run_id: str, replace: bool = False) -> RedisHalf:
     """Return what calls `quartet_broker.backup` in the broker's environment."""
-    with the_launcher("make a checkout's environments on this host"):
-        from quartet_local.config import service_python
-    python = service_python("broker")
+    python = the_launcher("make a checkout's environments on this host").service_python("broker")
     if not python.exists():
         raise QuartetError(
             f"the broker's environment, which connects to Redis, is not made: '{python}' is missing; make it: "

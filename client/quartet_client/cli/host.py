@@ -19,9 +19,10 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import json_option, print_json, table, the_launcher
+from quartet_client.cli.options import json_option, print_json, table
 from quartet_client.connection import KINDS
 from quartet_client.errors import InputError, QuartetError
+from quartet_client.launcher import the_launcher
 from quartet_client.terminal import Terminal, echo
 from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
@@ -176,9 +177,8 @@ def add(service: str, packages: tuple[str, ...]) -> int:
 
     A PACKAGE is what pip takes: a requirement, a folder with a package, or a requirements file (*.txt).
     """
-    with the_launcher("install them yourself into the service's environment"):
-        from quartet_local.config import run_environments
-    return run_environments(service, *(f"--add={package}" for package in packages))
+    launcher = the_launcher("install them yourself into the service's environment")
+    return launcher.run_environments(service, *(f"--add={package}" for package in packages))
 
 
 _VARIABLE = "_QUARTET_COMPLETE"  # what Click asks the command for completions by; see its "Shell Completion"

@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,6 @@ from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
-from quartet_client.errors import QuartetError
 from quartet_client.models import Completion, Group
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.text import one_line, visible
@@ -57,20 +55,6 @@ def targeted(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(Target(path, with_broker(overrides, broker)), *args, **kwargs)
 
     return wrapped
-
-
-@contextmanager
-def the_launcher(otherwise: str) -> Iterator[None]:
-    """Wrap imports from the launcher. Raises QuartetError if it is not installed; `otherwise`: what else to do."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "quartet_local":
-            raise
-        raise QuartetError(
-            "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or "
-            f"{otherwise}"
-        ) from error
 
 
 def asynchronous(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:

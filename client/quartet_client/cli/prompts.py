@@ -17,9 +17,9 @@ from quartet_client.cli.options import (
     run_option,
     show_group,
     targeted,
-    the_launcher,
 )
 from quartet_client.data import load_prompts
+from quartet_client.launcher import the_launcher
 from quartet_client.models import Evaluation, completion_fields, group_fields
 from quartet_client.progress import accuracy_text, incomplete_of, reward_text
 from quartet_client.terminal import Terminal, echo
@@ -161,13 +161,12 @@ def evaluate(
         return _show(asyncio.run(evaluated()), as_json, f"; see quartet dead list {run}")
     if policy_version is not None or hold or target.path is not None:
         raise click.UsageError("--checkpoint goes with a run file as RUN, and without --version, --hold and --config")
-    with the_launcher("evaluate a run whose services are there"):
-        from quartet_local.evaluation import evaluate as evaluate_here
+    launcher = the_launcher("evaluate a run whose services are there")
 
     def show(result: Evaluation) -> int:
         return _show(result, as_json)
 
-    return evaluate_here(Path(run), evaluation_set, checkpoint, show, file, target.overrides, timeout, not as_json)
+    return launcher.evaluate(Path(run), evaluation_set, checkpoint, show, file, target.overrides, timeout, not as_json)
 
 
 def _show(result: Evaluation, as_json: bool, more: str = "") -> int:

@@ -29,12 +29,12 @@ from quartet_client.cli.options import (
     run_option,
     table,
     targeted,
-    the_launcher,
     with_broker,
 )
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_client.feed import feed_and_watch
+from quartet_client.launcher import the_launcher
 from quartet_client.models import Handle, ServiceStatus
 from quartet_client.progress import RunProgress, accuracy_text, read_run, reward_text, work_of
 from quartet_client.streams import GroupHistory, Moment
@@ -76,12 +76,15 @@ def run(
     """
     overrides = with_broker(overrides, broker)
     if not attach:
-        with the_launcher("start the services yourself and use --attach"):
-            from quartet_local.preflight import check_run
-            from quartet_local.run import run as run_locally
+        launcher = the_launcher("start the services yourself and use --attach")
         if not dry_run:
-            return run_locally(file, list(overrides), plain)
-        plan = check_run(file, overrides, lambda line: echo(line, err=True) if line.startswith("warning: ") else None)
+            return launcher.run(file, overrides, plain)
+
+        def warn(line: str) -> None:
+            if line.startswith("warning: "):
+                echo(line, err=True)
+
+        plan = launcher.check_run(file, overrides, warn)
         print_json(_plan(plan.config, plan.data, attach))
         return 0
     config = Target(file, overrides).config()
@@ -103,9 +106,7 @@ def sweep(file: Path, overrides: tuple[str, ...], parallel: int) -> int:
     0.95]'. Each run is called after its values, such as mine-learning_rate-1e-4. If one fails, the others go on, and
     the exit status is 1. Ctrl-C stops all; the same command continues them.
     """
-    with the_launcher("give each run file to quartet run --attach"):
-        from quartet_local.sweep import sweep as sweep_here
-    return sweep_here(file, overrides, parallel)
+    return the_launcher("give each run file to quartet run --attach").sweep(file, overrides, parallel)
 
 
 def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:

@@ -14,9 +14,10 @@ import click
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.cli.options import Target, json_option, print_json, table, targeted, the_launcher
+from quartet_client.cli.options import Target, json_option, print_json, table, targeted
 from quartet_client.data import load_prompts
 from quartet_client.errors import InputError
+from quartet_client.launcher import the_launcher
 from quartet_client.models import Score
 from quartet_client.prompts import Prompt
 from quartet_client.scoring import best, own_answers
@@ -78,9 +79,8 @@ def score(
                 return await work(client)
 
         return asyncio.run(attached())
-    with the_launcher("start the reward service yourself and use --attach"):
-        from quartet_local.scoring import with_reward_service
-    return with_reward_service(Path(what), target.overrides, work)
+    launcher = the_launcher("start the reward service yourself and use --attach")
+    return launcher.with_reward_service(Path(what), target.overrides, work)
 
 
 async def _score_text(target: Target, text: str, answer: str, verifiers: tuple[str, ...], as_json: bool) -> int:

@@ -106,7 +106,7 @@ def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_run_alone(tmp_path):
 
 HANGS = """
 import asyncio, faulthandler, os, sys, time
-from quartet_common.process import Supervisor
+from quartet_server.process import Supervisor
 faulthandler.enable()
 
 async def main():

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from pydantic import Field
 
-from quartet_common.transports import TransportParameters
+from quartet_server.transports import TransportParameters
 
 POLL_SECONDS = 0.1
 SECRET_SECONDS = 2.0  # for a rollout to send the secret

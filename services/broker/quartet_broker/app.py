@@ -6,7 +6,7 @@ from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.sweeper import Sweeper
 from quartet_common.config import LoadedConfig
 from quartet_common.handshake import Idleness
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 
 async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:

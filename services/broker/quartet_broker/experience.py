@@ -19,7 +19,7 @@ from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
 from quartet_common.errors import aborted, invalid_argument
-from quartet_common.wire import Bytes
+from quartet_server.wire import Bytes
 
 # A batch is read from Redis and sent in messages of at most this size; a larger group is sent alone.
 _MESSAGE_BYTES = 2 << 20

@@ -3,7 +3,7 @@
 A request has up to 64 MiB, of which the broker reads only the headers; parsing it would copy every group twice. So it
 is sliced where the fields of its groups begin. A request with unknown fields, or with fields in another order than our
 clients write, is parsed instead, with the same result. A batch is sent by writing field tags between the stored bytes:
-a stored group followed by its transcript is a serialized group (`quartet_common.wire`).
+a stored group followed by its transcript is a serialized group (`quartet_server.wire`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_common.wire import Bytes, field
+from quartet_server.wire import Bytes, field
 
 # Tags of the fields that are read here: the field's number, and 2 for "length-delimited".
 _RUN_ID = broker_pb2.PutExperienceRequest.RUN_ID_FIELD_NUMBER << 3 | 2

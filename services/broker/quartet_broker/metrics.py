@@ -1,6 +1,6 @@
 """The broker's Prometheus metrics."""
 
-from quartet_common import metrics
+from quartet_server import metrics
 
 GROUPS_PUT = metrics.counter(
     "quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"]

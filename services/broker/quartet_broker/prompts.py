@@ -28,7 +28,7 @@ from quartet_common.errors import (
     not_found,
     resource_exhausted,
 )
-from quartet_common.wire import Bytes
+from quartet_server.wire import Bytes
 
 _QUEUE_RETRY_SECONDS = 1.0
 _LONG_BYTES = 1 << 20

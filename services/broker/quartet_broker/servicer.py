@@ -17,7 +17,7 @@ from quartet_broker.servers import Servers, connect
 from quartet_broker.sessions import Sessions
 from quartet_broker.store import Store
 from quartet_broker.streams import Streams
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 # gRPC names methods in CamelCase.
 # ruff: noqa: N802

@@ -25,7 +25,7 @@ from quartet_broker.scripts import Script
 from quartet_broker.servers import Key, Servers
 from quartet_common.errors import failed_precondition, unavailable
 from quartet_common.identity import not_the_owner
-from quartet_common.wire import Bytes
+from quartet_server.wire import Bytes
 
 Value: TypeAlias = str | Bytes | int | float
 Command: TypeAlias = Sequence[Value]

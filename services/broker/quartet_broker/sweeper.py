@@ -11,9 +11,9 @@ from quartet_broker.metrics import REDIS, RUN, forget_run
 from quartet_broker.runs import Runs
 from quartet_broker.store import AWAY, FULL, REFUSING, Store
 from quartet_common.errors import ContractError
-from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
+from quartet_server.host import ServiceHost
 
 log = get_logger(__name__)
 

@@ -19,7 +19,7 @@ from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.sweeper import Sweeper
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 
 # For quartet_client.authority, which needs nothing else of the client's.
 sys.path.append(str(Path(__file__).parents[3] / "client"))

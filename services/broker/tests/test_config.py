@@ -8,7 +8,7 @@ from redis_process import RedisProcess, free_port
 
 from quartet_broker.config import BrokerSection, parse, without_password
 from quartet_broker.preflight import preflight
-from quartet_common.cli import service_main
+from quartet_server.cli import service_main
 
 
 def run(*arguments: str) -> int:

@@ -8,7 +8,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import experience_codec as puts
 from quartet_broker.experience_codec import one_group, read_put_request, several_groups
-from quartet_common.wire import field, put_group, put_request
+from quartet_server.wire import field, put_group, put_request
 
 headers = st.builds(
     experience_pb2.GroupHeader,

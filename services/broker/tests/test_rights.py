@@ -10,7 +10,7 @@ import quartet_broker
 from quartet_broker import rights
 from quartet_broker.config import BrokerSection
 from quartet_broker.preflight import preflight
-from quartet_common.cli import service_main
+from quartet_server.cli import service_main
 
 SOURCE = Path(quartet_broker.__file__).parent
 METHODS = {"ping", "info", "dbsize", "time", "psubscribe"}

@@ -14,12 +14,13 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
-from quartet_common import ports, probe
+from quartet_common import ports
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
 from quartet_common.handshake import handshake
-from quartet_common.host import ServiceHost
+from quartet_server import probe
+from quartet_server.host import ServiceHost
 
 
 class Fussy(reward_pb2_grpc.RewardServiceServicer):
@@ -158,7 +159,7 @@ async def test_a_process_that_accepts_connections_and_answers_nothing_is_not_liv
 
 async def test_a_service_that_loads_answers_and_is_ready_only_when_it_says_so(serve, monkeypatch):
     told: list[dict[str, object]] = []
-    monkeypatch.setattr("quartet_common.process.Supervisor.notify", lambda self, **facts: told.append(facts))
+    monkeypatch.setattr("quartet_server.process.Supervisor.notify", lambda self, **facts: told.append(facts))
     host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
     host.loading = "model"
     await host.start()
@@ -240,7 +241,7 @@ async def test_a_background_task_that_fails_stops_the_service(serve):
 
 DEAF = """
 import asyncio, contextlib, sys
-from quartet_common import cli
+from quartet_server import cli
 from quartet_common.config import Section
 
 class Any(Section, extra="allow"):

@@ -7,8 +7,8 @@ from http import HTTPStatus
 
 import pytest
 
-from quartet_common import metrics
 from quartet_common.ports import free_port
+from quartet_server import metrics
 
 
 @pytest.fixture(scope="module")

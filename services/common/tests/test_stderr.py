@@ -21,7 +21,7 @@ from quartet_common.ports import free_port
 
 SERVICE = """
 import os, subprocess, sys, warnings
-from quartet_common.cli import service_main
+from quartet_server.cli import service_main
 from quartet.v1 import reward_pb2_grpc
 from quartet_common.config import Section
 

@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 from pydantic import Field
 
-from quartet_common import transports
 from quartet_common.config import ConfigError
-from quartet_common.transports import TransportParameters, load_transports, transport_names
+from quartet_server import transports
+from quartet_server.transports import TransportParameters, load_transports, transport_names
 
 
 class PigeonParameters(TransportParameters):

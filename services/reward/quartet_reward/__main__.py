@@ -2,7 +2,7 @@
 
 import sys
 
-from quartet_common.cli import service_main
+from quartet_server.cli import service_main
 
 
 def main() -> int:

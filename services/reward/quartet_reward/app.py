@@ -7,7 +7,6 @@ from quartet.v1 import reward_pb2_grpc
 
 from quartet_common.config import LoadedConfig
 from quartet_common.handshake import Idleness
-from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality, worker_command
 from quartet_reward.preflight import load_functions
@@ -20,6 +19,7 @@ from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
+from quartet_server.host import ServiceHost
 
 # Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.
 _SHARE_TO_FINISH = 0.7

@@ -2,7 +2,7 @@
 
 from quartet.v1 import reward_pb2
 
-from quartet_common import metrics
+from quartet_server import metrics
 
 VERIFICATIONS = metrics.histogram(
     "quartet_reward_verification_seconds",

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from quartet_common.config import LoadedConfig, VerifierSection
-from quartet_common.data_rows import data_rows, sections_of_rows
 from quartet_common.errors import ContractError
 from quartet_common.log import get_logger
 from quartet_common.run_file import Problems
@@ -16,6 +15,7 @@ from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.pool import check_sandbox
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+from quartet_server.data_rows import data_rows, sections_of_rows
 
 log = get_logger(__name__)
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 
 from quartet_common.config import LoadedConfig, VerifierSection, by_name
-from quartet_common.data_rows import data_rows
 from quartet_common.errors import ContractError
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_reward.code.tests import read_tests
@@ -26,6 +25,7 @@ from quartet_reward.verifiers.answers import MathParameters
 from quartet_reward.verifiers.base import Parameters
 from quartet_reward.verifiers.registry import SpecReader
 from quartet_reward.workers.pool import WorkerDied, WorkerPool
+from quartet_server.data_rows import data_rows
 
 _MATH = frozenset(verifier.name for verifier in answers.VERIFIERS)
 _NO_REFERENCE = frozenset({"format", "length"})

@@ -11,7 +11,6 @@ from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.config import load_config
-from quartet_common.host import ServiceHost
 from quartet_reward.app import Resources, assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
@@ -20,6 +19,7 @@ from quartet_reward.scoring import Scorer, Scoring
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
+from quartet_server.host import ServiceHost
 
 # Evaluating it would take longer than anyone waits: math-verify's own alarm does not always stop such answers.
 ENDLESS = "(10^{9})!"

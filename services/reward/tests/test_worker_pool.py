@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from reward_samples import ENDLESS, until
 
 from quartet_common.config import load_config
-from quartet_common.host import ServiceHost
 from quartet_reward.app import serve
 from quartet_reward.config import RewardModelSection, RewardSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed
@@ -18,6 +17,7 @@ from quartet_reward.math.equality import worker_command
 from quartet_reward.math.worker import _limit_cpu
 from quartet_reward.reward_model import RewardModel
 from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool, WorkerProcess
+from quartet_server.host import ServiceHost
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 ECHO = """

@@ -5,10 +5,10 @@ import os
 import sys
 
 from quartet_common import tracing
-from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
 from quartet_rollout.config import RolloutSection, limit_threads
 from quartet_rollout.preflight import preflight
+from quartet_server.cli import service_main
 
 
 async def serve(config: LoadedConfig[RolloutSection], host) -> None:

@@ -13,7 +13,6 @@ from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
 from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
 from quartet_rollout.concurrency import Concurrency
@@ -35,6 +34,7 @@ from quartet_rollout.sleep import Sleep
 from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
+from quartet_server.host import ServiceHost, freeze_gc_heap
 
 log = get_logger(__name__)
 

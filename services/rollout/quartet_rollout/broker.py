@@ -19,8 +19,8 @@ from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
-from quartet_common.wire import Bytes, put_experience, put_group, put_request
 from quartet_rollout.state import RolloutState
+from quartet_server.wire import Bytes, put_experience, put_group, put_request
 
 log = get_logger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from quartet_common.config import FunctionPath, Section, split_address
-from quartet_common.plugins import read_parameters
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
+from quartet_server.plugins import read_parameters
 
 OWN_ENGINES = ("vllm", "transformers")
 

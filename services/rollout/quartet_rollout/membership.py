@@ -19,7 +19,6 @@ from quartet.v1 import broker_pb2, common_pb2
 
 from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger, set_run
 from quartet_common.outage import Outage
 from quartet_common.sampling import SamplingParameters, given
@@ -27,6 +26,7 @@ from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.generation import TAKEN_BY, not_taken
 from quartet_rollout.state import RolloutState
+from quartet_server.host import ServiceHost
 
 log = get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of the rollout."""
 
-from quartet_common import metrics
+from quartet_server import metrics
 
 TOKENS = metrics.counter("quartet_rollout_tokens_total", "Tokens of finished completions.", ["purpose"])
 COMPLETIONS = metrics.counter("quartet_rollout_completions_total", "Finished completions.", ["finish_reason"])

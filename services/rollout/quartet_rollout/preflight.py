@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
-from quartet_common.data_rows import sections_of_rows
 from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import read_model_folder
@@ -15,7 +14,6 @@ from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
 from quartet_common.sampling import FIRST_RELEASE, Effect, SamplingSection, altered
-from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
 from quartet_rollout.engines.model_folder import context_length
@@ -23,6 +21,8 @@ from quartet_rollout.environments import load_environments
 from quartet_rollout.environments.registry import UnknownEnvironment, read_environment
 from quartet_rollout.generation import TAKEN_BY, PromptRefused
 from quartet_rollout.prompt_check import check_prompts, warn_of_missing_special_token
+from quartet_server.data_rows import sections_of_rows
+from quartet_server.transports import load_transports
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:

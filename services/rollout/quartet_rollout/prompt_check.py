@@ -9,13 +9,13 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.chats import from_json, to_chat, turns_of
 from quartet_common.config import ConfigError, LoadedConfig
-from quartet_common.data_rows import data_rows
 from quartet_common.log import get_logger
 from quartet_common.run_spec import run_spec
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.generation import PromptRefused, sampling_values
 from quartet_rollout.prompts import PromptReader, room_for_prompt
+from quartet_server.data_rows import data_rows
 
 log = get_logger(__name__)
 

@@ -5,10 +5,8 @@ from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import describe, failed_precondition, invalid_argument, unavailable, unimplemented
-from quartet_common.host import ServiceHost
 from quartet_common.identity import check_owner, restricted
 from quartet_common.log import get_logger
-from quartet_common.transports import is_reserved
 from quartet_common.weights import check_manifest
 from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
@@ -17,6 +15,8 @@ from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
+from quartet_server.host import ServiceHost
+from quartet_server.transports import is_reserved
 
 log = get_logger(__name__)
 

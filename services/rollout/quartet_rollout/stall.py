@@ -5,10 +5,10 @@ Nothing is expected of an engine while generation is paused for new weights or i
 
 from collections.abc import Callable
 
-from quartet_common import stall
 from quartet_rollout.engines.base import EngineStats
 from quartet_rollout.metrics import STALL_LIMIT, STALLED
 from quartet_rollout.state import RolloutState
+from quartet_server import stall
 
 
 class StallWatch(stall.StallWatch):

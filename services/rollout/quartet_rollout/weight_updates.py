@@ -37,7 +37,6 @@ from quartet_common.errors import (
     unimplemented,
 )
 from quartet_common.log import get_logger
-from quartet_common.transports import OWN_TRANSPORTS, how_to_install
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
     Engine,
@@ -50,6 +49,7 @@ from quartet_rollout.groups import Groups
 from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
+from quartet_server.transports import OWN_TRANSPORTS, how_to_install
 
 log = get_logger(__name__)
 

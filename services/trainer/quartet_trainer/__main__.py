@@ -3,7 +3,7 @@
 import os
 import sys
 
-from quartet_common.cli import service_main
+from quartet_server.cli import service_main
 from quartet_trainer.app import serve
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.launch import leave_process
@@ -11,7 +11,7 @@ from quartet_trainer.preflight import preflight
 
 
 def main() -> int:
-    """Run the trainer from its command line; see `quartet_common.cli.service_main` for the exit status."""
+    """Run the trainer from its command line; see `quartet_server.cli.service_main` for the exit status."""
     arguments = sys.argv[1:]
     if os.environ.get("RANK", "0") != "0":
         arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # only rank 0 has a server

@@ -10,8 +10,8 @@ from typing import Any
 from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.config import ConfigError
-from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
+from quartet_server.host import ServiceHost, freeze_gc_heap
 from quartet_trainer import launch
 from quartet_trainer.control import Control
 from quartet_trainer.errors import LearnerError, TrainingError

@@ -14,10 +14,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_common import metrics
 from quartet_common.log import get_logger
 from quartet_common.tensors import decode
 from quartet_common.text import Repeats
+from quartet_server import metrics
 from quartet_trainer.batch import ExperienceError
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import WakeEvent

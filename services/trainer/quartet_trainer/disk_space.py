@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from quartet_common import metrics
 from quartet_common.log import get_logger
+from quartet_server import metrics
 from quartet_trainer.control import Control
 from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.status import Status

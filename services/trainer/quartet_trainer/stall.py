@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from quartet_common import metrics, stall
+from quartet_server import metrics, stall
 from quartet_trainer import launch
 from quartet_trainer.progress import PROGRESS
 from quartet_trainer.status import Status, phase_name

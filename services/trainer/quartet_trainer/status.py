@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from quartet.v1 import trainer_pb2
 
-from quartet_common import metrics, tracing
+from quartet_common import tracing
+from quartet_server import metrics
 
 METRICS_KEPT = 1000
 

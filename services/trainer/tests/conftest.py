@@ -7,7 +7,7 @@ import torch
 from learner_helpers import make_model
 from processes import start_server
 
-from quartet_common.host import freeze_gc_heap
+from quartet_server.host import freeze_gc_heap
 
 torch.set_num_threads(1)
 

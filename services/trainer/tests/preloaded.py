@@ -23,7 +23,7 @@ import quartet_trainer.learner.plugins.gemini  # noqa: E402, F401
 import quartet_trainer.learner.plugins.hybrid  # noqa: E402, F401
 import quartet_trainer.learner.plugins.zero  # noqa: E402, F401
 import quartet_trainer.training_run  # noqa: E402, F401
-from quartet_common.host import freeze_gc_heap  # noqa: E402
+from quartet_server.host import freeze_gc_heap  # noqa: E402
 
 torch.set_num_threads(1)
 # For each kind of accelerator that is not there it would queue a call, with a formatted stack; sharding seeds often.

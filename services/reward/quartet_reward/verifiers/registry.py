@@ -14,7 +14,6 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError, invalid_argument
-from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers import answers, text
@@ -22,6 +21,7 @@ from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parame
 from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.reward_model import RewardModel
+from quartet_server.plugins import load_plugins
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
-from quartet_common.plugins import load_plugins
 from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import EngineParameters
+from quartet_server.plugins import load_plugins
 
 ENTRY_POINT_GROUP = "quartet.engines"
 _PARTS = ("name", "description", "parameters", "create")

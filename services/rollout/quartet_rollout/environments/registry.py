@@ -12,12 +12,12 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.config import RunSection
 from quartet_common.durations import to_duration, to_seconds
-from quartet_common.plugins import load_in_file, load_plugins
 from quartet_common.values import struct_content
 from quartet_rollout.environments.base import Environment, Parameters, Tools
 from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.python_tool import PythonTool
 from quartet_rollout.generation import PromptRefused
+from quartet_server.plugins import load_in_file, load_plugins
 
 SINGLE_TURN = "single_turn"
 DEFAULT_DEADLINE_SECONDS = 60.0

@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed import TCPStore
 
 from quartet_common.config import ConfigError
-from quartet_common.transports import load_transports, plugin_names
 from quartet_common.weights import bucket_file
 from quartet_rollout.errors import EngineError, WeightTransferError
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
+from quartet_server.transports import load_transports, plugin_names
 from quartet_weights.buckets import torch_dtype, view
 from quartet_weights.process_group import ProcessGroup, address_toward, epoch_store, first_line, nccl_missing
 

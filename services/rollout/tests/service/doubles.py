@@ -14,7 +14,6 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.durations import now_timestamp, to_duration, to_seconds
 from quartet_common.errors import failed_precondition, not_found, resource_exhausted, unavailable
-from quartet_common.host import ServiceHost
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
     EngineCompletion,
@@ -25,6 +24,7 @@ from quartet_rollout.engines.base import (
     version_spans,
 )
 from quartet_rollout.state import Changes
+from quartet_server.host import ServiceHost
 
 
 class CharTokenizer:

@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 from world import instance
 
-from quartet_common import stall
 from quartet_common.channel import connect
 from quartet_common.ports import free_ports
-from quartet_common.stall import LEAST_SECONDS, STEPS
 from quartet_rollout.engines.base import EngineStats, SamplingSettings
 from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
+from quartet_server import stall
+from quartet_server.stall import LEAST_SECONDS, STEPS
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "engines"))
 from models import write_model  # noqa: E402

@@ -22,10 +22,10 @@ from quartet_common.config import (
 )
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost
 from quartet_rollout.app import RolloutService
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.scoring import BATCHES
+from quartet_server.host import ServiceHost
 
 
 class ServiceUnderTest(RolloutService):

@@ -18,8 +18,8 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
 from quartet_common.log import get_logger
-from quartet_common.transports import OWN_TRANSPORTS, how_to_install
 from quartet_common.weights import plan_buckets
+from quartet_server.transports import OWN_TRANSPORTS, how_to_install
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.weight_sync.group import PAUSE_MODES, Transfer, WeightGroup, create_transport, form_group, gather

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
-from quartet_common.plugins import read_parameters
-from quartet_common.transports import load_transports
 from quartet_common.weights import bucket_file
+from quartet_server.plugins import read_parameters
+from quartet_server.transports import load_transports
 from quartet_weights.buckets import view
 
 # Versions kept: the newest, and the one before it, which a rollout may still be reading.

@@ -9,7 +9,7 @@ from quartet.v1 import trainer_pb2, trainer_pb2_grpc
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost
+from quartet_server.host import ServiceHost
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control
 from quartet_trainer.servicer import TrainerServicer

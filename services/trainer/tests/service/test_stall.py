@@ -10,7 +10,7 @@ from quartet.v1 import trainer_pb2
 from trainer_process import Start
 from training import Train
 
-from quartet_common.stall import LEAST_SECONDS
+from quartet_server.stall import LEAST_SECONDS
 from quartet_trainer.progress import PROGRESS
 from quartet_trainer.stall import FIRST_STEP_SECONDS, StallWatch
 from quartet_trainer.status import Status

@@ -22,11 +22,11 @@ from quartet.v1 import common_pb2, common_pb2_grpc
 from quartet_common.certificates import server_credentials
 from quartet_common.config import ConfigError, SecuritySection, ServerSection, split_address
 from quartet_common.handshake import HandshakeServicer, Identity, Idleness
-from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
-from quartet_common.metrics import serve_metrics
 from quartet_common.ports import AddressUnavailable
-from quartet_common.process import Supervisor
+from quartet_server.interceptor import CallInterceptor
+from quartet_server.metrics import serve_metrics
+from quartet_server.process import Supervisor
 
 log = get_logger(__name__)
 

@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 
-from quartet_common.metrics import Gauge
+from quartet_server.metrics import Gauge
 
 STEPS = 10.0
 LEAST_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""`python -m quartet_common.probe broker run.toml`: checks a service's health, for containers and scripts.
+"""`python -m quartet_server.probe broker run.toml`: checks a service's health, for containers and scripts.
 
 It calls `grpc.health.v1` with the service's own run file: its address, its port, mutual TLS with its certificate.
 Exit status 0: serving; 1: not serving or unreachable; 2: invalid run file; 3: no answer in time. With `--live`, 0 is a
@@ -31,7 +31,7 @@ class AnySection(Section):
 
 def main(argv: list[str] | None = None) -> int:
     """Ask once and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m quartet_common.probe", description="Ask a service for its health.")
+    parser = argparse.ArgumentParser(prog="python -m quartet_server.probe", description="Ask a service for its health.")
     parser.add_argument("service", choices=("broker", "reward", "rollout", "trainer"))
     parser.add_argument("file", nargs="?", type=Path, help="the service's run file (TOML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from quartet_common import identity, metrics, tracing
+from quartet_common import identity, tracing
 from quartet_common.errors import (
     ContractError,
     invalid_request,
@@ -22,6 +22,7 @@ from quartet_common.errors import (
 from quartet_common.identity import ROLE_URI, allowed_roles, is_open
 from quartet_common.log import get_logger
 from quartet_common.text import Repeats
+from quartet_server import metrics
 
 log = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from quartet_common.config import ConfigError
-from quartet_common.plugins import load_plugins
+from quartet_server.plugins import load_plugins
 
 ENTRY_POINT_GROUP = "quartet.transports"
 OWN_TRANSPORTS = ("gloo", "nccl", "file")

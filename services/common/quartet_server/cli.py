@@ -18,14 +18,14 @@ from quartet_common.disk import warn_of_open_secret
 from quartet_common.hub import located
 from quartet_common.log import collected_warnings, configure_logging, get_logger
 from quartet_common.ports import check_ports
-from quartet_common.process import Supervisor, keep_freed_memory
 from quartet_common.run_file import Problems
 from quartet_common.text import one_line
+from quartet_server.process import Supervisor, keep_freed_memory
 
 log = get_logger(__name__)
 
 if TYPE_CHECKING:
-    from quartet_common.host import ServiceHost
+    from quartet_server.host import ServiceHost
 
 _LEADS = os.environ.get("RANK", "0") == "0"
 """False in a trainer's other ranks, which serve nothing and have nothing to trace."""
@@ -135,7 +135,7 @@ def _nothing_more(config: LoadedConfig) -> dict[str, Any]:
 
 
 async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
-    from quartet_common.host import ServiceHost  # it imports grpc, which --dry-run does not need
+    from quartet_server.host import ServiceHost  # it imports grpc, which --dry-run does not need
 
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)

@@ -1,0 +1,70 @@
+"""What the `quartet` command asks of a launcher, which starts services on this machine: package quartet-local.
+
+The launcher is above the client, so it is found as an entry point: `launcher` of the group `quartet`.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.data import RunData
+from quartet_client.errors import QuartetError
+from quartet_client.models import Evaluation
+from quartet_common.config import LoadedConfig
+
+
+class Plan(Protocol):
+    """A checked launch: the run file with all overrides, and the prompts."""
+
+    @property
+    def config(self) -> LoadedConfig[Any]: ...
+
+    @property
+    def data(self) -> RunData: ...
+
+
+class Launcher(Protocol):
+    """A launcher's module. Functions that return an int return the exit status and print their errors."""
+
+    @staticmethod
+    def run(path: Path, overrides: Sequence[str], plain: bool) -> int: ...
+
+    @staticmethod
+    def check_run(path: Path, overrides: Sequence[str], say: Callable[[str], None]) -> Plan: ...
+
+    @staticmethod
+    def sweep(path: Path, given: Sequence[str], parallel: int) -> int: ...
+
+    @staticmethod
+    def evaluate(
+        config_path: Path,
+        evaluation_set: str,
+        checkpoint: Path,
+        show: Callable[[Evaluation], int],
+        prompts_path: Path | None,
+        overrides: Sequence[str],
+        timeout: float,
+        summary_only: bool,
+    ) -> int: ...
+
+    @staticmethod
+    def with_reward_service(
+        path: Path, overrides: Sequence[str], work: Callable[[AsyncClient], Coroutine[Any, Any, int]]
+    ) -> int: ...
+
+    @staticmethod
+    def run_environments(*arguments: str) -> int: ...
+
+    @staticmethod
+    def service_python(name: str) -> Path: ...
+
+
+def the_launcher(otherwise: str) -> Launcher:
+    """Return the installed launcher. Raises QuartetError if there is none; `otherwise`: what else to do."""
+    for found in entry_points(group="quartet", name="launcher"):
+        return cast(Launcher, found.load())
+    raise QuartetError(
+        "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or " + otherwise
+    )
