@@ -215,11 +215,11 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
+def test_a_full_disk_is_one_sentence(capsys, monkeypatch, tmp_path):
     full = open("/dev/full", "w")  # noqa: SIM115  (its end fails too)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
-        assert main(["completion", "bash"]) == 2
+        assert main(["certs", "show", str(tmp_path), "--json"]) == 2
     assert capsys.readouterr().err == "quartet: a file cannot be written (No space left on device); make room\n"
     with suppress(OSError):
         full.close()

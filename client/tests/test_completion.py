@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from quartet_client.cli.main import main
-
 BASH = shutil.which("bash")
 
 
@@ -24,7 +22,7 @@ def test_bash_completes_commands_options_and_values(tmp_path):
     (tmp_path / "quartet").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quartet_client "$@"\n')
     (tmp_path / "quartet").chmod(0o755)
     script = [
-        'eval "$(quartet completion bash)" || exit 3',
+        'eval "$(_QUARTET_COMPLETE=bash_source quartet)" || exit 3',
         'function=$(complete -p quartet | sed -E "s/.*-F ([^ ]+).*/\\1/")',
     ]
     # As bash itself does at a Tab: the words, and which of them the cursor is in, for the registered function.
@@ -39,8 +37,3 @@ def test_bash_completes_commands_options_and_values(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert [set(line.split()) for line in done.stdout.splitlines()] == list(WANTED.values())
-
-
-@pytest.mark.parametrize(("shell", "says"), [("zsh", "compdef _quartet_completion quartet"), ("fish", "complete ")])
-def test_other_shells_get_theirs(capsys, shell, says):
-    assert main(["completion", shell]) == 0 and says in capsys.readouterr().out

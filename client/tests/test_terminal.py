@@ -141,7 +141,6 @@ def quartet(hostile, monkeypatch):
 WITHOUT_SERVICES = (
     "certs",
     "compare",
-    "completion",
     "contract-test",
     "env",
     "export",
@@ -185,7 +184,6 @@ COMMANDS = {
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
     "contract-test": [["--service", "reward", "--target", LINE]],
     "migrate-colossalchat": [["-m", LINE, "-d", "d"], ["-m", "m", "-d", "d", "--unheard-of", LINE]],
-    "completion": [[LINE]],
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes the generated pages and pictures of docs/.
+"""Writes the generated pages of docs/.
 
 .quartet/envs/dev/bin/python docs/tools/write.py            writes them
 .quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1 and names those that are not up to date
@@ -10,11 +10,7 @@ from pathlib import Path
 
 import client_reference
 import families
-import hostile
-import house
-import pictures
 import prometheus
-import proto_reference
 import roles
 import run_file
 import trl
@@ -34,11 +30,7 @@ def pages() -> dict[str, str]:
         "commands.md": client_reference.page(),
         "roles.md": roles.page(),
         "verifiers.md": verifiers.page(),
-        "hostile.md": hostile.page(),
         "prometheus.md": prometheus.page(),
-        "protos.md": proto_reference.page(),
-        "pictures/house.svg": house.house(),
-        **{f"pictures/{name}.svg": draw() for name, draw in pictures.PICTURES.items()},
     }
 
 
@@ -55,7 +47,6 @@ def main() -> int:
             print(f"not up to date: {', '.join(wrong)}; run docs/tools/write.py", file=sys.stderr)
         return 1 if wrong else 0
     for name in wrong:
-        (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(made[name])
         print(f"written: docs/{name}")
     return 0

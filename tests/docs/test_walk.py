@@ -1,7 +1,9 @@
-"""The walk of one prompt group in docs/concepts.md: at most 70 modules, each connected to another by an import."""
+"""docs/concepts.md: the walk of one prompt group, at most 70 modules, each connected to another by an import; the
+package layout, which has the layers of the import contract."""
 
 import ast
 import re
+import tomllib
 
 from pages import ROOT
 
@@ -39,3 +41,12 @@ def test_the_walk_names_modules_that_meet():
         )
     ]
     assert not alone
+
+
+def test_package_layout_has_the_layers_of_the_import_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    page = (ROOT / "docs" / "concepts.md").read_text().partition("## Package layout")[2]
+    lines = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    assert [re.findall(r"quartet(?:_\w+)?", line.partition("  ")[0]) for line in lines] == [
+        layer.split(" | ") for layer in contracts[0]["layers"]
+    ]

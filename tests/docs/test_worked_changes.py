@@ -35,7 +35,7 @@ class Change:
 
 CHANGES = {
     "sampling_parameter": Change(
-        "A sampling parameter", 8, "dev", ("services/common/tests/test_sampling.py", "-k", "thinking_token_budget")
+        "A sampling parameter", 7, "dev", ("services/common/tests/test_sampling.py", "-k", "thinking_token_budget")
     ),
     "algorithm": Change(
         "An algorithm",

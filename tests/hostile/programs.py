@@ -1,7 +1,7 @@
 """Programs that attack the sandbox, each with a description and the exit reasons that show that the attack failed.
 
 A program whose attack succeeds prints ESCAPED; one that gets an error prints REFUSED. `test_programs.py` runs all of
-them in every mode that this machine supports; `docs/hostile.md` lists them.
+them in every mode that this machine supports.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`quartet certs`, `env`, `completion`: this host; `contract-test`: an implementation of a service."""
+"""`quartet certs`, `env`: this host; `contract-test`: an implementation of a service."""
 
 import importlib.util
 import pwd
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 import grpc
-from click.shell_completion import get_completion_class
 from rich.text import Text
 
 from quartet_client.authority import (
@@ -179,31 +178,6 @@ def add(service: str, packages: tuple[str, ...]) -> int:
     """
     launcher = the_launcher("install them yourself into the service's environment")
     return launcher.run_environments(service, *(f"--add={package}" for package in packages))
-
-
-_VARIABLE = "_QUARTET_COMPLETE"  # what Click asks the command for completions by; see its "Shell Completion"
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> int:
-    """Print the completion script of SHELL, to be sourced by its start-up file.
-
-    \b
-    bash  eval "$(quartet completion bash)"         in ~/.bashrc
-    zsh   eval "$(quartet completion zsh)"          in ~/.zshrc, after compinit
-    fish  quartet completion fish | source          in ~/.config/fish/config.fish
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None  # Click has these three
-    click.echo(_source(kind(context.find_root().command, {}, "quartet", _VARIABLE)))
-    return 0
-
-
-def _source(script: object) -> str:
-    # Not Click's `source()`, which refuses if the bash of this machine is too old: the script may be for another.
-    return script.source_template % script.source_vars()  # type: ignore[attr-defined]
 
 
 _NEEDED = ("pytest", "numpy", "xxhash")

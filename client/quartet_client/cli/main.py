@@ -18,7 +18,7 @@ from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
 from quartet_client.cli.export import export, plot
-from quartet_client.cli.host import certs, completion, contract_test, env
+from quartet_client.cli.host import certs, contract_test, env
 from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, submit
@@ -61,7 +61,6 @@ for command in (
     env,
     contract_test,
     migrate_colossalchat,
-    completion,
 ):
     cli.add_command(command)
 
