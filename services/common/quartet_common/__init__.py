@@ -1,4 +1,4 @@
-"""What all Quartet services share. It imports neither torch nor a service."""
+"""What clients and servers share. It imports neither torch nor a service."""
 
 __version__ = "0.1.0"
 
