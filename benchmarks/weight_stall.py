@@ -1,6 +1,6 @@
 """What a weight update costs those who generate: how long they stand still, and tokens a second around it.
 
-An engine generates continuously in this process (the rollout's environment); the trainer's `Transfer` sends full
+An engine generates continuously in this process (the rollout's environment); the trainer's transport sends full
 weights of 500 MB over Gloo from another process. Each update is received, installed during a pause, and generation
 resumed, as in the service. Figures with limits: the pause of generation, at most the installation plus 100 ms; and
 tokens/s while an update is received over a link limited to 100 MB/s (`tc`, in a new network namespace; not with
@@ -19,7 +19,6 @@ import bisect
 import contextlib
 import json
 import os
-import secrets
 import statistics
 import subprocess
 import sys
@@ -54,9 +53,10 @@ def send(folder: Path) -> None:
     from safetensors.torch import load_file
 
     from quartet_common.weights import plan_buckets
-    from quartet_trainer.weight_sync.group import Transfer, WeightGroup
-    from quartet_trainer.weight_sync.packing import Packer, Snapshot
-    from quartet_trainer.weight_sync.process_group import GroupTransport, WeightStore
+    from quartet_trainer.weight_sync.group import WeightStore, form_group
+    from quartet_trainer.weight_sync.packing import Packer
+    from quartet_trainer.weight_sync.rollouts import WeightGroup
+    from quartet_trainer.weight_sync.transports import Broadcast
 
     torch.set_num_threads(1)
     weights = load_file(folder / "model.safetensors")
@@ -64,16 +64,17 @@ def send(folder: Path) -> None:
     specs = [(name, dtype, tensor.shape) for name, tensor in weights.items()]
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
     (folder / "manifest").write_bytes(manifest.SerializeToString())
-    store, secret, packer = WeightStore("127.0.0.1"), secrets.token_bytes(8), Packer(manifest)
-    print(json.dumps({"port": store.port, "secret": secret.hex()}), flush=True)
-    channel = GroupTransport("gloo", store).meet(1, secret, 2, TIMEOUT_SECONDS)
+    store, transport = WeightStore("127.0.0.1"), Broadcast("gloo")
+    group = WeightGroup("bench", 1, 2, TIMEOUT_SECONDS, {}, lambda _: True)
+    print(json.dumps({"port": store.port, "secret": group.secret.hex()}), flush=True)
+    form_group("gloo", transport, store, "", group)
 
-    snapshot = Snapshot(manifest)
-    snapshot.take(1, iter(weights.items()))
+    packer = Packer(manifest, copy=True)
+    buckets = list(packer.pack(lambda: (each for each in weights.items())))
     for _ in sys.stdin:
-        group = WeightGroup("bench", 1, {}, channel, lambda _: True, "gloo")
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        Transfer(group, 1, deadline, packer, snapshot).run()
+        group.deadline = time.monotonic() + TIMEOUT_SECONDS
+        transport.send(group, buckets)
+        packer.checksums()
 
 
 # --- The rollout's side -----------------------------------------------------------------------------------------------

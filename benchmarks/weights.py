@@ -1,6 +1,6 @@
 """The weight transport, beside the limits of this machine and the way of the peers, between the same two processes.
 
-Ours: the trainer's `Transfer` broadcasts 300 float32 tensors from its packed copy, the default, while the rollout's
+Ours: the trainer's transport broadcasts 300 float32 tensors from its packed copy, the default, while the rollout's
 `WeightReceiver`, in a process of the rollout's environment, receives and checksums them. The copy and its checksum are
 made before an update begins, while rollouts generate; their cost is a separate figure. With `weights.overlap = false`
 there is no copy: tensors are packed and checksummed while they are sent, which is measured too. The RPCs before and
@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -74,8 +74,7 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
             if flat.numel() != size:
                 flat = torch.empty(size, dtype=torch.uint8)
             pieces = [flat] if kind == "flat" else flat[: size // TENSORS * TENSORS].chunk(TENSORS)
-            for piece in pieces:
-                flat_group.broadcast(piece, time.monotonic() + TIMEOUT_SECONDS)(lambda: None)
+            list(flat_group.broadcast(pieces, time.monotonic() + TIMEOUT_SECONDS))
         print(time.process_time() - began, flush=True)
 
 
@@ -86,11 +85,12 @@ class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
     def __init__(self, receiver: Side, groups: list, megabytes: int, bucket_bytes: int):
-        from quartet_trainer.weight_sync.packing import Packer, Snapshot
+        from quartet_trainer.weight_sync.packing import Packer
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
         self._manifest = plan(megabytes, bucket_bytes)
-        self._packer, self._snapshot = Packer(self._manifest), Snapshot(self._manifest)
+        self._packer, self._copier = Packer(self._manifest), Packer(self._manifest, copy=True)
+        self._copy: list[torch.Tensor] = []
         self._weights = {name: torch.randn(shape) for name, _, shape in shapes(megabytes)}
         self.bytes = sum(self._manifest.bucket_bytes)
         self._flat = torch.zeros(self.bytes, dtype=torch.uint8)
@@ -100,38 +100,41 @@ class Sides:
 
     def copy(self) -> None:
         """What happens before an update begins."""
-        self._snapshot.take(0, self._tensors())
-        self._snapshot.checksums()
+        self._copy = list(self._copier.pack(self._tensors))
+        self._copier.checksums()
 
     def ours(self) -> None:
-        self._transfer(self._snapshot)
+        self._send("ours", self._copy, self._copier)
 
     def ours_without_copy(self) -> None:
-        self._transfer(self._tensors)
+        self._send("ours, no copy", self._packer.pack(self._tensors), self._packer)
 
-    def _transfer(self, weights) -> None:
-        from quartet_trainer.weight_sync.group import Transfer, WeightGroup
+    def _send(self, way: str, buckets: Iterable[torch.Tensor], packer) -> None:
+        from quartet_trainer.weight_sync.transports import Broadcast
 
         self._tell("ours")
-        # Without members there are no RPCs: only the broadcast, the checksum and, without overlap, the packing.
-        group = WeightGroup("bench", 0, {}, self._groups[0], lambda _: True, "gloo")
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        Transfer(group, 0, deadline, self._packer, weights).run()
-        self._answer("ours" if weights is self._snapshot else "ours, no copy")
+        # Without the RPCs: only the broadcast, the checksum and, without overlap, the packing.
+        self._groups[0].deadline = time.monotonic() + TIMEOUT_SECONDS
+        Broadcast("gloo").send(self._groups[0], buckets)
+        packer.checksums()
+        self._answer(way)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._weights.items()
 
     def flat(self) -> None:
         self._tell("flat")
-        self._groups[1].send(self._flat)(lambda: None)
+        self._broadcast(self._flat)
         self._answer("flat")
 
     def per_tensor(self) -> None:
         self._tell("tensors")
         for piece in self._flat[: self.bytes // TENSORS * TENSORS].chunk(TENSORS):
-            self._groups[1].send(piece)(lambda: None)
+            self._broadcast(piece)
         self._answer("per tensor")
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        list(self._groups[1].process_group.broadcast([tensor], time.monotonic() + TIMEOUT_SECONDS))
 
     def memcpy(self) -> None:
         half = self.bytes // 2
@@ -148,11 +151,16 @@ class Sides:
 
 def join_groups(stores: Sequence) -> list:
     """Meet the receiver in two groups, in its order: one for ours, one for the others."""
-    from quartet_trainer.weight_sync.process_group import GroupTransport
+    from quartet_trainer.weight_sync.group import form_group
+    from quartet_trainer.weight_sync.rollouts import WeightGroup
+    from quartet_trainer.weight_sync.transports import Broadcast
 
-    transports = [GroupTransport("gloo", store) for store in stores]
-    groups = {epoch: transports[epoch].meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
-    return [groups[0], groups[1]]
+    groups = []
+    for epoch in (1, 0):
+        group = WeightGroup("bench", epoch, 2, TIMEOUT_SECONDS, {}, lambda _: True, secret=SECRET)
+        form_group("gloo", Broadcast("gloo"), stores[epoch], "", group)
+        groups.insert(0, group)
+    return groups
 
 
 def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
@@ -181,7 +189,7 @@ def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
 
 
 def main(sizes: Sequence[int], bucket_bytes: int) -> None:
-    from quartet_trainer.weight_sync.process_group import WeightStore
+    from quartet_trainer.weight_sync.group import WeightStore
 
     stores = [WeightStore("127.0.0.1") for _ in range(2)]
     figures = []

@@ -29,7 +29,7 @@ from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.weight_sync.packing import Packer, Snapshot
+from quartet_trainer.weight_sync.packing import Packer
 
 RANKS = 2
 MIB = 2**20
@@ -90,15 +90,15 @@ def work(model: Path, said) -> None:
     rank = int(os.environ["RANK"])
     learner = create_learner(LearnerSettings(plugin="torch_fsdp"), model, Run())
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, learner.weight_specs(), WeightsSection().bucket_bytes)
-    packer, snapshot = Packer(manifest), Snapshot(manifest)
+    packer, copier = Packer(manifest), Packer(manifest, copy=True)
 
     def straight() -> None:
-        for _ in packer.pack(learner.weights()):
+        for _ in packer.pack(learner.weights):
             pass
 
     def copied() -> None:
-        snapshot.take(0, learner.weights())
-        snapshot.checksums()
+        list(copier.pack(learner.weights))
+        copier.checksums()
 
     found = {}
     for how, send in (("overlap = false", straight), ("overlap = true", copied)):

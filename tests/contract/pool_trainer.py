@@ -25,7 +25,7 @@ from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.weight_sync import Publisher
-from quartet_trainer.weight_sync.process_group import WeightStore
+from quartet_trainer.weight_sync.group import WeightStore
 
 BUCKET_BYTES = 1 << 16
 HEARTBEAT_SECONDS = 0.5
@@ -49,7 +49,7 @@ def main() -> None:
     )
     stub = broker_pb2_grpc.BrokerServiceStub(connect_sync(broker))
     members = Members(stub, run, lambda: me, HEARTBEAT_SECONDS, on_change=lambda: None)
-    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, **json.loads(keys))
+    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, overlap=False, **json.loads(keys))
     store = WeightStore("127.0.0.1")
     publisher = Publisher(run, settings, store, members, SecuritySection(), specs, folder=Path(weights_folder))
 
@@ -68,9 +68,10 @@ def main() -> None:
             continue
         stops = iter([order.get("stop_at", -1)])  # in the first attempt alone
         began = time.monotonic()
-        published = publisher.publish(
+        publisher.begin(
             order["version"], lambda version=order["version"], stops=stops: weights(version, next(stops, -1))
         )
+        published = publisher.collect(wait=True)
         say(
             rollouts=published.rollouts if published else publisher.current(order["version"]),
             seconds=time.monotonic() - began,

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from quartet_common.tensors import encode, encode_ragged
 from quartet_common.weights import bucket_file, plan_buckets
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.weight_sync.packing import Snapshot
+from quartet_trainer.weight_sync.packing import Packer
 from quartet_weights.buckets import view
 
 BUCKET_BYTES = 1 << 20
@@ -94,9 +94,7 @@ class Side:
     def publish(self, folder: str) -> str:
         """Write the weights with the file transport; return their manifest."""
         manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, self._learner.weight_specs(), BUCKET_BYTES)
-        snapshot = Snapshot(manifest)
-        snapshot.take(1, self._learner.weights())
-        for index, bucket in enumerate(snapshot.buckets):
+        for index, bucket in enumerate(Packer(manifest).pack(self._learner.weights)):
             contents = {t.name: view(t, bucket) for t in manifest.tensors if t.bucket == index}
             save_file(contents, Path(folder) / bucket_file(manifest, index), metadata={"format": "pt"})
         return manifest.SerializeToString().hex()

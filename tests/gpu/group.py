@@ -37,7 +37,7 @@ def take_part(leader: Connection, backend: str, epoch: int, megabytes: int) -> N
     tensor = torch.zeros(megabytes << 20, dtype=torch.uint8, device=group.device)
     leader.send("met")
     leader.recv()  # wait for rank 0
-    group.broadcast(tensor, time.monotonic() + MEETING_SECONDS)(lambda: None)
+    list(group.broadcast([tensor], time.monotonic() + MEETING_SECONDS))
     leader.send(bool((tensor == FIRST).all()))
 
 
@@ -69,7 +69,7 @@ class Epoch:
     def broadcast(self, seconds: float) -> float:
         """Broadcast once; return the seconds. Raises RuntimeError."""
         began = time.monotonic()
-        self._group.broadcast(self._tensor, began + seconds)(lambda: None)
+        list(self._group.broadcast([self._tensor], began + seconds))
         if self._tensor.is_cuda:
             torch.cuda.synchronize()
         return time.monotonic() - began

@@ -6,9 +6,8 @@ arrive complete and in order, or an error is raised; that every wait has a deadl
 
 import hmac
 import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from pydantic import Field
@@ -50,79 +49,54 @@ class SocketSender:
 
         self.device = torch.device("cpu")
         self.libraries: dict[str, str] = {}
-        self._epoch, self._listener = -1, socket.create_server((host, port))
+        self._listener = socket.create_server((host, port))
         self._listener.settimeout(POLL_SECONDS)
-        self._address = self._listener.getsockname()
-        self._meeting = threading.Lock()
+        host, port = self._listener.getsockname()[:2]
+        self.invitation = {"host": host, "port": str(port)}
+        self._epoch, self._peers = -1, []
 
-    def invite(self, epoch: int) -> dict[str, str]:
-        """Return the address for rollouts, once an abandoned `meet`, which would reject them, has ended."""
-        self._epoch = epoch
-        with self._meeting:
-            return {"host": self._address[0], "port": str(self._address[1])}
-
-    def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> "SocketChannel":
-        """Wait for the rollouts of an epoch; connections without its secret are closed.
-
-        Raises:
-            RuntimeError: not all connected in time, or the next epoch has begun.
-        """
-        deadline = time.monotonic() + timeout
-        peers: list[socket.socket] = []
-        with self._meeting:
-            while len(peers) < world_size - 1:
-                try:
-                    if self._epoch != epoch:
-                        raise InterruptedError("before the next epoch began")
-                    if time.monotonic() > deadline:
-                        raise InterruptedError(f"within {timeout:g} s")
-                    peer, _ = self._listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError as error:  # also if `close` was called
-                    for one in peers:
-                        one.close()
-                    raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came {error}") from error
-                sent = bytearray(len(secret))
-                with suppress(OSError, EOFError):
-                    receive(peer, memoryview(sent), min(deadline, time.monotonic() + SECRET_SECONDS))
-                if hmac.compare_digest(bytes(sent), secret):
-                    peer.settimeout(POLL_SECONDS)
-                    peers.append(peer)
-                else:
-                    peer.close()
-        return SocketChannel(peers)
-
-    def close(self) -> None:
-        """Stop listening; a waiting `meet` raises."""
-        with suppress(OSError):  # closed already
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
-class SocketChannel:
-    """One epoch's connections; implements `quartet_trainer.weight_sync.transports.Channel`."""
-
-    def __init__(self, peers: list[socket.socket]):
-        self._peers = peers
-
-    def transfer(self, update) -> None:
-        """Send every bucket to all rollouts. `update.check` raises at the deadline or if a rollout has left; OSError is
-        treated as a failed transfer."""
-        update.begin()
-        for bucket in update.buckets():
+    def send(self, group, buckets) -> None:
+        """Send every bucket to all rollouts, which are connected first if the epoch is new. `group.check` raises at the
+        deadline or if a rollout has left; any error is a failed transfer."""
+        if group.epoch != self._epoch:
+            self._connect(group)
+        for bucket in buckets:
             content = memoryview(bucket.numpy())
             for peer in self._peers:
                 left = content
                 while left:
-                    update.check()
+                    group.check()
                     with suppress(TimeoutError):
                         left = left[peer.send(left) :]
 
-    def drop(self, wait: float = 0.0) -> None:
-        """Leave the epoch."""
+    def _connect(self, group) -> None:
+        """Wait for the rollouts of the group; connections without its secret are closed."""
+        self._disconnect()
+        while len(self._peers) < group.world_size - 1:
+            group.check()
+            try:
+                peer, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            sent = bytearray(len(group.secret))
+            with suppress(OSError, EOFError):
+                receive(peer, memoryview(sent), time.monotonic() + SECRET_SECONDS)
+            if hmac.compare_digest(bytes(sent), group.secret):
+                peer.settimeout(POLL_SECONDS)
+                self._peers.append(peer)
+            else:
+                peer.close()
+        self._epoch = group.epoch
+
+    def _disconnect(self) -> None:
         for peer in self._peers:
             peer.close()
+        self._epoch, self._peers = -1, []
+
+    def close(self) -> None:
+        """Stop listening, and close the connections."""
+        self._disconnect()
+        self._listener.close()
 
 
 class SocketReceiver:
@@ -137,20 +111,20 @@ class SocketReceiver:
         self._peer = socket.create_connection(address, info.timeout_seconds)
         self._peer.sendall(info.secret)
 
-    def fill(self, manifest, buckets: Sequence, path: str, timeout_seconds: float, arrived: Callable) -> None:
-        """Fill each bucket and call `arrived`. Raises WeightTransferError at the deadline or on a lost connection."""
-        deadline = time.monotonic() + timeout_seconds
+    def receive(self, manifest, buckets: Sequence, path: str, seconds: float) -> Iterator:
+        """Fill and yield each bucket. Raises WeightTransferError at the deadline or on a lost connection."""
+        deadline = time.monotonic() + seconds
         for bucket in buckets:
             try:
                 receive(self._peer, memoryview(bucket.numpy()), deadline)
             except TimeoutError as error:
-                raise failed(f"the weights did not come within {timeout_seconds:g} s") from error
+                raise failed(f"the weights did not come within {seconds:g} s") from error
             except (OSError, EOFError) as error:
                 raise failed(f"the weights broke off: {error}") from error
-            arrived(bucket)
+            yield bucket
 
     def close(self) -> None:
-        """Leave the group; a waiting `fill` raises."""
+        """Leave the group; a waiting `receive` raises."""
         with suppress(OSError):  # the other end has closed
             self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()

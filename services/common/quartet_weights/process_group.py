@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +61,19 @@ def first_line(error: BaseException, secret: bytes = b"") -> str:
     return line.replace(secret.hex(), "…") if secret else line
 
 
+class GroupError(RuntimeError):
+    """An operation of a group failed."""
+
+
+@contextlib.contextmanager
+def _raising_group_error() -> Iterator[None]:
+    """Turn torch's RuntimeError into GroupError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupError(first_line(error)) from error
+
+
 class ProcessGroup:
     """One rank of a connected group."""
 
@@ -77,7 +91,7 @@ class ProcessGroup:
 
         Args:
             backend: "gloo" or "nccl".
-            seconds: deadline of the rendezvous and of each operation.
+            seconds: deadline of the rendezvous and, unless `broadcast` is given one, of each operation.
             host: name or address at which the other ranks reach this one. Gloo listens there; NCCL chooses an
                 interface itself, unless `interface` is set.
             interface: network interface to listen on instead of `host`; default: the environment's
@@ -86,8 +100,7 @@ class ProcessGroup:
         Raises:
             RuntimeError: the rendezvous failed.
         """
-        self.device = device_of(backend)
-        timeout = timedelta(seconds=seconds)
+        self.device, self._seconds = device_of(backend), seconds
         if backend == "nccl":
             os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # As in vLLM: ranks must agree.
             if interface:
@@ -100,31 +113,58 @@ class ProcessGroup:
             # Without either, Gloo listens on the address that the machine's hostname resolves to.
             where = {"interface": interface} if interface else {"hostname": host}
             options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-        options._timeout = timeout
+        options._timeout = timedelta(seconds=seconds)
         kind = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
         self._group: Any = kind(store, rank, world_size, options)
         if backend == "nccl":  # It connects in the first operation.
-            work = self._group.allreduce([torch.zeros(1, device=self.device)])
-            self._wait(work, time.monotonic() + seconds, lambda: None)
+            first = torch.zeros(1, device=self.device)
+            self._end(first, self._group.allreduce([first]), time.monotonic() + seconds, lambda: None)
 
-    def broadcast(self, tensor: torch.Tensor, deadline: float) -> Callable[[Callable[[], None]], None]:
-        """Begin a broadcast from rank 0, in place. Returns a function that waits for its end, calling its argument
-        repeatedly, and raises RuntimeError on failure or at `deadline` (`time.monotonic`)."""
+    def broadcast(
+        self,
+        tensors: Iterable[torch.Tensor],
+        deadline: float | None = None,
+        ahead: int = 1,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[torch.Tensor]:
+        """Broadcast tensors of `device` from rank 0, in place; yield each when its broadcast has ended.
+
+        Args:
+            deadline: of all (`time.monotonic`); default: each has the group's `seconds`.
+            ahead: how many are under way at a time; the next is taken when the oldest has ended.
+            check: called repeatedly while waiting.
+
+        Raises:
+            GroupError: a broadcast failed, or did not end in time.
+        """
+        under_way: deque[tuple[torch.Tensor, Any, float]] = deque()
+        for tensor in tensors:
+            end = deadline or time.monotonic() + self._seconds
+            under_way.append((tensor, self._begin(tensor, end), end))
+            if len(under_way) == ahead:
+                yield self._end(*under_way.popleft(), check)
+        while under_way:
+            yield self._end(*under_way.popleft(), check)
+
+    def _begin(self, tensor: torch.Tensor, deadline: float) -> Any:
         if self._group is None:
-            raise RuntimeError("the weight group was left")
+            raise GroupError("the weight group was left")
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        work = self._group.broadcast([tensor], options)
-        return lambda check: self._wait(work, deadline, check)
+        with _raising_group_error():
+            return self._group.broadcast([tensor], options)
 
-    def _wait(self, work: Any, deadline: float, check: Callable[[], None]) -> None:
+    def _end(self, tensor: torch.Tensor, work: Any, deadline: float, check: Callable[[], None]) -> torch.Tensor:
+        """Wait for `work` on a tensor; return that."""
         while not work.is_completed():
             check()
             if time.monotonic() > deadline:
-                raise RuntimeError("an operation of the weight group did not end in time")
+                raise GroupError("an operation of the weight group did not end in time")
             time.sleep(LOOK_SECONDS)
-        work.wait()
+        with _raising_group_error():
+            work.wait()
+        return tensor
 
     def close(self, seconds: float = 0.0) -> None:
         """Leave the group, abort pending operations, and wait at most `seconds` for their end."""

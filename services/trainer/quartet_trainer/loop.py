@@ -28,8 +28,7 @@ from quartet_trainer.records.step_metrics import batch_metrics, time_metrics, up
 from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
-from quartet_trainer.weight_sync import Published
-from quartet_trainer.weight_sync.sync import WeightSync
+from quartet_trainer.weight_sync import Published, Publisher
 
 if TYPE_CHECKING:
     from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
@@ -90,7 +89,7 @@ class TrainingLoop:
     learner: Learner
     session: BrokerSession
     batches: BatchFetcher
-    weight_sync: WeightSync
+    publisher: Publisher
     observer: RolloutObserver
     checkpointer: Checkpointer
     evaluator: Evaluator
@@ -201,7 +200,7 @@ class TrainingLoop:
             self.batches.ask(step + 1)
         if self.settings.weights.sleep_rollouts:
             self._collect_update(wait=True)
-        with self.weight_sync.rollouts_asleep() as awake, self.traces.step(step, groups):
+        with self.publisher.rollouts_asleep() as awake, self.traces.step(step, groups):
             for name, why in awake.items():
                 self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
             self.callbacks.batch(step, fetched.tensors, groups)
@@ -236,10 +235,10 @@ class TrainingLoop:
         """Collect an update that has ended; start one for rollouts that joined or recovered. Does not wait for it."""
         self.learner.idle()
         self._collect_update()
-        if not self.weight_sync.under_way:
+        if not self.publisher.under_way:
             self._begin_update()
-        if not self.weight_sync.under_way:
-            self.status.wait_for("" if self.weight_sync.current() else NO_ROLLOUT)
+        if not self.publisher.under_way:
+            self.status.wait_for("" if self.publisher.current(self.learner.step) else NO_ROLLOUT)
 
     def _bring_all(self) -> int:
         """Send this version to every rollout that lacks it, and wait. Return how many rollouts have it."""
@@ -247,7 +246,7 @@ class TrainingLoop:
         self.learner.idle()
         self._publish()
         self._collect_update(wait=True)
-        rollouts = self.weight_sync.current()
+        rollouts = self.publisher.current(self.learner.step)
         self.status.wait_for("" if rollouts else NO_ROLLOUT)
         return rollouts
 
@@ -257,19 +256,19 @@ class TrainingLoop:
         self._begin_update()
 
     def _begin_update(self) -> None:
-        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.weight_sync.seconds):
-            self.weight_sync.begin()
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.publisher.seconds):
+            self.publisher.begin(self.learner.step, self.learner.weights)
         self._collect_update()
 
     def _collect_update(self, wait: bool = False) -> None:
         """Report the update under way if it has ended; with `wait`, wait for its end."""
-        if not self.weight_sync.under_way:
+        if not self.publisher.under_way:
             return
-        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.weight_sync.seconds):
-            published = self.weight_sync.collect(wait)
-        if self.weight_sync.under_way:
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING, self.publisher.seconds):
+            published = self.publisher.collect(wait)
+        if self.publisher.under_way:
             return
-        self.status.group_epoch = self.weight_sync.epoch
+        self.status.group_epoch = self.publisher.epoch
         if published is None:
             return
         self._updates.append(published)

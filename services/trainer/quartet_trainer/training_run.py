@@ -43,8 +43,7 @@ from quartet_trainer.rendezvous import Rendezvous
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Publisher
-from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.sync import WeightSync
+from quartet_trainer.weight_sync.group import WeightStore
 
 if TYPE_CHECKING:
     from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
@@ -150,10 +149,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
         publisher = _publisher(
             context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set()
         )
-        weight_sync = WeightSync(
-            publisher, learner, settings.weights.overlap, settings.weights.sleep_rollouts, on_end=control.wake.set
-        )
-        parts.callback(weight_sync.close)
+        parts.callback(publisher.close)
         observer = RolloutObserver(members.rollouts, config.security)
         parts.callback(observer.close)
         warn = partial(reporter.notice, "warning")
@@ -178,7 +174,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
             learner=learner,
             session=session,
             batches=batches,
-            weight_sync=weight_sync,
+            publisher=publisher,
             observer=observer,
             checkpointer=checkpointer,
             evaluator=evaluator,
@@ -210,6 +206,7 @@ def _publisher(context: TrainerContext, members: Members, learner: Learner, stop
         stopping=stopping,
         folder=config.run.path / "weights",
         lora=learner.lora,
+        on_end=context.control.wake.set,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,8 @@ class WeightReceiver:
         checksum = BackgroundChecksum()
         try:
             with transports.failing(self._transport):
-                group.fill(
-                    manifest,
-                    buckets,
-                    path,
-                    deadline - time.monotonic(),
-                    lambda bucket: checksum.add(lambda: memoryview(bucket.cpu().numpy())),
-                )
+                for bucket in group.receive(manifest, buckets, path, deadline - time.monotonic()):
+                    checksum.add(partial(_bytes, bucket))
             values = checksum.values()
         except WeightTransferError:
             with self._lock:
@@ -184,3 +180,7 @@ def _fit(spare: Sequence[torch.Tensor], sizes: Sequence[int], device: torch.devi
         else torch.empty(size, dtype=torch.uint8, device=device)
         for i, size in enumerate(sizes)
     ]
+
+
+def _bytes(bucket: torch.Tensor) -> memoryview:
+    return memoryview(bucket.cpu().numpy())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
@@ -22,10 +21,16 @@ from quartet_rollout.errors import EngineError, WeightTransferError
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
 from quartet_server.transports import load_transports, plugin_names
 from quartet_weights.buckets import torch_dtype, view
-from quartet_weights.process_group import ProcessGroup, address_toward, epoch_store, first_line, nccl_missing
+from quartet_weights.process_group import (
+    GroupError,
+    ProcessGroup,
+    address_toward,
+    epoch_store,
+    first_line,
+    nccl_missing,
+)
 
 Buckets = Sequence[torch.Tensor]
-Arrived = Callable[[torch.Tensor], object]
 # Concurrent broadcasts: one bucket is checksummed, the backend's thread receives the next, a third is queued.
 _AHEAD = 3
 
@@ -37,16 +42,14 @@ class Transport(Protocol):
     device: torch.device
     """Device of the buckets."""
 
-    def fill(
-        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
-    ) -> None:
-        """Fill the manifest's buckets (uint8, one dimension), calling `arrived` with each, in order.
+    def receive(self, manifest: WeightManifest, buckets: Buckets, path: str, seconds: float) -> Iterator[torch.Tensor]:
+        """Fill the manifest's buckets (uint8, one dimension) and yield each, in order, when it has arrived.
 
         Args:
             path: with the file transport, the folder of the version.
 
         Raises:
-            WeightTransferError: the sender is gone, the deadline has passed, or the data does not fit the manifest.
+            WeightTransferError: the sender is gone, `seconds` have passed, or the data does not fit the manifest.
         """
 
     def close(self) -> None:
@@ -72,7 +75,7 @@ def _of_package(info: WeightGroupInfo) -> Transport:
         raise EngineError(str(error)) from error
     with failing(info.transport):
         end: Transport = plugin.rollout_end(info)
-    if lacking := [part for part in ("device", "fill", "close") if not hasattr(end, part)]:
+    if lacking := [part for part in ("device", "receive", "close") if not hasattr(end, part)]:
         gave = type(end).__name__
         raise EngineError(f"transport '{info.transport}': rollout_end gave a {gave}, which lacks {', '.join(lacking)}")
     return end
@@ -117,29 +120,16 @@ class GroupTransport:
             ) from error
         self._staging: list[torch.Tensor] = []
 
-    def fill(
-        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
-    ) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        under_way: deque[tuple[torch.Tensor, torch.Tensor, Callable[[Callable[[], None]], None]]] = deque()
-
-        def land() -> None:
-            bucket, landing, wait = under_way.popleft()
-            wait(lambda: None)
-            if landing is not bucket:
-                bucket.copy_(landing)
-            arrived(bucket)
-
+    def receive(self, manifest: WeightManifest, buckets: Buckets, path: str, seconds: float) -> Iterator[torch.Tensor]:
+        landings = (self._landing(index, bucket, max(manifest.bucket_bytes)) for index, bucket in enumerate(buckets))
+        arrived = self.group.broadcast(landings, time.monotonic() + seconds, _AHEAD)
         try:
-            for index, bucket in enumerate(buckets):
-                if len(under_way) == _AHEAD:
-                    land()
-                landing = self._landing(index, bucket, max(manifest.bucket_bytes))
-                under_way.append((bucket, landing, self.group.broadcast(landing, deadline)))
-            while under_way:
-                land()
-        except RuntimeError as error:
-            raise WeightTransferError(f"the broadcast of weights failed: {first_line(error)}") from error
+            for bucket, landing in zip(buckets, arrived, strict=True):
+                if landing is not bucket:
+                    bucket.copy_(landing)
+                yield bucket
+        except GroupError as error:
+            raise WeightTransferError(f"the broadcast of weights failed: {error}") from error
 
     def _landing(self, index: int, bucket: torch.Tensor, largest: int) -> torch.Tensor:
         """Return the tensor to receive into: the bucket itself, or with NCCL a staging buffer on the GPU."""
@@ -161,17 +151,15 @@ class FileTransport:
 
     device = torch.device("cpu")
 
-    def fill(
-        self, manifest: WeightManifest, buckets: Buckets, path: str, timeout_seconds: float, arrived: Arrived
-    ) -> None:
+    def receive(self, manifest: WeightManifest, buckets: Buckets, path: str, seconds: float) -> Iterator[torch.Tensor]:
         if not path:
             raise WeightTransferError("the update was announced without the path of its files")
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + seconds
         for index, tensors in groupby(manifest.tensors, key=lambda tensor: tensor.bucket):
             if time.monotonic() > deadline:
-                raise WeightTransferError(f"the files in '{path}' were not read within {timeout_seconds:g} s")
+                raise WeightTransferError(f"the files in '{path}' were not read within {seconds:g} s")
             _read(Path(path) / bucket_file(manifest, index), buckets[index], tensors)
-            arrived(buckets[index])
+            yield buckets[index]
 
     def close(self) -> None:
         """Does nothing."""

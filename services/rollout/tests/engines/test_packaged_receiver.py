@@ -27,7 +27,7 @@ def test_whatever_is_raised_is_a_transfer_that_failed(monkeypatch: pytest.Monkey
     receiver = WeightReceiver()
     with pytest.raises(WeightTransferError, match="a hawk"):
         receiver.join(INFO)
-    pigeon.rollout_end = lambda _: SimpleNamespace(device=torch.device("cpu"), fill=hawk, close=lambda: None)
+    pigeon.rollout_end = lambda _: SimpleNamespace(device=torch.device("cpu"), receive=hawk, close=lambda: None)
     receiver.join(INFO)
     with pytest.raises(WeightTransferError, match="a hawk"):
         receiver.receive(rollout_pb2.WeightManifest(), 1.0)

@@ -1,8 +1,8 @@
 """Sends the trained weights to the rollouts.
 
-`sync` is the loop's interface: one update at a time. `publisher` selects the rollouts to update and handles failures.
-`group` forms a weight group and runs one update in it, through `transports` (files and plugins) or `process_group`
-(Gloo and NCCL).
+`Publisher._update` is one update from Begin to Finish: read it first. `publisher` selects the rollouts, retries and
+runs updates beside the training; `rollouts` has what is known of them; `group` forms the weight group of an epoch;
+`transports` sends the buckets that `packing` fills.
 """
 
 from quartet_trainer.weight_sync.publisher import Published, Publisher

@@ -1,39 +1,54 @@
-"""Tracks the policy version of each rollout and updates those that lack the current one.
+"""Tracks the policy version of each rollout and updates those that lack the current one: read `Publisher._update`.
 
 Every update ends by its deadline, and a failed one does not end the training: a rollout that fails is skipped for a
 while, and the others get the weights in a new group.
 """
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import grpc
-from quartet.v1 import broker_pb2, common_pb2, rollout_pb2, rollout_pb2_grpc
+import torch
+from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
+from quartet_common import tracing
 from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_common.durations import to_duration
-from quartet_common.errors import describe
-from quartet_common.handshake import handshake
 from quartet_common.log import get_logger
 from quartet_common.weights import plan_buckets
-from quartet_server.transports import OWN_TRANSPORTS, how_to_install
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
-from quartet_trainer.weight_sync.group import PAUSE_MODES, Transfer, WeightGroup, create_transport, form_group, gather
-from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
-from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.transports import TransferFailed
+from quartet_trainer.weight_sync.group import WeightStore, form_group
+from quartet_trainer.weight_sync.packing import Packer, Weights
+from quartet_trainer.weight_sync.rollouts import (
+    Rollout,
+    TransferFailed,
+    WeightGroup,
+    call_all,
+    newest_epoch,
+    shake_hands,
+)
+from quartet_trainer.weight_sync.transports import Files, create_transport
 
 log = get_logger(__name__)
 
-FIRST_BACKOFF_SECONDS = 1.0
-LONGEST_BACKOFF_SECONDS = 30.0
-STATUS_SECONDS = 5.0
+ABORT_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
 SLEEP_SECONDS = 30.0  # a sleeping rollout wakes after this time unless SetSleep is called again
+
+PAUSE_MODES = {
+    "keep": rollout_pb2.PAUSE_MODE_KEEP,
+    "wait": rollout_pb2.PAUSE_MODE_WAIT,
+    "abort": rollout_pb2.PAUSE_MODE_ABORT,
+}
 
 
 @dataclass
@@ -52,21 +67,12 @@ class Published:
     """A message for each failed attempt."""
 
 
-@dataclass
-class _Peer:
-    """The publisher's state for a live rollout."""
-
-    channel: grpc.Channel
-    stub: rollout_pb2_grpc.RolloutServiceStub
-    handshake_done: bool = False
-    version: int | None = None
-    """Version this trainer installed; None: none, or unknown."""
-    failures: int = 0
-    retry_at: float = 0.0
-
-
 class Publisher:
-    """Sends the current policy version to the rollouts."""
+    """Sends the current policy version to the rollouts, one update at a time.
+
+    With `overlap` an update is sent on a thread, from a copy of the weights, which is not overwritten before the update
+    that reads it has ended. Call the public methods from one thread only.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class Publisher:
         stopping: Callable[[], bool] = lambda: False,
         folder: Path = Path("weights"),
         lora: rollout_pb2.LoraConfig | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ):
         """Prepare the buckets.
 
@@ -87,29 +94,31 @@ class Publisher:
             specs: name, Dtype and shape of each tensor, as the learner's `weight_specs`.
             folder: where the file transport writes, if the settings name no folder.
             lora: the adapter whose tensors `specs` lists; None: `specs` lists the whole model.
+            on_end: called on the sending thread when an update has ended; not without `overlap`.
 
         Raises:
             ConfigError: the configured transport cannot work here.
         """
-        self._run_id = run_id
-        self._settings = settings
-        self._store = store
-        self._members = members
-        self._security = security
-        self._stopping = stopping
+        self._run_id, self._settings, self._store, self._members = run_id, settings, store, members
+        self._security, self._stopping, self._on_end = security, stopping, on_end
         own_folder = settings.folder / run_id if settings.folder else folder
-        self._transport = create_transport(settings, store, own_folder)
+        self._transport = create_transport(settings, store.host, own_folder)
         kind = rollout_pb2.WEIGHT_KIND_FULL if lora is None else rollout_pb2.WEIGHT_KIND_LORA
         self._manifest = plan_buckets(kind, specs, settings.bucket_bytes)
         if lora is not None:
             self._manifest.lora.CopyFrom(lora)
-        self._packer = Packer(self._manifest, self._transport.device)
-        self._capabilities = [f"weights.{settings.transport}", "weights.full" if lora is None else "weights.lora"]
-        self._peers: dict[str, _Peer] = {}
-        self._ranks: dict[str, int] = {}
+        self._bytes = sum(self._manifest.bucket_bytes)
+        self._packer = Packer(self._manifest, self._transport.device, settings.overlap)
+        self._copy: list[torch.Tensor] = []
+        self._copied = -1
+        """The version of `_copy`; -1: none."""
+        self._kind = "full" if lora is None else "lora"
+        self._rollouts: dict[str, Rollout] = {}
         self._group: WeightGroup | None = None
         self._last_epoch = 0
         self._stop_seen: float | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
+        self._under_way: Future[Published | None] | None = None
 
     @property
     def epoch(self) -> int:
@@ -117,192 +126,173 @@ class Publisher:
         return self._group.epoch if self._group else -1
 
     @property
+    def under_way(self) -> bool:
+        """Whether an update has begun whose outcome was not collected."""
+        return self._under_way is not None
+
+    @property
     def seconds(self) -> float:
         """The time limit of an update of all live rollouts."""
-        return self._seconds(sum(self._manifest.bucket_bytes), len(self._members.rollouts()))
+        return self._seconds(self._bytes, len(self._members.rollouts()))
+
+    def begin(self, version: int, weights: Weights) -> None:
+        """Start updating the rollouts that lack `version`, if there are any; without `overlap`, wait for the end.
+
+        No update may be under way: call `collect(wait=True)` first.
+
+        Args:
+            weights: of `version`; called once for the copy, without `overlap` for each attempt.
+        """
+        assert self._under_way is None, "an update is under way"
+        if not self.behind(version):
+            return
+        if not self._settings.overlap:
+            published = self._publish(version, partial(self._packer.pack, weights))
+            self._under_way = Future()
+            self._under_way.set_result(published)
+            return
+        if self._copied != version:
+            self._copied = -1
+            self._copy, self._copied = list(self._packer.pack(weights)), version
+        self._under_way = self._executor.submit(self._publish, version, lambda: self._copy)
+        self._under_way.add_done_callback(lambda _: self._on_end())
+
+    def collect(self, wait: bool = False) -> Published | None:
+        """Return the outcome of the update under way; None if there is none, or it has not ended and `wait` is false.
+
+        The wait is bounded, because every update has a deadline.
+        """
+        if self._under_way is None or not (wait or self._under_way.done()):
+            return None
+        update, self._under_way = self._under_way, None
+        return update.result()
 
     def current(self, version: int) -> int:
         """Return the number of live rollouts that have `version`."""
-        return sum(
-            1 for name in self._members.rollouts() if name in self._peers and self._peers[name].version == version
-        )
+        known = [self._rollouts[name] for name in self._members.rollouts() if name in self._rollouts]
+        return sum(rollout.version == version for rollout in known)
 
-    def behind(self, version: int) -> dict[str, broker_pb2.Member]:
+    def behind(self, version: int) -> dict[str, Rollout]:
         """Return the live rollouts that do not have `version`, except those in backoff after a failure."""
         live = self._members.rollouts()
-        for name in self._peers.keys() - live.keys():
-            self._peers.pop(name).channel.close()
-            self._ranks.pop(name, None)
+        for name in self._rollouts.keys() - live.keys():
+            self._rollouts.pop(name).channel.close()
         now = time.monotonic()
         behind = {}
         for name, member in live.items():
-            peer = self._peer(name, member)
-            if peer.version == version and member.policy_version < 0 and self._has_lost_weights(peer):
+            rollout = self._rollout(name, member)
+            if rollout.version == version and member.policy_version < 0 and rollout.has_lost_weights():
                 log.warning("rollout lost its weights", extra={"rollout": name})
-                peer.version, peer.handshake_done = None, False  # its release may have changed
-            if peer.version != version and peer.retry_at <= now:
-                behind[name] = member
+                rollout.forget()
+            if rollout.version != version and rollout.retry_at <= now:
+                behind[name] = rollout
         return behind
 
-    def set_sleep(self, level: int) -> dict[str, str]:
-        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0). No update may be under way.
-
-        Returns:
-            The error of each rollout whose call failed, by instance id.
-        """
-        request = rollout_pb2.SetSleepRequest(level=level, timeout=to_duration(SLEEP_SECONDS))
-        seconds = self._settings.timeout_seconds
-        calls = {
-            name: self._peer(name, member).stub.SetSleep.future(request, timeout=seconds)
-            for name, member in self._members.rollouts().items()
-        }
-        return gather(calls, time.monotonic() + seconds, self._keep_waiting_for).bad
-
-    def _peer(self, name: str, member: broker_pb2.Member) -> _Peer:
-        if name not in self._peers:
+    def _rollout(self, name: str, member: broker_pb2.Member) -> Rollout:
+        if name not in self._rollouts:
             channel = connect_sync(member.address, self._security, service="rollout")
-            self._peers[name] = _Peer(channel, rollout_pb2_grpc.RolloutServiceStub(channel))
-        return self._peers[name]
+            self._rollouts[name] = Rollout(channel, rollout_pb2_grpc.RolloutServiceStub(channel))
+        return self._rollouts[name]
 
-    def _has_lost_weights(self, peer: _Peer) -> bool:
-        """Call GetStatus, because the rollout's last heartbeat may be older than its weights."""
-        try:
-            status = peer.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=STATUS_SECONDS)
-        except grpc.RpcError:
-            return False  # its membership at the broker decides whether it is alive
-        return status.policy_version < 0 and not status.paused
-
-    def snapshot(self) -> Snapshot:
-        """Return an empty snapshot on the transport's device."""
-        return Snapshot(self._manifest, self._transport.device)
-
-    def publish(self, version: int, weights: Weights | Snapshot) -> Published | None:
-        """Send `version` to every rollout that lacks it, with retries until the deadline. None: no rollout lacks it.
-
-        Args:
-            weights: a function that is called for each attempt, or a snapshot of `version`.
-        """
+    def _publish(self, version: int, buckets: Callable[[], Iterable[torch.Tensor]]) -> Published | None:
+        """Send `version` to every rollout that lacks it, with retries until the deadline. None: no rollout lacks it."""
         began = time.monotonic()
         failures: list[str] = []
         targets = self.behind(version)
         if not targets:
             return None
-        seconds = self._seconds(sum(self._manifest.bucket_bytes), len(targets))
+        seconds = self._seconds(self._bytes, len(targets))
         deadline = began + seconds
-        while targets and time.monotonic() < deadline and not self._stopping():
-            try:
-                self._attempt(version, targets, weights, deadline)
-            except TransferFailed as failure:
-                self._drop_group()
-                if self._stopping():
-                    break
-                log.warning("weight update failed", extra={"version": version, "error": str(failure)})
-                failures.append(str(failure))
-                self._back_off(failure.blame)
-            targets = self.behind(version)
+        stream = self._packer.beside_training() if self._settings.overlap else contextlib.nullcontext()
+        attributes = {"quartet.policy_version": version}
+        with stream, tracing.span("publish weights", root=True, attributes=attributes):
+            while targets and time.monotonic() < deadline and not self._stopping():
+                try:
+                    self._update(version, targets, buckets, deadline)
+                except TransferFailed as failure:
+                    self._drop_group()
+                    if self._stopping():
+                        break
+                    log.warning("weight update failed", extra={"version": version, "error": str(failure)})
+                    failures.append(str(failure))
+                    self._back_off(failure.blame)
+                targets = self.behind(version)
         if targets and not self._stopping():
             failures.append(f"{', '.join(targets)} did not get version {version} in {seconds:.3g} s")
             self._back_off(dict.fromkeys(targets, "not in time"))
-        return Published(
-            version=version,
-            epoch=self.epoch,
-            rollouts=self.current(version),
-            bytes=sum(self._manifest.bucket_bytes),
-            elapsed=time.monotonic() - began,
-            failures=failures,
-        )
+        elapsed = time.monotonic() - began
+        return Published(version, self.epoch, self.current(version), self._bytes, elapsed, failures)
 
-    def _attempt(
-        self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights | Snapshot, deadline: float
+    def _update(
+        self,
+        version: int,
+        targets: dict[str, Rollout],
+        buckets: Callable[[], Iterable[torch.Tensor]],
+        deadline: float,
     ) -> None:
-        self._handshake(targets)
-        group = self._group
-        if group is None or group.stubs.keys() != targets.keys():
-            group = self._make_group(targets)
-        else:  # a rollout that left and came back has a new channel
-            group = self._group = replace(group, stubs=self._stubs(targets))
-        transfer = Transfer(
-            group,
-            version,
-            deadline,
-            self._packer,
-            weights,
-            PAUSE_MODES[self._settings.pause_mode],
-            self._settings.keep_kv_cache,
-        )
-        for name in targets:
-            self._peers[name].version = None  # unknown until Finish succeeds
+        """Update `targets`: Begin, send, Finish. Raises TransferFailed."""
+        shake_hands(targets, self._settings.transport, self._kind)
+        group, transport = self._group_of(targets), self._transport
+        group.deadline = deadline
+        update: dict[str, Any] = {"run_id": self._run_id, "group_epoch": group.epoch, "policy_version": version}
+        for rollout in targets.values():
+            rollout.version = None  # unknown until Finish succeeds
         try:
-            answers = transfer.run()
-        except Exception as failure:
-            transfer.abort(str(failure))
+            path = ""  # of the files, which the rollouts read from Begin on
+            if isinstance(transport, Files):
+                path = str(transport.write(group, buckets(), version, self._manifest))
+            begin = rollout_pb2.BeginWeightUpdateRequest(
+                **update,
+                manifest=self._manifest,
+                pause_mode=PAUSE_MODES[self._settings.pause_mode],
+                keep_kv_cache=self._settings.keep_kv_cache,
+                path=path,
+                timeout=to_duration(max(0.1, deadline - time.monotonic())),
+            )
+            if errors := group.call(lambda stub: stub.BeginWeightUpdate, begin, deadline):
+                raise TransferFailed(f"beginning update to version {version} failed", errors)
+            self._send(group, buckets())
+            sums = self._packer.checksums()
+            finish = rollout_pb2.FinishWeightUpdateRequest(**update, checksum=sums[-1], bucket_checksums=sums)
+            errors = group.call(lambda stub: stub.FinishWeightUpdate, finish, deadline)
+        except Exception as failure:  # a member that does not answer the abort gives up by its own deadline
+            abort = rollout_pb2.AbortWeightUpdateRequest(**update, reason=str(failure))
+            group.call(lambda stub: stub.AbortWeightUpdate, abort, time.monotonic() + ABORT_SECONDS)
             raise
-        for name in answers.good:
-            self._peers[name].version = version
-            self._peers[name].failures = 0
-        answers.raise_if_bad(f"finishing update to version {version}")
+        for name in targets.keys() - errors.keys():
+            targets[name].version, targets[name].failures = version, 0
+        if errors:
+            raise TransferFailed(f"finishing update to version {version} failed", errors)
 
-    def _handshake(self, targets: Iterable[str]) -> None:
-        refused = {}
-        for name in targets:
-            peer = self._peers[name]
-            if not peer.handshake_done:
-                try:
-                    handshake(peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS)
-                    peer.handshake_done = True
-                except grpc.RpcError as error:
-                    refused[name] = describe(error)
-                    lacks = refused[name].partition("; it has ")[0]
-                    transport = self._settings.transport
-                    if transport not in OWN_TRANSPORTS and self._capabilities[0] in lacks:
-                        refused[name] += f"; {how_to_install(transport)}"
-        if refused:
-            raise TransferFailed("handshake failed", refused)
+    def _send(self, group: WeightGroup, buckets: Iterable[torch.Tensor]) -> None:
+        """Call the transport; an error of a package's code is a failed transfer."""
+        # Without a copy the tensors are packed meanwhile, and what is no OSError may be an error of the learner.
+        of_transport = Exception if self._settings.overlap else OSError
+        try:
+            self._transport.send(group, buckets)
+        except TransferFailed:
+            raise
+        except of_transport as error:
+            name = self._settings.transport
+            raise TransferFailed(f"transport '{name}' failed: {type(error).__name__}: {error}") from error
 
-    def _stubs(self, names: Iterable[str]) -> dict[str, rollout_pb2_grpc.RolloutServiceStub]:
-        return {name: self._peers[name].stub for name in names}
-
-    def _make_group(self, targets: Iterable[str]) -> WeightGroup:
+    def _group_of(self, targets: dict[str, Rollout]) -> WeightGroup:
+        """Return the group of exactly these rollouts, the current one if it is. Raises TransferFailed."""
+        if self._group is not None and self._group.rollouts.keys() == targets.keys():
+            self._group.rollouts = targets  # a rollout that left and came back has a new channel
+            return self._group
         self._drop_group()
-        stubs = self._stubs(targets)
-        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._reported_epochs(targets))
-        self._group = form_group(
-            self._settings.transport,
-            self._transport,
-            self._store,
-            self._run_id,
-            self._last_epoch,
-            stubs,
-            self._ranks,
-            self._seconds(max(self._manifest.bucket_bytes, default=0), len(stubs)),
-            self._keep_waiting_for,
-        )
-        return self._group
+        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, newest_epoch(targets))
+        ranks = 1 + sum(rollout.ranks for rollout in targets.values())
+        seconds = self._seconds(max(self._manifest.bucket_bytes, default=0), len(targets))
+        group = WeightGroup(self._run_id, self._last_epoch, ranks, seconds, targets, self._keep_waiting_for)
+        form_group(self._settings.transport, self._transport, self._store, self._settings.interface, group)
+        self._group = group
+        return group
 
     def _seconds(self, size: int, rollouts: int) -> float:
         """Return the timeout for sending `size` bytes to each of `rollouts`."""
         return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
-
-    def _reported_epochs(self, names: Iterable[str]) -> list[int]:
-        """Ask rollouts for their epochs: before a restart, this trainer may have used epochs unknown to the broker.
-
-        Raises:
-            TransferFailed: a rollout does not answer, or another instance answers at its address: it was killed and
-                started again, and the killed one's membership has not expired yet.
-        """
-        epochs, others = [], {}
-        for name in names:
-            request = rollout_pb2.RolloutServiceGetStatusRequest()
-            try:
-                status = self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS)
-            except grpc.RpcError as error:
-                raise TransferFailed("GetStatus failed", {name: describe(error)}) from error
-            if status.instance_id not in ("", name):  # earlier releases leave it empty
-                others[name] = f"'{status.instance_id}' answers at its address"
-            epochs.append(max(status.group_epoch, status.newest_group_epoch))
-        if others:
-            raise TransferFailed("members of the run are gone", others)
-        return epochs
 
     def _keep_waiting_for(self, name: str) -> bool:
         """Whether the rollout is alive. False for all, `CLOSE_SECONDS` after this trainer was asked to stop."""
@@ -312,24 +302,62 @@ class Publisher:
         return in_time and self._members.alive(name)
 
     def _back_off(self, blame: dict[str, str]) -> None:
-        """Skip rollouts that failed for a while, twice as long after each failure."""
-        for name, why in blame.items():
-            if (peer := self._peers.get(name)) is not None:
-                backoff = min(FIRST_BACKOFF_SECONDS * 2**peer.failures, LONGEST_BACKOFF_SECONDS)
-                peer.version, peer.handshake_done = None, False
-                peer.failures, peer.retry_at = peer.failures + 1, time.monotonic() + backoff
-                log.warning("rollout is skipped for a while", extra={"rollout": name, "seconds": backoff, "why": why})
+        for name in blame.keys() & self._rollouts.keys():
+            seconds, why = self._rollouts[name].back_off(), blame[name]
+            log.warning("rollout is skipped for a while", extra={"rollout": name, "seconds": seconds, "why": why})
 
-    def _drop_group(self, wait: float = 0.0) -> None:
+    @contextmanager
+    def rollouts_asleep(self) -> Iterator[dict[str, str]]:
+        """Keep the rollouts asleep inside the context, with `sleep_rollouts`. No update may be under way.
+
+        Meanwhile the caller can use the GPU memory that they share with this process. The next update wakes them, or an
+        exception in the context; if this process ends, they wake after `SLEEP_SECONDS`.
+
+        Yields:
+            The error of each rollout that is not asleep, by instance id.
+        """
+        if not self._settings.sleep_rollouts:
+            yield {}
+            return
+        assert self._under_way is None, "an update is under way"
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew_sleep, args=[done], name="renew-sleep", daemon=True)
+        awake = self._set_sleep(1)
+        renewing.start()
+        try:
+            try:
+                yield awake
+            finally:
+                done.set()
+                renewing.join()
+                torch.cuda.empty_cache()  # the rollouts need the memory to wake
+        except BaseException:
+            self._set_sleep(0)
+            raise
+
+    def _renew_sleep(self, done: threading.Event) -> None:
+        while not done.wait(SLEEP_SECONDS / 3):
+            for name, why in self._set_sleep(1).items():
+                log.warning("a rollout does not sleep", extra={"rollout": name, "why": why})
+
+    def _set_sleep(self, level: int) -> dict[str, str]:
+        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0); return the errors by instance id."""
+        request = rollout_pb2.SetSleepRequest(level=level, timeout=to_duration(SLEEP_SECONDS))
+        deadline = time.monotonic() + self._settings.timeout_seconds
+        live = {name: self._rollout(name, member) for name, member in self._members.rollouts().items()}
+        return call_all(live, lambda stub: stub.SetSleep, request, deadline, self._keep_waiting_for)
+
+    def _drop_group(self, seconds: float = 0.0) -> None:
         if self._group is not None:
-            self._group.channel.drop(wait)
+            self._group.drop(seconds)
             self._group = None
 
     def close(self) -> None:
-        """Leave the group, and close the store and the channels."""
-        self._drop_group(wait=CLOSE_SECONDS)
+        """Wait for the update under way, leave the group, and close the store and the channels."""
+        self._executor.shutdown(wait=True)
+        self._drop_group(CLOSE_SECONDS)
         self._store.close()
-        for peer in self._peers.values():
-            peer.channel.close()
-        self._peers.clear()
+        for rollout in self._rollouts.values():
+            rollout.channel.close()
+        self._rollouts.clear()
         self._transport.close()

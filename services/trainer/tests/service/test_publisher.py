@@ -11,13 +11,15 @@ from receiver import ReceiverProcess, Receivers
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync import Published, Publisher
-from quartet_trainer.weight_sync.process_group import WeightStore
+from quartet_trainer.weight_sync.group import WeightStore
+from quartet_trainer.weight_sync.rollouts import WeightGroup
 
 pytestmark = pytest.mark.timeout(180)
 
 BUCKET_BYTES = 4096
 SHAPES = {"a.weight": (33, 31), "b.bias": (7,), "c.scale": (), "d.weight": (64, 64), "e.half": (5, 3)}
-each_transport = pytest.mark.parametrize("publisher", ["gloo", "file"], indirect=True)
+each_transport = pytest.mark.parametrize("publisher", ["gloo", "file", "gloo-packed", "file-packed"], indirect=True)
+"""Each transport from a copy and, "packed", packed while it is sent."""
 
 
 class StaticMembers:
@@ -58,7 +60,10 @@ def members() -> StaticMembers:
 @pytest.fixture
 def publisher(request: pytest.FixtureRequest, members: StaticMembers, tmp_path: Path) -> Iterator[Publisher]:
     transport = getattr(request, "param", "gloo")
-    settings = WeightsSection(transport=transport, bucket_bytes=BUCKET_BYTES, timeout_seconds=40)
+    transport, _, without = transport.partition("-")
+    settings = WeightsSection(
+        transport=transport, bucket_bytes=BUCKET_BYTES, timeout_seconds=40, overlap=without != "packed"
+    )
     store, folder = WeightStore("127.0.0.1"), tmp_path / "weights"
     publisher = Publisher("test", settings, store, members, SecuritySection(), specs(), folder=folder)
     yield publisher
@@ -66,7 +71,8 @@ def publisher(request: pytest.FixtureRequest, members: StaticMembers, tmp_path: 
 
 
 def publish(publisher: Publisher, version: int) -> Published | None:
-    return publisher.publish(version, lambda: (named for named in tensors(version).items()))
+    publisher.begin(version, lambda: (named for named in tensors(version).items()))
+    return publisher.collect(wait=True)
 
 
 def assert_installed(receiver: ReceiverProcess, version: int) -> None:
@@ -132,6 +138,48 @@ def test_a_rollout_that_got_other_bytes_is_synchronized_again(
     published = publish(publisher, 1)
     assert published.rollouts == 1 and "checksum" in published.failures[0]
     assert not publisher.behind(1), "it is in backoff"
-    publisher._peers["spoiled"].retry_at = 0.0
+    publisher._rollouts["spoiled"].retry_at = 0.0
     assert publish(publisher, 1).rollouts == 2
     assert_installed(spoiled, 1)
+
+
+class OfTheLearner(RuntimeError):
+    """No transport raises this."""
+
+
+@pytest.mark.parametrize("publisher", ["gloo-packed"], indirect=True)
+def test_an_error_of_the_learner_is_no_failed_transfer(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    members.add(receiver("well"))
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield next(iter(tensors(1).items()))
+        raise OfTheLearner
+
+    with pytest.raises(OfTheLearner):
+        publisher.begin(1, weights)
+    assert publisher.current(1) == 0
+
+
+@pytest.mark.parametrize("publisher", ["file"], indirect=True)
+def test_whatever_a_transport_raises_is_a_failed_transfer(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers, monkeypatch: pytest.MonkeyPatch
+):
+    well = receiver("well")
+    members.add(well)
+    send = publisher._transport.send
+    errors = iter([BrokenPipeError("a hawk"), KeyError("a hawk")])
+
+    def fail_twice(group: WeightGroup, buckets: Iterator[torch.Tensor]) -> None:
+        if (error := next(errors, None)) is not None:
+            raise error
+        send(group, buckets)
+
+    monkeypatch.setattr(publisher._transport, "send", fail_twice)
+    published = publish(publisher, 1)
+    assert published.rollouts == 1 and published.failures == [
+        "transport 'file' failed: BrokenPipeError: a hawk",
+        "transport 'file' failed: KeyError: 'a hawk'",
+    ]
+    assert_installed(well, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -13,11 +14,14 @@ import torch.distributed as dist
 from quartet.v1 import rollout_pb2
 from safetensors import SafetensorError
 
+from quartet_common.config import ConfigError
 from quartet_common.ports import AddressUnavailable
+from quartet_server.transports import TransportParameters
+from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync import transports
-from quartet_trainer.weight_sync.group import Transfer, WeightGroup, form_group
-from quartet_trainer.weight_sync.process_group import WeightStore
-from quartet_trainer.weight_sync.transports import Files, TransferFailed, Transport
+from quartet_trainer.weight_sync.group import WeightStore, form_group
+from quartet_trainer.weight_sync.rollouts import TransferFailed, WeightGroup
+from quartet_trainer.weight_sync.transports import Broadcast, Files
 from quartet_weights.process_group import ProcessGroup, first_line
 
 SECRET = bytes(range(16))
@@ -66,36 +70,40 @@ def test_who_has_another_secret_meets_nobody_and_the_error_names_none(store):
     assert SECRET.hex() not in first_line(caught.value, SECRET)
 
 
-def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_raises_is_not():
-    channel = Mock(spec=["transfer", "drop"])
-    group = WeightGroup("run", 1, {}, channel, lambda _: True, "pigeon")
-    update = Transfer(group, 1, time.monotonic() + 1, Mock(), Mock())
-    channel.transfer.side_effect = BrokenPipeError("a hawk")
-    with pytest.raises(TransferFailed, match="transport 'pigeon' failed: BrokenPipeError: a hawk"):
-        update.run()
-    for error in (TransferFailed("the time is over"), ValueError("of the learner")):
-        channel.transfer.side_effect = error
-        with pytest.raises(type(error), match=str(error)):
-            update.run()
+def group(**changes) -> WeightGroup:
+    fields = {"run_id": "run", "epoch": 1, "world_size": 1, "seconds": 1.0, "rollouts": {}, "alive": lambda _: True}
+    return WeightGroup(**fields | {"deadline": time.monotonic() + 20} | changes)
+
+
+def test_check_raises_at_the_deadline_and_for_a_member_that_is_gone():
+    group().check()
+    with pytest.raises(TransferFailed, match="did not go through in time"):
+        group(deadline=0.0).check()
+    with pytest.raises(TransferFailed, match="given up; one: is gone") as caught:
+        group(rollouts={"one": Mock()}, alive=lambda _: False).check()
+    assert caught.value.blame == {"one": "is gone"}
 
 
 def test_a_disk_that_is_full_is_a_failed_transfer_of_files(monkeypatch, tmp_path):
     monkeypatch.setattr(transports, "save_file", Mock(side_effect=SafetensorError("I/O error: disk full")))
-    update = Mock(version=1, manifest=rollout_pb2.WeightManifest(bucket_bytes=[4]))
-    update.buckets.return_value = [torch.zeros(4, dtype=torch.uint8)]
+    buckets, manifest = [torch.zeros(4, dtype=torch.uint8)], rollout_pb2.WeightManifest(bucket_bytes=[4])
     with pytest.raises(TransferFailed, match="trainer.weights.folder .* cannot be written: I/O error: disk full"):
-        Files(tmp_path).transfer(update)
+        Files(tmp_path).write(group(), buckets, 1, manifest)
 
 
-def test_a_package_whose_end_cannot_invite_or_meet_is_a_group_that_did_not_come_about(store):
-    end = Mock(spec=Transport, device=torch.device("cpu"), libraries={})
+def test_a_process_group_that_cannot_be_made_is_a_group_that_failed_to_form():
+    store = Mock(host="127.0.0.1", port=1)
+    store.epoch.side_effect = RuntimeError("no loft\nand a stack trace")
+    with pytest.raises(TransferFailed, match="weight group 1 failed to form: no loft$"):
+        form_group("gloo", Broadcast("gloo"), store, "", group())
 
-    def form():
-        form_group("pigeon", end, store, "run", 1, {}, {}, 1.0, lambda _: True)
 
-    end.invite.return_value, end.meet.side_effect = {}, KeyError("a hawk")
-    with pytest.raises(TransferFailed, match="did not come about: transport 'pigeon' failed: KeyError: 'a hawk'"):
-        form()
-    end.invite.side_effect = OSError("no loft")
-    with pytest.raises(TransferFailed, match="transport 'pigeon' failed: OSError: no loft"):
-        form()
+def test_a_package_whose_end_fails_or_lacks_a_method_is_a_mistake_in_the_run_file(monkeypatch, tmp_path):
+    pigeon = SimpleNamespace(parameters=TransportParameters, trainer_end=Mock(side_effect=OSError("no loft")))
+    monkeypatch.setattr(transports, "load_transports", lambda: {"pigeon": pigeon})
+    settings = WeightsSection.model_construct(transport="pigeon", transport_parameters={})
+    with pytest.raises(ConfigError, match="pigeon is not possible here: no loft"):
+        transports.create_transport(settings, "127.0.0.1", tmp_path)
+    pigeon.trainer_end = Mock(return_value=SimpleNamespace(device=torch.device("cpu"), libraries={}, close=Mock()))
+    with pytest.raises(ConfigError, match="returned a SimpleNamespace, which lacks invitation, send"):
+        transports.create_transport(settings, "127.0.0.1", tmp_path)

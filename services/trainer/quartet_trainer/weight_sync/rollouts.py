@@ -1,0 +1,178 @@
+"""The rollouts as the publisher knows them, calls to several of them, and the weight group of an epoch."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from quartet.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+
+from quartet_common.errors import describe
+from quartet_common.handshake import handshake
+from quartet_server.transports import OWN_TRANSPORTS, how_to_install
+from quartet_weights.process_group import ProcessGroup
+
+# How often liveness and the deadline are checked while waiting.
+POLL_SECONDS = 0.2
+STATUS_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 30.0
+
+Method = Callable[[rollout_pb2_grpc.RolloutServiceStub], Any]
+"""Returns one of a stub's methods."""
+
+
+class TransferFailed(Exception):
+    """An update, or the forming of a group, failed.
+
+    Attributes:
+        blame: the error of each rollout that is known to have failed, by instance id; may be empty.
+    """
+
+    def __init__(self, what: str, blame: Mapping[str, str] | None = None):
+        self.blame = dict(blame or {})
+        super().__init__(what + "".join(f"; {name}: {why}" for name, why in self.blame.items()))
+
+
+@dataclass(eq=False)
+class Rollout:
+    """A live rollout, as the publisher knows it."""
+
+    channel: grpc.Channel
+    stub: rollout_pb2_grpc.RolloutServiceStub
+    handshake_done: bool = False
+    version: int | None = None
+    """Version this trainer installed; None: none, or unknown."""
+    ranks: int = 1
+    """Its tensor-parallel size; corrected by its answer to JoinWeightGroup."""
+    failures: int = 0
+    retry_at: float = 0.0
+
+    def status(self) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        """Raises grpc.RpcError."""
+        return self.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=STATUS_SECONDS)
+
+    def has_lost_weights(self) -> bool:
+        """Ask it, because its last heartbeat may be older than its weights."""
+        try:
+            status = self.status()
+        except grpc.RpcError:
+            return False  # its membership at the broker decides whether it is alive
+        return status.policy_version < 0 and not status.paused
+
+    def forget(self) -> None:
+        """Its version is unknown, and its release may have changed."""
+        self.version, self.handshake_done = None, False
+
+    def back_off(self) -> float:
+        """Skip it for a while, twice as long after each failure; return the seconds."""
+        seconds = min(FIRST_BACKOFF_SECONDS * 2**self.failures, LONGEST_BACKOFF_SECONDS)
+        self.forget()
+        self.failures, self.retry_at = self.failures + 1, time.monotonic() + seconds
+        return seconds
+
+
+@dataclass
+class WeightGroup:
+    """One epoch's group."""
+
+    run_id: str
+    epoch: int
+    world_size: int
+    """Ranks, the trainer included."""
+    seconds: float
+    """Deadline of each operation, i.e. of one bucket."""
+    rollouts: dict[str, Rollout]
+    """By instance id."""
+    alive: Callable[[str], bool]
+    process_group: ProcessGroup | None = None
+    """With the transports gloo and nccl."""
+    deadline: float = 0.0
+    """Of the update under way, by time.monotonic."""
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+    """Which only the members have."""
+
+    def check(self) -> None:
+        """Raise TransferFailed if the update's deadline has passed or a member is gone. Cheap: call it while
+        waiting."""
+        if time.monotonic() > self.deadline:
+            raise TransferFailed("the tensors did not go through in time")
+        if gone := next((name for name in self.rollouts if not self.alive(name)), ""):
+            raise TransferFailed("the update was given up", {gone: "is gone"})
+
+    def call(self, method: Method, request: Any, deadline: float) -> dict[str, str]:
+        """Call a method at every member until `deadline` (time.monotonic); return the errors by instance id."""
+        return call_all(self.rollouts, method, request, deadline, self.alive)
+
+    def drop(self, seconds: float = 0.0) -> None:
+        """Leave the group; wait at most `seconds` for operations under way."""
+        if self.process_group is not None:
+            self.process_group.close(seconds)
+
+
+def call_all(
+    rollouts: Mapping[str, Rollout], method: Method, request: Any, deadline: float, alive: Callable[[str], bool]
+) -> dict[str, str]:
+    """Call a method at all rollouts until `deadline` (time.monotonic); return the errors by instance id."""
+    seconds = max(0.1, deadline - time.monotonic())
+    calls = {name: method(one.stub).future(request, timeout=seconds) for name, one in rollouts.items()}
+    return gather(calls, deadline, alive)
+
+
+def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[str], bool]) -> dict[str, str]:
+    """Wait for all calls until `deadline` (time.monotonic); cancel one whose rollout is not `alive`. Return the errors
+    of those that failed."""
+    errors: dict[str, str] = {}
+    for name, call in calls.items():
+        while not call.done():
+            try:
+                call.exception(POLL_SECONDS)
+            except grpc.FutureTimeoutError:
+                late = time.monotonic() > deadline
+                if late or not alive(name):
+                    errors[name] = "did not answer in time" if late else "is gone"
+                    call.cancel()
+        if name not in errors and (error := call.exception()) is not None:
+            errors[name] = describe(error)
+    return errors
+
+
+def shake_hands(rollouts: Mapping[str, Rollout], transport: str, kind: str) -> None:
+    """Handshake with those that lack one. Raises TransferFailed: they cannot receive weights of this kind, "full" or
+    "lora", by the transport, or do not answer."""
+    refused = {}
+    for name, rollout in rollouts.items():
+        try:
+            if not rollout.handshake_done:
+                needed = [f"weights.{transport}", f"weights.{kind}"]
+                handshake(rollout.channel, common_pb2.SERVICE_KIND_TRAINER, needed, timeout=STATUS_SECONDS)
+                rollout.handshake_done = True
+        except grpc.RpcError as error:
+            refused[name] = describe(error)
+            if transport not in OWN_TRANSPORTS and needed[0] in refused[name].partition("; it has ")[0]:
+                refused[name] += f"; {how_to_install(transport)}"
+    if refused:
+        raise TransferFailed("handshake failed", refused)
+
+
+def newest_epoch(rollouts: Mapping[str, Rollout]) -> int:
+    """Ask rollouts for their epochs: before a restart, this trainer may have used epochs unknown to the broker.
+
+    Raises:
+        TransferFailed: a rollout does not answer, or another instance answers at its address: it was killed and
+            started again, and the killed one's membership has not expired yet.
+    """
+    newest, others = 0, {}
+    for name, rollout in rollouts.items():
+        try:
+            status = rollout.status()
+        except grpc.RpcError as error:
+            raise TransferFailed("GetStatus failed", {name: describe(error)}) from error
+        if status.instance_id not in ("", name):  # earlier releases leave it empty
+            others[name] = f"'{status.instance_id}' answers at its address"
+        newest = max(newest, status.group_epoch, status.newest_group_epoch)
+    if others:
+        raise TransferFailed("members of the run are gone", others)
+    return newest
