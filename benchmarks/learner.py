@@ -146,7 +146,7 @@ def compare(size: Size) -> list[Figure]:
     """Return the learner's steps beside the peer's."""
     groups = make_batch(size)
     settings = LearnerSettings(
-        learning_rate=LEARNING_RATE, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, aggregation="token-mean"
+        learning_rate=LEARNING_RATE, algorithm={"name": "grpo", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
     )
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)

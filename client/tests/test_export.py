@@ -105,9 +105,12 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     assert "| completions per step | 4 prompts × 8 |" in card and "/home" not in card
     accuracy = "{} (95%: 10.0% to 90.0%, n = 8) at version {}"
     assert f"| heldout | {accuracy.format('25.0%', 0)} | {accuracy.format('75.0%', 2)} |" in card
+    table = RUN_FILE.replace('algorithm = "grpo"', 'algorithm = { name = "rloo", clip_high = 0.3 }')
+    (run / "run.toml").write_text(table)
     status, said = export(run / "checkpoints" / "step-00000001", "--to", tmp_path / "first")
     card = (tmp_path / "first" / "README.md").read_text()
-    assert status == 0 and "| optimizer steps | 1 |" in card and "at version 2" not in card
+    assert status == 0 and '"rloo"]' in card and "| algorithm | rloo |" in card and "| optimizer steps | 1 |" in card
+    assert "at version 2" not in card
     assert export(run, "--to", tmp_path / "out")[1].endswith("exists; allowed: a folder that is not there yet")
     assert "cannot write '/proc/x': " in export(run, "--to", "/proc/x")[1]
     (run / "model" / "vocab.json").symlink_to("gone")  # cannot be copied

@@ -81,13 +81,20 @@ def page(schemas: dict[str, dict[str, Any]]) -> str:
         found = list(tables(name, schema))
         for number, (keys, kind, model) in enumerate(found):
             # The class's own name of its section is in the heading already.
-            about = re.sub(r"^\[[\w.]+\]: ", "", " ".join(model.get("description", "").split()))
+            about, *examples = model.get("description", "").split(">>> ")
+            about = re.sub(r"^\[[\w.]+\]: ", "", escaped(" ".join(about.split())))
             heading = ", ".join(f"`[[{key}]]`" if kind == "list" else f"`[{key}]`" for key in keys)
+            heading += "" if kind in ("table", "list") else f", `{kind}`"
             parts.append(f"{'##' if number == 0 else '###'} {heading}\n")
             if number == 0:
                 reader = READ_BY.get(name, f"the {name}")
                 about = f"{about.rstrip('.')}. Read by {reader}."
-            parts.append(f"{about[:1].upper()}{about[1:]}\n\n" + table(model, schema.get("$defs", {})))
+            parts.append(f"{about[:1].upper()}{about[1:]}\n")
+            if examples:
+                shown = "".join("  →  ".join(each.split("\n", 1)).rstrip() + "\n" for each in examples)
+                parts.append(f"```text\n{shown}```\n")
+            if model["properties"]:
+                parts.append(table(model, schema.get("$defs", {})))
     return "\n".join(parts)
 
 
@@ -108,11 +115,11 @@ def keys(schemas: dict[str, dict[str, Any]]) -> tuple[set[str], set[str]]:
 
 
 def defaults(schemas: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Return the defaults, in TOML, of all keys that have one, without sections."""
+    """Return the defaults, in TOML, of all keys that have one, without sections; the first, where one is chosen."""
     return {
         f"{prefix}.{key}": _toml(field["default"])
         for name, schema in schemas.items()
-        for prefixes, kind, model in tables(name, schema)
+        for prefixes, kind, model in reversed([*tables(name, schema)])
         for prefix in prefixes
         for key, field in model["properties"].items()
         if field.get("default") not in (None, "", [], {}) and not _nested(field, schema.get("$defs", {}))
@@ -153,31 +160,51 @@ def _forms(field: dict[str, Any]) -> list[dict[str, Any]]:
     return [form for form in field.get("anyOf", [field]) if form.get("type") != "null"]
 
 
-def _nested(field: dict[str, Any], definitions: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the model of a subsection ("table") or of a list's entries ("list")."""
+def _nested(field: dict[str, Any], definitions: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the model of a subsection ("table") or of a list's entries ("list"); several, if its `name` chooses."""
+    found = []
     for form in _forms(field):
         for kind, one in (("table", form), ("list", form.get("items", {}))):
             name = one.get("$ref", "").rpartition("/")[2]
             if name and "properties" in definitions[name]:
-                return kind, name
-    return None
+                found.append((kind, name))
+    return tuple(found)
 
 
 def tables(name: str, schema: dict[str, Any]) -> Iterator[tuple[list[str], str, dict[str, Any]]]:
-    """Yield (places, "table" or "list", model) for a section and its subsections; each model once."""
+    """Yield (places, "table" or "list", model) for a section and its subsections; each model once.
+
+    Where a `name` chooses among models: what all of them have, then (places, "name = …", what one has besides, or has
+    otherwise) for each.
+    """
     definitions = schema.get("$defs", {})
     yield [name], "table", schema
-    places: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[tuple[str, str], ...], list[str]] = {}
 
     def collect(prefix: str, model: dict[str, Any]) -> None:
         for key, field in model["properties"].items():
             if nested := _nested(field, definitions):
                 places.setdefault(nested, []).append(f"{prefix}.{key}")
-                collect(f"{prefix}.{key}", definitions[nested[1]])
+                for _, model_name in nested:
+                    collect(f"{prefix}.{key}", definitions[model_name])
 
     collect(name, schema)
-    for (kind, model), where in places.items():
-        yield where, kind, definitions[model]
+    for ((kind, model), *others), where in places.items():
+        if not others:
+            yield where, kind, definitions[model]
+            continue
+        models = [definitions[each] for _, each in ((kind, model), *others)]
+        fields = models[0]["properties"]
+        shared = {key: field for key, field in fields.items() if all(key in each["properties"] for each in models)}
+        names = [each["properties"]["name"]["const"] for each in models]
+        shared_by_all = "A name alone stands for its defaults. Keys that all have; below are each one's other keys."
+        chosen = {**shared["name"], "enum": names, "description": "Which of the following."}
+        chosen.pop("const")
+        yield where, kind, {"description": shared_by_all, "properties": {**shared, "name": chosen}}
+        for choice, each in zip(names, models, strict=True):
+            own = {key: field for key, field in each["properties"].items() if key != "name"}
+            own = {key: field for key, field in own.items() if field != shared.get(key)}
+            yield where, f'name = "{choice}"', {**each, "properties": own}
 
 
 def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -> str:
@@ -186,7 +213,7 @@ def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -
     required = model.get("required", ())
     for key, field in model["properties"].items():
         nested = _nested(field, definitions)
-        default = "" if nested and nested[0] == "table" else _default(field, key in required)
+        default = "" if nested and nested[0][0] == "table" else _default(field, key in required)
         means = escaped(meaning(field, definitions))
         cells = (f"`{key}`", _type(field, definitions), default, _allowed(key, field), means)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
@@ -196,7 +223,7 @@ def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -
 def meaning(field: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Return a key's description. (Pydantic omits one that equals its model's docstring.)"""
     nested = _nested(field, definitions)
-    return field.get("description") or (definitions[nested[1]].get("description", "") if nested else "")
+    return field.get("description") or (definitions[nested[0][1]].get("description", "") if nested else "")
 
 
 def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:

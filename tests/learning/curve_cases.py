@@ -36,8 +36,8 @@ def staleness(lag: int, corrected: bool) -> Case:
     settings = (
         "trainer.algorithm=grpo",
         f"run.max_staleness={lag}",
-        "trainer.old_log_probs=recompute",
-        f"trainer.correction={correction}",
+        "trainer.algorithm.old_log_probs=recompute",
+        f"trainer.algorithm.correction={correction}",
     )
     return Case(name, "staleness", settings)
 
@@ -49,18 +49,18 @@ CASES = (
     algorithm("reinforce_pp_baseline"),
     # GSPO's clip is nearly a thousand times narrower than GRPO's: to the rollout's policy, a step of this learning rate
     # away, the ratio of most completions would be outside of it, whatever they deserve. To the trainer's own it is 1.
-    algorithm("gspo", "trainer.old_log_probs=recompute"),
+    algorithm("gspo", "trainer.algorithm.old_log_probs=recompute"),
     algorithm("ppo"),
     Case("shuffled", "control", ("trainer.algorithm=grpo",), shuffled=True, least=None, most=MOST_LIFT_SHUFFLED),
     *(staleness(lag, corrected) for lag in (0, 1, 4) for corrected in (True, False)),
     Case(
         "gspo, ratio to rollout",
         "remarks",
-        ("trainer.algorithm=gspo", "trainer.old_log_probs=rollout"),
+        ("trainer.algorithm=gspo", "trainer.algorithm.old_log_probs=rollout"),
         seeds=(1,),
         least=None,
     ),
-    Case("ppo, value head", "remarks", ("trainer.algorithm=ppo", "trainer.critic.form=head"), seeds=(1,)),
+    Case("ppo, value head", "remarks", ("trainer.algorithm=ppo", "trainer.algorithm.critic.form=head"), seeds=(1,)),
     Case("grpo, vLLM", "engine", ("trainer.algorithm=grpo", "rollout.engine=vllm"), seeds=(1,)),
 )
 

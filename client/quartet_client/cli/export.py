@@ -226,13 +226,15 @@ def model_card(title: str, folder: Path, version: int) -> str:
         raise InputError(f"run file '{home}/run.toml' is not valid TOML: {error}") from error
     run, model, data, trainer = (sections.get(name, {}) for name in ("run", "model", "data", "trainer"))
     facts: dict[str, Any] = {}
+    algorithm = trainer.get("algorithm", "")
+    algorithm = algorithm.get("name", "") if isinstance(algorithm, dict) else algorithm
     evaluations: list[str] = []
     if home and (home / "metrics.jsonl").is_file():
         progress = read_run(home)
         facts["optimizer steps"] = min(progress.steps_done, version or progress.steps_done)
         evaluations = _evaluations(progress, version)
     for name, value in (
-        ("algorithm", trainer.get("algorithm")),
+        ("algorithm", algorithm),
         ("completions per step", f"{run.get('groups_per_step', '?')} prompts × {run.get('group_size', '?')}"),
         ("learning rate", trainer.get("learning_rate")),
         ("KL coefficient", trainer.get("kl_coefficient")),
@@ -248,7 +250,7 @@ def model_card(title: str, folder: Path, version: int) -> str:
         "pipeline_tag": "text-generation",
         **({"base_model": base} if base and is_hub_id(Path(base)) else {}),
         **({"datasets": list(datasets)} if datasets else {}),
-        "tags": ["quartet", "reinforcement-learning", *([trainer["algorithm"]] if "algorithm" in trainer else [])],
+        "tags": ["quartet", "reinforcement-learning", *([algorithm] if algorithm else [])],
     }
     lines = ["---", *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()), "---", ""]
     lines += [f"# {title.rpartition('/')[2]}", "", "Trained by reinforcement learning with Quartet."]

@@ -79,7 +79,7 @@ def init(folder: Path, data: Path | None, model: str) -> int:
         "run": {**run, "verifiers": verifiers, "sampling": {"max_new_tokens": _tokens(Path(model))}},
         "model": {"path": model},
         "data": {"train": train, "passes": 0, "evaluation": held},
-        "trainer": {"algorithm": "grpo", "learning_rate": 1e-6, "evaluation": {"sets": [*held], "interval": 20}},
+        "trainer": {"learning_rate": 1e-6, "evaluation": {"sets": [*held], "interval": 20}},
     }
     own = _REWARDS.format(
         run=run_file,

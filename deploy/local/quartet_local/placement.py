@@ -63,7 +63,6 @@ class TrainerKeys(_Keys):
     """The keys of [trainer] that determine a rank's memory; `ranks` is None if the run file does not set it."""
 
     ranks: int | None = None
-    algorithm: str = "grpo"
     plugin: str = "torch_ddp"
     precision: str = "auto"
     tp_size: int = 1

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from quartet_common.config import ConfigError, load_config
-from quartet_trainer.algorithms import Scored, create_algorithm
+from quartet_trainer.algorithms import Algorithm, Scored
 from quartet_trainer.config import TrainerSection
 
 
-def settings(*more: str):
-    return load_config("trainer", TrainerSection, overrides=["trainer.algorithm=best_of_group", *more]).section
+def algorithm(*more: str) -> Algorithm:
+    overrides = ["trainer.algorithm=best_of_group", *more]
+    return load_config("trainer", TrainerSection, overrides=overrides).section.algorithm
 
 
 def scored() -> Scored:
@@ -22,18 +23,16 @@ def scored() -> Scored:
 
 @pytest.mark.parametrize(
     ("parameters", "expected"),
-    [([], [0, 0, 1, 1, 1, 1, 0, 0, 0]), (["trainer.algorithm_parameters.margin=0.8"], [0, 1, 1, 1, 0, 0, 0, 0, 0])],
+    [([], [0, 0, 1, 1, 1, 1, 0, 0, 0]), (["trainer.algorithm.margin=0.8"], [0, 1, 1, 1, 0, 0, 0, 0, 0])],
 )
 def test_only_the_best_of_a_group_count(parameters, expected):
-    algorithm = create_algorithm(settings(*parameters))
-    assert algorithm.advantages(scored()).advantages.tolist() == expected
+    assert algorithm(*parameters).advantages(scored()).advantages.tolist() == expected
 
 
 def test_its_gradient_raises_the_log_probs_of_the_best_alone():
-    algorithm = create_algorithm(settings())
-    advantages = algorithm.advantages(scored()).advantages
+    advantages = algorithm().advantages(scored()).advantages
     log_probs = torch.full((9,), -1.0, dtype=torch.float64, requires_grad=True)
-    losses = algorithm.policy_loss(log_probs, log_probs.detach(), advantages, scored().rows)
+    losses = algorithm().policy_loss(log_probs, log_probs.detach(), advantages, scored().rows)
     losses.loss.sum().backward()
     assert torch.equal(-log_probs.grad, advantages)  # at ratio 1 the gradient of -ratio * A is -A
 
@@ -41,5 +40,5 @@ def test_its_gradient_raises_the_log_probs_of_the_best_alone():
 def test_a_name_that_no_package_brings_is_refused():
     with pytest.raises(ConfigError, match="no such algorithm here; allowed: 'grpo', .*'best_of_group'"):
         load_config("trainer", TrainerSection, overrides=["trainer.algorithm=best_of_grup"])
-    with pytest.raises(ConfigError, match="grpo takes none"):
-        load_config("trainer", TrainerSection, overrides=["trainer.algorithm_parameters.margin=1"])
+    with pytest.raises(ConfigError, match="unknown key trainer.algorithm.margin in --set"):
+        load_config("trainer", TrainerSection, overrides=["trainer.algorithm.margin=1"])

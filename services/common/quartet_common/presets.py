@@ -11,7 +11,6 @@ PresetName = Literal["colossalchat-grpo", "colossalchat-dapo", "colossalchat-rei
 
 # Settings of all its algorithms. Its Adam and its cosine schedule, which ends at 0.1 of the peak, have no flags.
 _COMMON: dict[str, Any] = {
-    "clip_low": 0.2,
     "learning_rate": 1e-6,
     "weight_decay": 0.01,
     "max_grad_norm": 1.0,
@@ -21,28 +20,23 @@ _COMMON: dict[str, Any] = {
     "gradient_checkpointing": True,
 }
 # All but DAPO: the mean of completions' means, and the KL to the first weights by k3.
-_SAMPLE_LEVEL: dict[str, Any] = {
-    **_COMMON,
-    "clip_high": 0.2,
-    "aggregation": "sequence-mean-token-mean",
-    "kl_coefficient": 0.01,
-    "kl_estimator": "k3",
-    "kl_in": "loss",
-}
+_SAMPLE_LEVEL = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence-mean-token-mean", "kl_estimator": "k3"}
+_WITH_KL = {**_COMMON, "kl_coefficient": 0.01}
 
 TRAINER_PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
-        "colossalchat-grpo": {"algorithm": "grpo", **_SAMPLE_LEVEL},
+        "colossalchat-grpo": {"algorithm": {"name": "grpo", **_SAMPLE_LEVEL, "kl_in": "loss"}, **_WITH_KL},
         "colossalchat-dapo": {
-            "algorithm": "dapo",
+            "algorithm": {"name": "dapo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token-mean"},
             **_COMMON,
-            "clip_high": 0.28,
-            "aggregation": "token-mean",
             "kl_coefficient": 0.0,
         },
         # The KL of each token is taken from its advantage, and is not in the loss.
-        "colossalchat-reinforce-ppb": {"algorithm": "reinforce_pp_baseline", **_SAMPLE_LEVEL, "kl_in": "reward"},
-        "colossalchat-rloo": {"algorithm": "rloo", **_SAMPLE_LEVEL},
+        "colossalchat-reinforce-ppb": {
+            "algorithm": {"name": "reinforce_pp_baseline", **_SAMPLE_LEVEL, "kl_in": "reward"},
+            **_WITH_KL,
+        },
+        "colossalchat-rloo": {"algorithm": {"name": "rloo", **_SAMPLE_LEVEL, "kl_in": "loss"}, **_WITH_KL},
     }
 )
 """Keys of `[trainer]` and their values, by preset."""
@@ -51,7 +45,14 @@ TRAINER_PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of `[trainer]`, completed by those of the preset that they name.
 
-    An unknown preset changes nothing here: validation of the section reports it.
+    The preset's keys of its algorithm apply to that algorithm only. An unknown preset changes nothing here: validation
+    of the section reports it.
     """
-    name = values.get("preset")
-    return {**TRAINER_PRESETS[name], **values} if isinstance(name, str) and name in TRAINER_PRESETS else values
+    preset = TRAINER_PRESETS.get(str(values.get("preset")))
+    if preset is None:
+        return values
+    theirs, written = preset["algorithm"], values.get("algorithm", {})
+    table = {"name": written} if isinstance(written, str) else written
+    if isinstance(table, dict) and table.get("name", theirs["name"]) == theirs["name"]:
+        written = {**theirs, **table}
+    return {**preset, **values, "algorithm": written}

@@ -9,6 +9,8 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 
 class OtherName(NamedTuple):
@@ -175,28 +177,31 @@ def _places(model: type[BaseModel], name: str, prefix: str) -> Iterator[str]:
     for key, info in model.model_fields.items():
         if key == name:
             yield f"{prefix}.{key}"
-        elif nested := _nested_model(info.annotation):
+            continue
+        for nested in _nested_models(info):
             yield from _places(nested, name, f"{prefix}.{key}")
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, ...]:
-    """Return the keys allowed in the (sub)section at `loc`, following nested models."""
+    """Return the keys allowed in the (sub)section at `loc`, following nested models; those of all, where one is
+    chosen."""
+    models = [model]
     for part in loc:
-        if isinstance(part, int):
-            continue
-        info = model.model_fields.get(part)
-        nested = _nested_model(info.annotation) if info else None
-        if nested is None:
-            return ()
-        model = nested
-    return tuple(model.model_fields)
+        if not isinstance(part, int):
+            fields = (each.model_fields[part] for each in models if part in each.model_fields)
+            models = [nested for field in fields for nested in _nested_models(field)]
+    return tuple(dict.fromkeys(key for each in models for key in each.model_fields))
 
 
-def _nested_model(annotation: Any) -> type[BaseModel] | None:
+def _nested_models(field: FieldInfo) -> list[type[BaseModel]]:
+    """Return the models of a field's values, as they are in the run file."""
+    read = (getattr(one, "json_schema_input_type", PydanticUndefined) for one in field.metadata)
+    written = next((one for one in read if one is not PydanticUndefined), field.annotation)
+    return list(_models_in(written))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        yield annotation
     for argument in getattr(annotation, "__args__", ()):
-        nested = _nested_model(argument)
-        if nested is not None:
-            return nested
-    return None
+        yield from _models_in(argument)

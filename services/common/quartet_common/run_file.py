@@ -193,6 +193,10 @@ def _os_reason(error: Exception) -> str:
     return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
+_NAMED = (("run", "environment"), ("trainer", "algorithm"))
+"""Tables whose name alone stands for them."""
+
+
 def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
     """Change the tree and return the key's parts. Raises ConfigError."""
     key, equals, text = override.partition("=")
@@ -207,7 +211,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
     except (ValueError, RecursionError):
         value = text  # a bare string: no quotes needed at a command line
     node = tree
-    for part in parts[:-1]:
+    for depth, part in enumerate(parts[:-1], 1):
+        if parts[:depth] in _NAMED and isinstance(node.get(part), str):
+            node[part] = {"name": node[part]}
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override}: '{part}' is a value, not a section")

@@ -53,8 +53,8 @@ def test_what_is_wrong_is_named(folder, name, content, said):
 
 
 def test_a_folder_that_is_not_there_is_named_by_its_key(tmp_path):
-    with pytest.raises(ConfigError, match="trainer.critic.model: there is no folder '.*gone'"):
-        read_model_folder(tmp_path / "gone", "trainer.critic.model")
+    with pytest.raises(ConfigError, match="trainer.algorithm.critic.model: there is no folder '.*gone'"):
+        read_model_folder(tmp_path / "gone", "trainer.algorithm.critic.model")
     with pytest.raises(ConfigError, match="model.path is missing"):
         read_model_folder(None)
 

@@ -29,7 +29,7 @@ class EvaluationSection(Section):
 class DynamicSamplingSection(Section):
     """[trainer.dynamic_sampling]: groups whose rewards are all equal are replaced by others."""
 
-    enabled: bool | None = Field(None, description="Unset: true for dapo, else false.")
+    enabled: bool | None = Field(None, description="Unset: as the algorithm has it.")
     max_refills: int = Field(
         3, ge=0, description="How many times a step's batch is refilled; after that it is trained as it is."
     )
@@ -201,7 +201,7 @@ class TrainerSection(LearnerSettings):
     def samples_dynamically(self) -> bool:
         """Whether groups without variance are replaced, by the setting or by the algorithm."""
         chosen = self.dynamic_sampling.enabled
-        return self.algorithm == "dapo" if chosen is None else chosen
+        return self.algorithm.samples_dynamically if chosen is None else chosen
 
 
 def check_transport(settings: WeightsSection) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import math
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,26 +13,14 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, field_v
 
 from quartet_common.checkpoints import part_of
 from quartet_common.config import Section, in_a_file
-from quartet_common.presets import PresetName, with_preset
+from quartet_common.presets import TRAINER_PRESETS, PresetName, with_preset
 from quartet_common.python_file import FileError, describe, load_callable
+from quartet_common.run_file import toml_value
+from quartet_trainer.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm, algorithm_class, read_algorithm
 from quartet_trainer.errors import LearnerError
 
-
-def _own_algorithms() -> tuple[str, ...]:
-    source = (Path(__file__).parent / "algorithms" / "builtin.py").read_text(encoding="utf-8")
-    functions = (node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-    return tuple(name for name in functions if not name.startswith("_"))
-
-
-OWN_ALGORITHMS = _own_algorithms()
-"""Names of the public functions of `algorithms.builtin`, which is parsed, because importing it imports torch."""
-WITHOUT_GROUPS = ("reinforce_pp", "ppo")
-"""Those of them whose advantage is not relative to the other completions of a prompt."""
-ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
-"""Entry point group for algorithms of other packages, see docs/extend.md."""
 _SCHEDULES = ("constant", "cosine", "linear")
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
-AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 LOWEST_TEMPERATURE = 1e-6
 """Lowest sampling temperature that can be trained on: logits divided by it stay finite in float32."""
 
@@ -119,30 +105,6 @@ HEAD_PLUGINS = ("torch_ddp", "low_level_zero")
 """Plugins under which the policy can have a value head."""
 
 
-class CriticSection(Section):
-    """[trainer.critic]: the value model of `ppo`; the other algorithms have none."""
-
-    form: Literal["separate", "head"] = Field(
-        default="separate",
-        description="separate: its own model; head: a value head on the policy's trunk, one forward pass and one loss.",
-    )
-    model: Path | None = Field(
-        default=None,
-        description="Hugging Face folder for a separate one. Unset: the policy's model. Its value head starts at 0.",
-    )
-    learning_rate: float | None = Field(
-        default=None,
-        ge=0,
-        description="Peak learning rate of its AdamW; with form head, that of the head. Unset: trainer.learning_rate.",
-    )
-    value_coefficient: float = Field(
-        default=0.1, gt=0, description="Weight of its loss relative to the policy's; form head only."
-    )
-    value_clip: float = Field(
-        default=0.2, ge=0, description="Clip range of the value loss: how far a value may move in a step; 0: none."
-    )
-
-
 class PtxSection(Section):
     """[trainer.ptx]: a language-model loss on given texts, added to the policy's against forgetting."""
 
@@ -186,13 +148,10 @@ class LearnerSettings(Section):
         description="Another program's defaults for the keys that are not set in this section: those of "
         "ColossalChat's -a GRPO, DAPO, REINFORCE_PPB or RLOO (docs/colossalchat.md).",
     )
-    algorithm: str = Field(
-        default="grpo",
-        description="Advantage estimator and loss, by name: one of docs/algorithms.md, or one that an installed "
-        "package brings.",
-    )
-    algorithm_parameters: dict[str, Any] = Field(
-        default={}, description="Parameters of an algorithm that an installed package brings."
+    algorithm: AnyAlgorithm = Field(
+        default=read_algorithm(DEFAULT),
+        description="Advantage estimator and loss: one of docs/algorithms.md or of an installed package, by its name "
+        "alone or with keys of its own.",
     )
 
     learning_rate: float = Field(default=1e-6, ge=0, description="Peak learning rate of AdamW.")
@@ -217,46 +176,10 @@ class LearnerSettings(Section):
         default=0.1, ge=0, le=1, description="The schedule's minimum over the peak; then the rate stays there."
     )
 
-    clip_low: float | None = Field(
-        default=None, ge=0, le=1, description="Ratio is clipped below 1 - this. Unset: the algorithm's (most: 0.2)."
-    )
-    clip_high: float | None = Field(
-        default=None, ge=0, description="Ratio is clipped above 1 + this. Unset: the algorithm's (0.2; dapo 0.28)."
-    )
-    dual_clip: float = Field(
-        default=0.0,
-        ge=0,
-        description="Where the advantage A < 0, the loss is at most -this * A; above 1 (3 is usual); 0: no bound.",
-    )
-    max_mean_ratio: float | None = Field(
-        default=None, ge=0, description="Mean ratio above which a batch is skipped; 0: no limit. Unset: ppo 20."
-    )
-
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the KL to the initial weights; a reference model is kept only if > 0."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
-        default=None, description="Estimator of that KL. Unset: the algorithm's (most: k3)."
-    )
-    kl_in: Literal["loss", "reward"] | None = Field(
-        default=None,
-        description="Added to the loss, or subtracted from the reward. Unset: the algorithm's (most: loss).",
-    )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the entropy in the loss, as a bonus.")
-    reward_clip: float | None = Field(
-        default=None, ge=0, description="Rewards are clipped to +- this; 0: no clipping. Unset: ppo 5."
-    )
-    gamma: float = Field(
-        default=1.0, ge=0, le=1, description="Discount of later rewards, per token (reinforce_pp, ppo)."
-    )
-    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="Lambda of generalized advantage estimation (ppo).")
-    aggregation: AggregationName | None = Field(
-        default=None, description="How token losses are aggregated. Unset: the algorithm's."
-    )
-    std_epsilon: float = Field(default=1e-4, gt=0, description="Added to the group's standard deviation (GRPO, DAPO).")
-    mask_truncated: bool | None = Field(
-        default=None, description="Leave truncated completions out of the loss. Unset: the algorithm's (dapo: true)."
-    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="Skip forward and backward of completions that cannot change the gradient (advantage 0, no KL).",
@@ -269,31 +192,6 @@ class LearnerSettings(Section):
         description="Optimizer steps of a pass: the batch's groups, shuffled, are dealt to as many mini-batches.",
     )
 
-    old_log_probs: Literal["rollout", "recompute"] | None = Field(
-        default=None,
-        description="Denominator of the ratio: the rollout's log-probs, or the trainer's own before the step. "
-        "Unset: the algorithm's (most: rollout; gspo: recompute).",
-    )
-    correction: Literal["none", "tis", "icepop", "sequence-mask"] = Field(
-        default="tis",
-        description="Weighting of tokens by recomputed over rollout probabilities; none with old_log_probs rollout.",
-    )
-    tis_cap: float = Field(
-        default=2.0,
-        ge=0,
-        description="Cap of the truncated importance weight (correction tis); 0: no such weight.",
-    )
-    icepop_range: tuple[float, float] = Field(
-        default=(0.5, 5.0), description="Weights outside drop their token (correction icepop)."
-    )
-    sequence_mask_cap: float = Field(
-        default=3.0, gt=0, description="Weight above which a completion is dropped (correction sequence-mask)."
-    )
-    sequence_mask_mean: Literal["product", "geometric"] = Field(
-        default="product", description="A completion's weight: its tokens' product, or their geometric mean."
-    )
-
-    critic: CriticSection = Field(default=CriticSection(), description="The value model of ppo.")
     ptx: PtxSection = Field(default=PtxSection(), description="Language-model loss beside the policy's.")
 
     micro_batch_tokens: int = Field(
@@ -316,15 +214,6 @@ class LearnerSettings(Section):
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
 
-    @property
-    def ratio_to(self) -> Literal["rollout", "recompute"]:
-        """`old_log_probs`; if unset, the algorithm's choice.
-
-        GSPO's clip range is a few ten-thousandths wide. An engine's arithmetic, or one step of staleness, changes the
-        mean log-prob of a completion by more than that.
-        """
-        return self.old_log_probs or ("recompute" if self.algorithm == "gspo" else "rollout")
-
     def on(self, device: str) -> LearnerSettings:
         """Return the settings with `precision` resolved for "cuda" or "cpu"."""
         if self.precision != "auto":
@@ -332,29 +221,13 @@ class LearnerSettings(Section):
         half = device == "cuda" or self.plugin == "gemini"
         return self.model_copy(update={"precision": "bf16" if half else "fp32"})
 
-    @property
-    def masks_truncated(self) -> bool:
-        """`mask_truncated`; if unset, the built-in algorithm's."""
-        return self.algorithm == "dapo" if self.mask_truncated is None else self.mask_truncated
-
     @model_validator(mode="before")
     @classmethod
     def _below_what_is_written(cls, values: Any) -> Any:
-        return with_preset(values) if isinstance(values, dict) else values
-
-    @field_validator("algorithm")
-    @classmethod
-    def _algorithm_is_there(cls, algorithm: str) -> str:
-        known = (*OWN_ALGORITHMS, *sorted(entry_points(group=ALGORITHM_ENTRY_POINTS).names))
-        if algorithm not in known:
-            raise ValueError(f"there is no such algorithm here; allowed: {str(known)[1:-1]}")
-        return algorithm
-
-    @model_validator(mode="after")
-    def _parameters_are_of_another(self) -> LearnerSettings:
-        if self.algorithm_parameters and self.algorithm in OWN_ALGORITHMS:
-            raise ValueError(f"algorithm_parameters: {self.algorithm} takes none; its keys are those of [trainer]")
-        return self
+        if not isinstance(values, dict):
+            return values
+        _refuse_flat_keys(values, own=cls.model_fields)
+        return with_preset(values)
 
     @field_validator("schedule")
     @classmethod
@@ -369,20 +242,6 @@ class LearnerSettings(Section):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"each must be in [0, 1), got {list(betas)}")
         return betas
-
-    @field_validator("dual_clip")
-    @classmethod
-    def _dual_clip_above_one(cls, dual_clip: float) -> float:
-        if 0 < dual_clip <= 1:
-            raise ValueError(f"must be above 1, or 0 for none; got {dual_clip:g}")
-        return dual_clip
-
-    @field_validator("icepop_range")
-    @classmethod
-    def _icepop_range_holds_one(cls, bounds: tuple[float, float]) -> tuple[float, float]:
-        if not 0 <= bounds[0] <= 1 <= bounds[1]:
-            raise ValueError(f"must hold 1, from a number in [0, 1] to one >= 1; got {list(bounds)}")
-        return bounds
 
     @model_validator(mode="after")
     def _plugin_can(self) -> LearnerSettings:
@@ -418,25 +277,17 @@ class LearnerSettings(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> LearnerSettings:
-        if self.correction in ("icepop", "sequence-mask") and self.ratio_to == "rollout":
-            raise ValueError(
-                f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
-                'it needs old_log_probs = "recompute"'
-            )
         if self.plugin == "gemini" and self.precision not in ("auto", "bf16"):
             raise ValueError(
                 f'precision: {self.precision!r} is not possible with plugin = "gemini", which computes in bf16; '
                 'set precision = "bf16", or another plugin'
             )
-        if self.critic.form == "head" and self.plugin not in HEAD_PLUGINS:
+        critic = self.algorithm.value_model()
+        if critic and critic.form == "head" and self.plugin not in HEAD_PLUGINS:
             raise ValueError(
-                f'critic.form: "head" needs plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}; '
+                f'algorithm: critic.form "head" needs plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}; '
                 '"separate" goes with every plugin'
             )
-        if self.critic.form == "head" and self.critic.model is not None:
-            raise ValueError('critic.model: a head has no model but the policy; leave it out, or set form = "separate"')
-        if self.dual_clip and self.algorithm == "cispo":
-            raise ValueError("dual_clip: cispo bounds the ratio itself and has no such bound; set clip_high")
         if self.ptx.coefficient and self.ptx.data is None:
             raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of token ids")
         return self
@@ -448,6 +299,29 @@ class LearnerSettings(Section):
                 f"warmup_steps ({self.warmup_steps}) must be smaller than schedule_steps ({self.schedule_steps})"
             )
         return self
+
+
+def _refuse_flat_keys(values: dict[str, Any], own: Container[str]) -> None:
+    """Raise ValueError with the line to write, if [trainer], whose `own` keys are others, has keys of the algorithm."""
+    moved = {"algorithm_parameters"}.union(*(kind.model_fields for kind in ALGORITHMS.values())) - {"name"}
+    flat = {key: value for key, value in values.items() if key in moved and key not in own}
+    preset = TRAINER_PRESETS.get(str(values.get("preset")), {"algorithm": {"name": DEFAULT}})
+    table = values.get("algorithm", {})
+    table = {"name": table} if isinstance(table, str) else table
+    if not flat or not isinstance(table, dict):
+        return
+    table = {"name": preset["algorithm"]["name"], **table}
+    try:
+        takes = algorithm_class(str(table["name"])).model_fields
+    except ValueError:  # said of the algorithm itself
+        return
+    given = {**flat, **dict(flat.get("algorithm_parameters", {}))}
+    line = toml_value(table | {key: value for key, value in given.items() if key in takes})
+    unused = ", ".join(key for key in given if key not in {*takes, "algorithm_parameters"})
+    raise ValueError(
+        f"algorithm: {', '.join(flat)} moved into its table; write algorithm = {line} in their place"
+        + (f"; {unused} had no effect" if unused else "")
+    )
 
 
 def check_schedule(settings: LearnerSettings, max_steps: int) -> None:

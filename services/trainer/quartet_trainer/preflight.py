@@ -22,6 +22,7 @@ from quartet_trainer.config import TrainerSection, check_interfaces, check_trans
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.evaluation import metric_names
 from quartet_trainer.learner.checks import (
+    CRITIC_KEY,
     ModelFolderError,
     check_completion_length,
     check_model,
@@ -30,7 +31,7 @@ from quartet_trainer.learner.checks import (
     check_recorded,
     no_experts,
 )
-from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, OWN_ALGORITHMS, WITHOUT_GROUPS, check_schedule
+from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
 
 log = get_logger(__name__)
 
@@ -80,7 +81,7 @@ def preflight(config: Config) -> dict[str, Any]:
             warn_of_little_shared_memory()
     return {
         "model": str(config.model.path),
-        "algorithm": section.algorithm,
+        "algorithm": section.algorithm.model_dump(mode="json"),
         "plugin": section.plugin,
         "ranks": section.ranks,
         "broker": config.addresses.broker,
@@ -140,13 +141,13 @@ def _check_adapter(config: Config, model: dict[str, Any]) -> None:
 
 
 def _check_critic(config: Config, model: dict[str, Any]) -> None:
-    path = config.section.critic.model
-    if path is None or config.section.algorithm != "ppo":
+    critic = config.section.algorithm.value_model()
+    if critic is None or critic.model is None:
         return
-    vocabulary = check_model_folder(path, "trainer.critic.model").get("vocab_size")
+    vocabulary = check_model_folder(critic.model, CRITIC_KEY).get("vocab_size")
     if vocabulary != model.get("vocab_size"):
         raise ConfigError(
-            f"trainer.critic.model: {path} has a vocabulary of {vocabulary}, the policy one of "
+            f"{CRITIC_KEY}: {critic.model} has a vocabulary of {vocabulary}, the policy one of "
             f"{model.get('vocab_size')}; they must have the same tokens"
         )
 
@@ -207,9 +208,9 @@ def _check_disk(config: Config, model: dict[str, Any]) -> None:
 def _checkpoint_bytes(config: Config) -> int:
     """Return the size of a checkpoint: weights and AdamW's two moments, in float32 (learner/storage.py); 0 if it is
     not known, or small, as an adapter's is."""
-    critic = config.section.critic
+    critic = config.section.algorithm.value_model()
     models = [config.model.path]
-    if config.section.algorithm == "ppo" and critic.form == "separate":
+    if critic and critic.form == "separate":
         models.append(critic.model or config.model.path)
     if config.section.lora.r or not config.weights:
         return 0
@@ -242,12 +243,11 @@ def _faults(config: Config, sampling: SamplingSection, of_row: bool) -> Iterator
             f"got {sampling.temperature:g}, at which nothing can be trained; allowed: {LOWEST_TEMPERATURE:g} or above, "
             "such as 1; greedy in [run.evaluation_sampling] only",
         )
-    grouped = algorithm in OWN_ALGORITHMS and algorithm not in WITHOUT_GROUPS
-    if grouped and (sampling.n or (0 if of_row else run.group_size)) == 1:
+    if algorithm.compares_groups and (sampling.n or (0 if of_row else run.group_size)) == 1:
         yield (
             "n" if sampling.n else "group_size",
-            f"got 1; {algorithm} compares a prompt's completions, and the advantage of a single one is 0; allowed: 2 "
-            "or more, or an algorithm without groups",
+            f"got 1; {algorithm.name} compares a prompt's completions, and the advantage of a single one is 0; "
+            "allowed: 2 or more, or an algorithm without groups",
         )
     for key, value in altered(sampling, Effect.CHANGES).items():
         yield (
@@ -294,12 +294,10 @@ def _warn(config: Config) -> None:
         )
     if run.sampling.n and "group_size" in run.model_fields_set and run.sampling.n != run.group_size:
         log.warning(f"run.group_size: got {run.group_size}, which run.sampling.n ({run.sampling.n}) overrides")
-    if settings.critic.model_fields_set and settings.algorithm in OWN_ALGORITHMS and settings.algorithm != "ppo":
-        log.warning(f"trainer.critic: {settings.algorithm} has no critic, and does not use it; ppo does")
     if not settings.learning_rate:
         log.warning("trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6")
-    if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
+    if settings.algorithm.mask_truncated and any(verifier.name == "length" for verifier in run.verifiers):
         log.warning(
-            "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes most, but "
-            "their rewards count in the mean of their group; with that verifier set trainer.mask_truncated = false"
+            "trainer.algorithm.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes "
+            "most, but their rewards count in the mean of their group; with that verifier set it to false"
         )

@@ -52,7 +52,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             step=status.step,
             checkpoint_step=status.checkpoint_step,
             published_version=status.published_version,
-            algorithm=self._settings.algorithm,
+            algorithm=self._settings.algorithm.name,
             plugin=self._settings.plugin,
             world_size=self._world_size,
             warning=status.warning,

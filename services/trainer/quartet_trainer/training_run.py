@@ -31,7 +31,6 @@ from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner.distributed import Announcements, shutdown
-from quartet_trainer.learner_settings import WITHOUT_GROUPS
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members, Reporter
 from quartet_trainer.observation import RolloutObserver
@@ -183,7 +182,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
             control=control,
             status=status,
             traces=GroupTraces(config.run.id),
-            flat=FlatRewards(settings.algorithm not in WITHOUT_GROUPS, learner.step),
+            flat=FlatRewards(settings.algorithm.compares_groups, learner.step),
             patience=patience,
             callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
         )

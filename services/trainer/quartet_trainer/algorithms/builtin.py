@@ -1,198 +1,227 @@
-"""The built-in algorithms, composed of their parts."""
+"""The built-in algorithms: each class has its own keys, defaults, advantages and loss; an example is its test."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from torch import Tensor
+from pydantic import Field
 
-from quartet_trainer.algorithms.advantages import (
-    generalized_advantages,
-    group_centered,
-    group_normalized,
-    leave_one_out,
-    returns_to_go,
-    token_rewards,
-    whitened,
+from quartet_trainer.algorithms.base import (
+    Aggregation,
+    Algorithm,
+    ClipHigh,
+    ClipLow,
+    ClippedRatio,
+    CriticSection,
+    Estimate,
+    GroupNormalized,
+    KlEstimator,
+    KlIn,
+    MaskTruncated,
+    MaxMeanRatio,
+    OldLogProbs,
+    RewardClip,
+    Scored,
 )
-from quartet_trainer.algorithms.base import AdvantageEstimator, Algorithm, AlgorithmFactory, Estimate, Scored
-from quartet_trainer.algorithms.losses import TokenLosses, clipped_weight_loss, sequence_ratio_loss
-from quartet_trainer.algorithms.parts import clipped, compose, of_completions, ratio_bounds
-from quartet_trainer.learner_settings import LearnerSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quartet_trainer.algorithms.losses import TokenLosses
+
+Gamma = Annotated[float, Field(ge=0, le=1, description="Discount of later rewards, per token.")]
 
 
-def _normalized(settings: LearnerSettings) -> AdvantageEstimator:
-    return of_completions(lambda rewards, groups: group_normalized(rewards, groups, settings.std_epsilon))
-
-
-def grpo(settings: LearnerSettings) -> Algorithm:
-    """GRPO: rewards normalized within the group, clipped ratio (Shao et al. 2024, arXiv:2402.03300).
+class GRPO(GroupNormalized, ClippedRatio):
+    """GRPO: A = (r - mean) / (std + std_epsilon) of the group, clipped ratio (Shao et al. 2024, arXiv:2402.03300).
 
     The default aggregation is "token-mean", as in TRL and verl; the paper's is "sequence-mean-token-mean".
+
+    >>> advantages([1, 0], [1, 1])
+    [0.71, -0.71, 0.0, 0.0]
     """
-    return compose(
-        settings,
-        name="grpo",
-        advantages=_normalized(settings),
-        policy_loss=clipped(settings),
-        aggregation="token-mean",
-    )
+
+    name: Literal["grpo"] = "grpo"
 
 
-def dr_grpo(settings: LearnerSettings) -> Algorithm:
+class DrGRPO(ClippedRatio):
     """Dr. GRPO: GRPO without its two biases, the division by the std and that by the length (arXiv:2503.20783).
 
-    The sum of losses is divided by completions * max_new_tokens, a constant.
+    A = r - mean of the group. The sum of losses is divided by completions * max_new_tokens, a constant.
+
+    >>> advantages([1, 0], [1, 1])
+    [0.5, -0.5, 0.0, 0.0]
     """
-    return compose(
-        settings,
-        name="dr_grpo",
-        advantages=of_completions(group_centered),
-        policy_loss=clipped(settings),
-        aggregation="constant",
-    )
+
+    name: Literal["dr_grpo"] = "dr_grpo"
+    aggregation: Aggregation = "constant"
+
+    def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        from quartet_trainer.algorithms.advantages import group_centered
+
+        return group_centered(rewards, groups)
 
 
-def dapo(settings: LearnerSettings) -> Algorithm:
-    """DAPO: clip-higher, token-mean, truncated completions masked (Yu et al. 2025, arXiv:2503.14476).
+class DAPO(GroupNormalized, ClippedRatio):
+    """DAPO: GRPO with clip-higher, token-mean, truncated completions masked (Yu et al. 2025, arXiv:2503.14476).
 
-    Its dynamic sampling is in `quartet_trainer.data` and on by default with this algorithm: groups of zero variance are
-    replaced by others before they get here; those that remain count in the denominator. Its soft length penalty is part
-    of the reward: the reward service's verifier `length`.
+    Its dynamic sampling is on by default: groups of zero variance are replaced before they get here; those that remain
+    count in the denominator. Its soft length penalty is part of the reward: the verifier `length`.
+
+    >>> advantages([1, 0], [1, 1])
+    [0.71, -0.71, 0.0, 0.0]
     """
-    return compose(
-        settings,
-        name="dapo",
-        advantages=_normalized(settings),
-        policy_loss=clipped(settings, clip_high=0.28),
-        aggregation="token-mean",
-        mask_truncated=True,
-    )
+
+    samples_dynamically: ClassVar[bool] = True
+
+    name: Literal["dapo"] = "dapo"
+    clip_high: ClipHigh = 0.28
+    mask_truncated: MaskTruncated = True
 
 
-def rloo(settings: LearnerSettings) -> Algorithm:
-    """RLOO: each completion's baseline is the mean reward of the others (Ahmadian et al. 2024, arXiv:2402.14740).
+class RLOO(ClippedRatio):
+    """RLOO: A = r - mean of the group's other completions (Ahmadian et al. 2024, arXiv:2402.14740).
 
     The ratio is clipped per token; losses are summed over a completion, because the completion is the action.
+
+    >>> advantages([1, 0], [1, 1])
+    [1.0, -1.0, 0.0, 0.0]
     """
-    return compose(
-        settings,
-        name="rloo",
-        advantages=of_completions(leave_one_out),
-        policy_loss=clipped(settings),
-        aggregation="sequence-mean-token-sum",
-    )
+
+    name: Literal["rloo"] = "rloo"
+    aggregation: Aggregation = "sequence-mean-token-sum"
+
+    def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        from quartet_trainer.algorithms.advantages import leave_one_out
+
+        return leave_one_out(rewards, groups)
 
 
-def reinforce_pp(settings: LearnerSettings) -> Algorithm:
+class ReinforcePP(ClippedRatio):
     """REINFORCE++: no groups and no critic; token returns, whitened over the batch (Hu 2025, arXiv:2501.03262).
 
     The k1 KL is taken from each token's reward; the completion's reward is added at its last token.
+
+    >>> advantages([1, 0], [1, 1])
+    [0.5, -1.5, 0.5, 0.5]
     """
 
-    def advantages(scored: Scored) -> Estimate:
+    compares_groups: ClassVar[bool] = False
+
+    name: Literal["reinforce_pp"] = "reinforce_pp"
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlIn = "reward"
+    gamma: Gamma = 1.0
+
+    def advantages(self, scored: Scored) -> Estimate:
+        from quartet_trainer.algorithms.advantages import returns_to_go, token_rewards, whitened
+
         rewards = token_rewards(scored.rewards, scored.kl_penalty, scored.mask, scored.rows)
-        returns = returns_to_go(rewards, scored.mask, scored.rows, settings.gamma)
-        return Estimate(whitened(returns, scored.mask))
-
-    return compose(
-        settings,
-        name="reinforce_pp",
-        advantages=advantages,
-        policy_loss=clipped(settings),
-        aggregation="token-mean",
-        kl_estimator="k1",
-        kl_in="reward",
-    )
+        return Estimate(whitened(returns_to_go(rewards, scored.mask, scored.rows, self.gamma), scored.mask))
 
 
-def reinforce_pp_baseline(settings: LearnerSettings) -> Algorithm:
-    """REINFORCE++-baseline: the group's mean as baseline, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262).
+class ReinforcePPBaseline(ClippedRatio):
+    """REINFORCE++-baseline: A = r - mean of the group, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262).
 
     The k2 KL is in the loss by default. ColossalChat calls it REINFORCE_PPB and takes the KL from each token's
     advantage before whitening: `kl_in = "reward"` does that. (It then multiplies by the standard deviation where
     whitening divides by it.)
+
+    >>> advantages([1, 0], [1, 1])
+    [1.22, -1.22, 0.0, 0.0]
     """
 
-    def advantages(scored: Scored) -> Estimate:
+    name: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
+    kl_estimator: KlEstimator = "k2"
+
+    def advantages(self, scored: Scored) -> Estimate:
+        from quartet_trainer.algorithms.advantages import group_centered, whitened
+
         centered = group_centered(scored.rewards, scored.groups)[scored.rows]
         return Estimate(whitened(centered - scored.kl_penalty, scored.mask))
 
-    return compose(
-        settings,
-        name="reinforce_pp_baseline",
-        advantages=advantages,
-        policy_loss=clipped(settings),
-        aggregation="token-mean",
-        kl_estimator="k2",
-    )
 
+class GSPO(GroupNormalized, ClippedRatio):
+    """GSPO: GRPO with one ratio per completion, its tokens' geometric mean (Zheng et al. 2025, arXiv:2507.18071).
 
-def gspo(settings: LearnerSettings) -> Algorithm:
-    """GSPO: one ratio per completion, the geometric mean of its tokens' (Zheng et al. 2025, arXiv:2507.18071).
+    The bounds are the paper's: a mean of log-ratios is far nearer to 0 than a single one. An engine's arithmetic, or
+    one step of staleness, changes it by more than that: hence the ratio is to the policy just before the step.
 
-    The bounds are the paper's, 3e-4 and 4e-4: a mean of log-ratios is far nearer to 0 than a single one. They fit
-    ratios to the policy just before the step, so `old_log_probs` is "recompute" by default.
-    """
-    return compose(
-        settings,
-        name="gspo",
-        advantages=_normalized(settings),
-        policy_loss=partial(sequence_ratio_loss, **ratio_bounds(settings, clip_low=3e-4, clip_high=4e-4)),
-        aggregation="sequence-mean-token-mean",
-    )
-
-
-def cispo(settings: LearnerSettings) -> Algorithm:
-    """CISPO: the clipped ratio is a weight without gradient, so that every token has a gradient (arXiv:2506.13585).
-
-    Ratios are clipped to at most 1 + clip_high (5, as in TRL) and, if `clip_low` is set, at least 1 - clip_low (verl).
+    >>> advantages([1, 0], [1, 1])
+    [0.71, -0.71, 0.0, 0.0]
     """
 
-    def loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, sequences: Tensor) -> TokenLosses:
-        clip_high = 4.0 if settings.clip_high is None else settings.clip_high
-        return clipped_weight_loss(log_probs, old_log_probs, advantages, settings.clip_low, clip_high)
+    name: Literal["gspo"] = "gspo"
+    aggregation: Aggregation = "sequence-mean-token-mean"
+    clip_low: ClipLow = 3e-4
+    clip_high: ClipHigh = 4e-4
+    old_log_probs: OldLogProbs = "recompute"
 
-    return compose(
-        settings,
-        name="cispo",
-        advantages=_normalized(settings),
-        policy_loss=loss,
-        aggregation="token-mean",
+    def policy_loss(self, log_probs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor) -> TokenLosses:
+        from quartet_trainer.algorithms.losses import sequence_ratio_loss
+
+        bounds = self.clip_low, self.clip_high, self.dual_clip
+        return sequence_ratio_loss(log_probs, old, advantages, sequences, *bounds)
+
+
+class CISPO(GroupNormalized):
+    """CISPO: GRPO whose clipped ratio is a weight without gradient: every token has a gradient (arXiv:2506.13585).
+
+    The loss of a token is -sg(clip(ratio)) * A * log_prob. Ratios are at most 5, as in TRL.
+
+    >>> advantages([1, 0], [1, 1])
+    [0.71, -0.71, 0.0, 0.0]
+    """
+
+    name: Literal["cispo"] = "cispo"
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Ratio is clipped below 1 - this, as in verl. Unset: not below."
     )
+    clip_high: ClipHigh = 4.0
+
+    def policy_loss(self, log_probs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor) -> TokenLosses:
+        from quartet_trainer.algorithms.losses import clipped_weight_loss
+
+        return clipped_weight_loss(log_probs, old, advantages, self.clip_low, self.clip_high)
 
 
-def ppo(settings: LearnerSettings) -> Algorithm:
+class PPO(ClippedRatio):
     """PPO with a critic (Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022,
     arXiv:2203.02155).
 
-    A token's reward is -kl_coefficient * KL; the completion's reward, clipped to +-5, is added at its last token.
-    Advantages are GAE's, whitened; returns are advantages + values before whitening. If a batch's mean ratio is above
-    20, the policy's optimizer step is skipped. The critic is in `quartet_trainer.learner.critic`.
+    A token's reward is -kl_coefficient * KL; the completion's reward, clipped, is added at its last token. Advantages
+    are GAE's, whitened; returns are advantages + values before whitening.
+
+    >>> advantages([1, 0], [1, 1])
+    [0.5, -1.5, 0.5, 0.5]
     """
 
-    def advantages(scored: Scored) -> Estimate:
+    compares_groups: ClassVar[bool] = False
+
+    name: Literal["ppo"] = "ppo"
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlIn = "reward"
+    reward_clip: RewardClip = 5.0
+    max_mean_ratio: MaxMeanRatio = 20.0
+    gamma: Gamma = 1.0
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of generalized advantage estimation.")
+    critic: CriticSection = Field(CriticSection(), description="The value model.")
+
+    def value_model(self) -> CriticSection:
+        return self.critic
+
+    def advantages(self, scored: Scored) -> Estimate:
+        from quartet_trainer.algorithms.advantages import generalized_advantages, token_rewards, whitened
+
+        assert scored.values is not None, "it has a critic"
         rewards = token_rewards(scored.rewards, scored.kl_penalty, scored.mask, scored.rows)
         estimated = generalized_advantages(
-            rewards, scored.values, scored.mask, scored.rows, settings.gamma, settings.gae_lambda
+            rewards, scored.values, scored.mask, scored.rows, self.gamma, self.gae_lambda
         )
         return Estimate(whitened(estimated, scored.mask), returns=estimated + scored.values)
 
-    return compose(
-        settings,
-        name="ppo",
-        advantages=advantages,
-        policy_loss=clipped(settings),
-        aggregation="token-mean",
-        kl_estimator="k1",
-        kl_in="reward",
-        reward_clip=5.0,
-        max_mean_ratio=20.0,
-        has_critic=True,
-    )
 
-
-ALGORITHMS: dict[str, AlgorithmFactory] = {
-    factory.__name__: factory
-    for factory in (grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, gspo, cispo, ppo)
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    kind.model_fields["name"].default: kind
+    for kind in (GRPO, DrGRPO, DAPO, RLOO, ReinforcePP, ReinforcePPBaseline, GSPO, CISPO, PPO)
 }

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quartet_trainer.learner_settings import AggregationName
-
 # e^20 times a large advantage is still finite in float32; larger ratios carry no more information.
 LOG_RATIO_BOUND = 20.0
 
@@ -203,7 +201,7 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return torch.maximum(loss, bounded) / 2, (bounded > loss).detach()
 
 
-def token_weights(name: AggregationName, mask: Tensor, rows: Tensor, completions: int, length: int) -> Tensor:
+def token_weights(name: str, mask: Tensor, rows: Tensor, completions: int, length: int) -> Tensor:
     """The weight of each token, float64 [T]; 0 where `mask` is 0.
 
     | name | the loss is |

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quartet_trainer.algorithms import Algorithm
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, importance_ratio, k3
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate
 from quartet_trainer.learner.critic import CriticTargets, HeadCritic
@@ -25,17 +24,12 @@ class Accumulator:
     """
 
     def __init__(
-        self,
-        settings: LearnerSettings,
-        algorithm: Algorithm,
-        plugin: Plugin,
-        texts: PretrainingTexts | None,
-        head: HeadCritic | None,
+        self, settings: LearnerSettings, plugin: Plugin, texts: PretrainingTexts | None, head: HeadCritic | None
     ) -> None:
         """`plugin` is boosted and has the reference model, if any; `texts` are PTX's; `head` is a value head."""
         self._settings = settings
-        self._algorithm = algorithm
-        self._kl = KL_ESTIMATORS[algorithm.kl_estimator]
+        self._algorithm = settings.algorithm
+        self._kl = KL_ESTIMATORS[settings.algorithm.kl_estimator]
         self._plugin = plugin
         self._texts = texts
         self._head = head
@@ -119,14 +113,12 @@ class Accumulator:
         settings, weights = self._settings, micro_batch.weights
         current, rollout = log_probs.detach(), micro_batch.rollout_log_probs
         old = rollout
-        if settings.ratio_to == "recompute":
+        if self._algorithm.old_log_probs == "recompute":
             # With one optimizer step a batch, the trainer's log-probs before it are those of this very pass.
             old = current if micro_batch.old_log_probs is None else micro_batch.old_log_probs
 
         tokens = self._algorithm.policy_loss(log_probs, old, micro_batch.advantages, micro_batch.sequences)
-        correction = torch.ones_like(current)
-        if self._algorithm.correction is not None:
-            correction = self._algorithm.correction(old, rollout, micro_batch.sequences)
+        correction = self._algorithm.correction_factors(old, rollout, micro_batch.sequences)
         policy_loss = (weights * correction * tokens.loss).sum()
         kl = torch.zeros_like(current) if reference is None else self._kl(log_probs, reference)
         loss = policy_loss

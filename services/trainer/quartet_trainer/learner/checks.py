@@ -22,6 +22,7 @@ _COMPANIONS = (
 _OF_THE_WEIGHTS = ("config.json", "*.index.json", "adapter_config.json", "trainer_state.json", "optimizer*")
 """Files that are not copied although they match `_COMPANIONS`: they are of the source's own weights or training."""
 
+CRITIC_KEY = "trainer.algorithm.critic.model"  # the run file's, of a separate critic's folder
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
 

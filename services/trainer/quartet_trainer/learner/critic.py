@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
+from quartet_trainer.algorithms import CriticSection
 from quartet_trainer.algorithms.losses import clipped_value_loss
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate
 from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk
-from quartet_trainer.learner.checks import check_model_folder
+from quartet_trainer.learner.checks import CRITIC_KEY, check_model_folder
 from quartet_trainer.learner.model import ValueHead, autocast_to, load_causal_lm
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.plugins import Plugin
@@ -63,9 +64,9 @@ class ValueModel(nn.Module):
         return self.head(hidden)
 
 
-def _learning_rate(settings: LearnerSettings, max_steps: int) -> LearningRate:
-    if settings.critic.learning_rate is not None:
-        settings = settings.model_copy(update={"learning_rate": settings.critic.learning_rate})
+def _learning_rate(settings: LearnerSettings, critic: CriticSection, max_steps: int) -> LearningRate:
+    if critic.learning_rate is not None:
+        settings = settings.model_copy(update={"learning_rate": critic.learning_rate})
     return LearningRate(settings, max_steps)
 
 
@@ -78,11 +79,13 @@ class Critic:
 
     file = "critic.safetensors"
 
-    def __init__(self, settings: LearnerSettings, model_path: Path, plugin: Plugin, max_steps: int) -> None:
+    def __init__(
+        self, settings: LearnerSettings, critic: CriticSection, model_path: Path, plugin: Plugin, max_steps: int
+    ) -> None:
         """Load and boost it.
 
         Args:
-            settings: `critic` and the optimizer's keys.
+            settings, critic: the optimizer's, and its own.
             model_path: the policy's folder, used if `critic.model` is unset.
             plugin: the policy's, already boosted.
             max_steps: steps of the run.
@@ -90,12 +93,12 @@ class Critic:
         Raises:
             ModelFolderError, LearnerError: its folder cannot be used.
         """
-        path = settings.critic.model or model_path
-        check_model_folder(path, "trainer.critic.model" if settings.critic.model else "model.path")
+        path = critic.model or model_path
+        check_model_folder(path, CRITIC_KEY if critic.model else "model.path")
         self._plugin = plugin
-        self._clip = settings.critic.value_clip
+        self._clip = critic.value_clip
         self._max_grad_norm = settings.max_grad_norm or math.inf
-        self._learning_rate = _learning_rate(settings, max_steps)
+        self._learning_rate = _learning_rate(settings, critic, max_steps)
         with distributed.in_turn(plugin.ranks):
             causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts, critic=True)
             causal_lm.to(plugin.ranks.device)
@@ -103,7 +106,7 @@ class Critic:
         vocabulary = plugin.causal_lm.config.vocab_size
         if causal_lm.config.vocab_size != vocabulary:
             raise LearnerError(
-                f"trainer.critic.model: {path} has a vocabulary of {causal_lm.config.vocab_size}, "
+                f"{CRITIC_KEY}: {path} has a vocabulary of {causal_lm.config.vocab_size}, "
                 f"the policy one of {vocabulary}; they must read the same tokens"
             )
         causal_lm.train()
@@ -206,14 +209,14 @@ class HeadCritic:
 
     file = "value_head.safetensors"
 
-    def __init__(self, settings: LearnerSettings, plugin: Plugin, max_steps: int) -> None:
+    def __init__(self, settings: LearnerSettings, critic: CriticSection, plugin: Plugin, max_steps: int) -> None:
         """`plugin` is boosted and has a value head; `max_steps` are the run's."""
         assert plugin.value_head is not None
         self._plugin = plugin
         self._head = plugin.value_head
-        self._coefficient = settings.critic.value_coefficient
-        self._clip = settings.critic.value_clip
-        self.learning_rate = _learning_rate(settings, max_steps)
+        self._coefficient = critic.value_coefficient
+        self._clip = critic.value_clip
+        self.learning_rate = _learning_rate(settings, critic, max_steps)
         """Of the head's weights; the trunk has the policy's."""
 
     def loss(self, micro_batch: MicroBatch, values: Tensor, targets: CriticTargets) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,12 +21,11 @@ from quartet_common.config import RunSection
 from quartet_common.log import get_logger
 from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
-from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batch import ExperienceBatch, decode_group, decode_groups
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
-from quartet_trainer.learner.checks import check_model_folder, check_recorded, model_dtype
+from quartet_trainer.learner.checks import CRITIC_KEY, check_model_folder, check_recorded, model_dtype
 from quartet_trainer.learner.critic import Critic, HeadCritic
 from quartet_trainer.learner.distributed import Announcements
 from quartet_trainer.learner.lora import check_base, write_adapter_files
@@ -74,9 +73,9 @@ class Learner:
         """Load the model and boost it. See `quartet_trainer.learner.create_learner`."""
         config = check_model_folder(model_path)
         self._model_path = model_path
-        self._algorithm = create_algorithm(settings)
-        critic = settings.critic.model if self._algorithm.has_critic else None
-        critics = check_model_folder(critic, "trainer.critic.model") if critic else {}
+        self._algorithm = settings.algorithm
+        critic = self._algorithm.value_model()
+        critics = check_model_folder(critic.model, CRITIC_KEY) if critic and critic.model else {}
         lengths = [fixed_rope_length(read) for read in (config, critics)]
         self._longest = min(filter(None, lengths), default=None)
         self._learning_rate = LearningRate(settings, run.max_steps)
@@ -97,7 +96,7 @@ class Learner:
                 self._plugin.routing = routing_of(causal_lm)
             if not settings.lora.r:  # with an adapter, the base model's weights are not read again below
                 without_weights(causal_lm)
-        if self._algorithm.has_critic and settings.critic.form == "head":
+        if critic and critic.form == "head":
             self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
         self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
         del causal_lm
@@ -118,12 +117,14 @@ class Learner:
             lengths = [getattr(config, "max_position_embeddings", None), self._longest]
             texts = PretrainingTexts(settings, config.vocab_size, min(filter(None, lengths), default=None))
         self._critic: Critic | HeadCritic | None = None
-        head = None if self._plugin.value_head is None else HeadCritic(settings, self._plugin, run.max_steps)
-        if self._algorithm.has_critic:
-            self._critic = head or Critic(settings, model_path, self._plugin, run.max_steps)
+        head = None
+        if critic and self._plugin.value_head is not None:
+            self._critic = head = HeadCritic(settings, critic, self._plugin, run.max_steps)
+        elif critic:
+            self._critic = Critic(settings, critic, model_path, self._plugin, run.max_steps)
         self._head_rate = head.learning_rate if head else self._learning_rate
-        self._accumulator = Accumulator(settings, self._algorithm, self._plugin, texts, head)
-        self._planner = Planner(settings, self._algorithm, self._plugin, run.sampling.max_new_tokens, self._critic)
+        self._accumulator = Accumulator(settings, self._plugin, texts, head)
+        self._planner = Planner(settings, self._plugin, run.sampling.max_new_tokens, self._critic)
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"

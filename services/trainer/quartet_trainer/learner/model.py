@@ -23,6 +23,7 @@ from quartet_trainer.batch import MicroBatch
 from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import base_output, trunk, use_packed_attention
+from quartet_trainer.learner.checks import CRITIC_KEY
 from quartet_trainer.learner.router import RouterStatistics
 from quartet_weights.routed_experts import RecordExperts, ReplayExperts, Routing
 
@@ -284,7 +285,7 @@ def load_causal_lm(
             random ones.
     """
     disable_progress_bar()
-    key = "trainer.critic.model" if critic else "model.path"
+    key = CRITIC_KEY if critic else "model.path"
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _remove_randomness(config)
     model, loaded = AutoModelForCausalLM.from_pretrained(

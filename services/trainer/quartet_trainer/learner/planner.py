@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quartet_trainer.algorithms import Algorithm, Scored
+from quartet_trainer.algorithms import Scored
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
@@ -57,16 +57,11 @@ class Planner:
     """Plans the steps of one learner."""
 
     def __init__(
-        self,
-        settings: LearnerSettings,
-        algorithm: Algorithm,
-        plugin: Plugin,
-        max_new_tokens: int,
-        critic: Critic | HeadCritic | None,
+        self, settings: LearnerSettings, plugin: Plugin, max_new_tokens: int, critic: Critic | HeadCritic | None
     ) -> None:
         """`max_new_tokens` is the length by which the "constant" aggregation divides."""
         self._settings = settings
-        self._algorithm = algorithm
+        self._algorithm = algorithm = settings.algorithm
         self._plugin = plugin
         self._max_new_tokens = max_new_tokens
         self._critic = critic
@@ -110,7 +105,7 @@ class Planner:
         ones = torch.ones(mask.shape, dtype=torch.float64)
         policy_plan = self._plan(batch, mask, ones, ones, skip=False)
         old = values = None
-        wants_old = self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward)
+        wants_old = algorithm.old_log_probs == "recompute" and (self._several or self._kl_in_reward)
         if wants_old and self._joint:
             old, values = self._for_all_tokens(batch, policy_plan, self._plugin.log_probs_and_values, numbers=2)
         elif wants_old:

@@ -182,6 +182,9 @@ def read(
     return found
 
 
+OF_GROUP: dict[str, Callable[[Sequence[float]], list[float]]] = {"dr_grpo": centered, "rloo": leave_one_out}
+
+
 def estimate(completions: list[Completion], algorithm: str, beta: float, kl: str, recompute: bool) -> None:
     """Fill in advantages and returns; `beta` is that of a KL in the reward."""
 
@@ -202,7 +205,7 @@ def estimate(completions: list[Completion], algorithm: str, beta: float, kl: str
             c.advantage = gae(gained, values, 1.0, 0.95 if ppo else 1.0)
             c.returns = [a + v for a, v in zip(c.advantage, values, strict=True)]
         else:
-            of_group = {"dr_grpo": centered, "rloo": leave_one_out}.get(algorithm, normalized)
+            of_group = OF_GROUP.get(algorithm, normalized)
             c.advantage = [of_group([p.reward - sum(penalties(p)) for p in peers])[own]] * len(c.lp)
     if algorithm in ("reinforce_pp", "reinforce_pp_baseline", "ppo"):
         every = iter(whitened([a for c in completions for a in c.advantage]))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import math
+from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -20,15 +24,25 @@ from learner_helpers import (
     make_learner,
     settings,
 )
-from reference import SharedTrunk, batch_loss, load
+from pydantic import ValidationError
+from reference import DEFAULTS, OF_ALGORITHM, OF_GROUP, SharedTrunk, batch_loss, load
 
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer import algorithms
-from quartet_trainer.algorithms import ALGORITHMS
+from quartet_trainer.algorithms import ALGORITHMS, Algorithm, Scored, read_algorithm
 from quartet_trainer.batch import decode_groups
-from quartet_trainer.learner import LearnerError
 from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.metrics import METRICS
+
+
+def own_advantages(algorithm: Algorithm, rewards: Sequence[float]) -> list[float]:
+    return algorithm.completion_advantages(torch.tensor(rewards).double(), torch.zeros(len(rewards)).long()).tolist()
+
+
+for _name in ALGORITHMS.keys() - {"grpo", *OF_ALGORITHM}:
+    # The reference does not have its advantages, which its example tests: all else is the reference's.
+    OF_ALGORITHM[_name] = read_algorithm(_name).model_dump(include=set(DEFAULTS))
+    OF_GROUP[_name] = partial(own_advantages, read_algorithm(_name))
 
 RECOMPUTE = {"old_log_probs": "recompute"}
 SEQUENCES = {"correction": "sequence-mask", **RECOMPUTE}
@@ -120,7 +134,7 @@ def test_loss_and_gradient(
     model.load_state_dict(learner._causal_lm.state_dict())
     head, critic, coefficient = learner._plugin.value_head, None, 0.0
     if head is not None:
-        critic, coefficient = SharedTrunk(model, head), learner._settings.critic.value_coefficient
+        critic, coefficient = SharedTrunk(model, head), learner._settings.algorithm.critic.value_coefficient
     elif learner._critic:
         critic = learner._critic._model.unwrap()
     loss, value_loss = batch_loss(model, batch, values, reference=reference, critic=critic)
@@ -142,6 +156,24 @@ def test_loss_and_gradient(
         assert 0 < metrics["dropped_ratio"] < 1
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_docstring_shows_its_advantages(name: str) -> None:
+    algorithm = read_algorithm(name)
+
+    def advantages(*groups: Sequence[float]) -> list[float]:
+        """Of completions of one token, by groups of rewards."""
+        rewards = torch.tensor([reward for group in groups for reward in group]).double()
+        of = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(group) for group in groups]))
+        mask, zeros = torch.ones(len(rewards)).bool(), torch.zeros(len(rewards)).double()
+        found = algorithm.advantages(Scored(rewards, of, torch.arange(len(rewards)), mask, zeros, zeros)).advantages
+        return [round(value, 2) + 0.0 for value in found.tolist()]
+
+    text = inspect.getdoc(type(algorithm)) or ""
+    test = doctest.DocTestParser().get_doctest(text, {"advantages": advantages}, name, None, None)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
 def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: Path) -> None:
     """AdamW moves on by its momentum, exactly as it would had everything been computed."""
     learners = [make_learner(model_path, skip_zero_advantage=skip) for skip in (True, False)]
@@ -161,8 +193,27 @@ def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: 
 def test_a_name_that_two_packages_bring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints(EntryPoint("best", value, "quartet.algorithms") for value in ("one:best", "two:best"))
     monkeypatch.setattr(algorithms, "entry_points", points.select)
-    with pytest.raises(LearnerError, match=r"'best': several packages bring it \(one:best, two:best\); uninstall"):
-        algorithms.create_algorithm(settings().model_copy(update={"algorithm": "best"}))
+    with pytest.raises(ValidationError, match=r"several packages bring it \(one:best, two:best\); uninstall"):
+        settings(algorithm="best")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("math:sqrt", "entry point math:sqrt: no algorithm: it must be a subclass of quartet_trainer.algorithms.Algo"),
+        ("math:nothing", "entry point math:nothing: cannot be loaded: AttributeError"),
+        (
+            "quartet_trainer.algorithms:ClippedRatio",
+            "ClippedRatio: no algorithm: it needs policy_loss, and completi",
+        ),
+        ("quartet_trainer.algorithms.builtin:RLOO", "name is 'rloo', its entry point's is 'best'; give both one name"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
+    points = EntryPoints([EntryPoint("best", value, "quartet.algorithms")])
+    monkeypatch.setattr(algorithms, "entry_points", points.select)
+    with pytest.raises(ValidationError, match=message):
+        settings(algorithm="best")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

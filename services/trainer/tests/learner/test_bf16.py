@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ GEMINI = {"plugin": "gemini", "precision": "bf16"}
 
 def test_a_step_that_is_not_taken_leaves_no_gradient(model_path: Path) -> None:
     learner, other = (make_learner(model_path, **GEMINI, algorithm="dapo") for _ in range(2))
-    usual, learner._algorithm = learner._algorithm, replace(learner._algorithm, max_mean_ratio=1e-6)
+    usual, learner._algorithm = learner._algorithm, learner._algorithm.model_copy(update={"max_mean_ratio": 1e-6})
     assert learner.train_step(make_batch(seed=72))["update_skipped"] == 1.0
     learner._algorithm = usual
     seen, expected = (one.train_step(make_batch(seed=71)) for one in (learner, other))

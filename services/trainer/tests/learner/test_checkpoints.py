@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,19 @@ def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path
         assert ours.keys() == theirs.keys()
         assert all(ours[name] == value for name, value in theirs.items() if "seconds" not in name)
     assert_same_state(resumed, unbroken)
+
+
+def test_a_checkpoint_does_not_depend_on_how_the_settings_were_written(model_path: Path, tmp_path: Path) -> None:
+    """In its manifest they say what it was; those of builds whose [trainer] had the algorithm's keys are such."""
+    learner, resumed = (make_learner(model_path) for _ in range(2))
+    learner.train_step(make_batch())
+    learner.snapshot(tmp_path / "checkpoint", {})()
+    file = tmp_path / "checkpoint" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["settings"] |= {"algorithm": "dapo", "clip_low": None, "gae_lambda": 0.95, "critic": {"form": "separate"}}
+    file.write_text(json.dumps(manifest))
+    resumed.load(tmp_path / "checkpoint")
+    assert_same_state(resumed, learner)
 
 
 def test_what_is_not_this_models_checkpoint_is_refused(model_path: Path, tmp_path: Path) -> None:

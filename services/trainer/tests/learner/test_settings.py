@@ -15,11 +15,12 @@ from processes import CUDA_QUEUES, Forked
 from pydantic import ValidationError
 
 from quartet_common.config import ConfigError, load_config
+from quartet_trainer.algorithms import ClippedRatio, read_algorithm
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.learner.optimizer import create_optimizer
 
-HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
+HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
         ({"lora": {"r": 4, "target_modules": "q_proj"}}, r'such as \["q_proj", "v_proj"\], or "all-linear"'),
         ({"lora": {"r": 4, "target_modules": []}}, 'or "all-linear"'),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
-        ({"correction": "icepop"}, 'it needs old_log_probs = "recompute"'),
+        ({"algorithm": {"correction": "icepop"}}, 'it needs old_log_probs = "recompute"'),
         ({**HEAD, "plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not'),
         ({"preset": "colossalchat"}, r"preset\n.*'colossalchat-grpo', .* or 'colossalchat-rloo'"),
     ],
@@ -92,7 +93,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(model_path: Path) -> N
     ("preset", "published"),
     {  # what its source says, put down apart from the table: algorithm, clip, KL, mean over sequences
         "colossalchat-grpo": ("grpo", 0.2, 0.2, 0.01, "k3", "loss", "sequence-mean-token-mean"),
-        "colossalchat-dapo": ("dapo", 0.2, 0.28, 0.0, None, None, "token-mean"),
+        "colossalchat-dapo": ("dapo", 0.2, 0.28, 0.0, "k3", "loss", "token-mean"),
         "colossalchat-reinforce-ppb": (
             "reinforce_pp_baseline", 0.2, 0.2, 0.01, "k3", "reward", "sequence-mean-token-mean",
         ),
@@ -101,20 +102,112 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(model_path: Path) -> N
 )  # fmt: skip
 def test_a_preset_is_what_colossalchat_trains_with(preset: str, published: tuple[Any, ...]) -> None:
     found = LearnerSettings(preset=preset)
-    names = ("algorithm", "clip_low", "clip_high", "kl_coefficient", "kl_estimator", "kl_in", "aggregation")
-    assert tuple(getattr(found, name) for name in names) == published
+    algorithm = found.algorithm
+    assert isinstance(algorithm, ClippedRatio)
+    bounds = (algorithm.name, algorithm.clip_low, algorithm.clip_high, found.kl_coefficient)
+    assert (*bounds, algorithm.kl_estimator, algorithm.kl_in, algorithm.aggregation) == published
     assert (found.learning_rate, found.weight_decay, found.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert (found.schedule, found.warmup_steps, found.min_learning_rate_ratio) == ("cosine", 0, 0.1)
-    assert (found.precision, found.gradient_checkpointing, found.std_epsilon) == ("bf16", True, 1e-4)
-    assert (found.ratio_to, found.adam_betas) == ("rollout", (0.9, 0.999))
+    assert (found.precision, found.gradient_checkpointing) == ("bf16", True)
+    assert getattr(algorithm, "std_epsilon", 1e-4) == 1e-4
+    assert (algorithm.old_log_probs, found.adam_betas) == ("rollout", (0.9, 0.999))
 
 
 def test_what_is_written_wins_wherever_it_stands(tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
-    run_file.write_text('[trainer]\nclip_high = 0.5\npreset = "colossalchat-dapo"\nschedule = "constant"\n')
+    run_file.write_text(
+        '[trainer]\nalgorithm = { clip_high = 0.5 }\npreset = "colossalchat-dapo"\nschedule = "constant"\n'
+    )
     section = load_config("trainer", TrainerSection, run_file, ["trainer.learning_rate=0.5"]).section
-    assert (section.clip_high, section.schedule, section.learning_rate) == (0.5, "constant", 0.5)
-    assert (section.algorithm, section.weight_decay, section.samples_dynamically) == ("dapo", 0.01, True)
+    algorithm = section.algorithm
+    assert isinstance(algorithm, ClippedRatio)
+    assert (algorithm.clip_high, section.schedule, section.learning_rate) == (0.5, "constant", 0.5)
+    assert (algorithm.name, section.weight_decay, section.samples_dynamically) == ("dapo", 0.01, True)
+
+
+def test_a_preset_has_no_keys_for_another_algorithm() -> None:
+    for written in ("rloo", {"name": "rloo"}):
+        section = LearnerSettings(preset="colossalchat-grpo", algorithm=written)
+        assert (section.algorithm, section.kl_coefficient) == (read_algorithm("rloo"), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "overrides", "message"),
+    [
+        (
+            'algorithm = "dapo"\nclip_high = 0.3\nicepop_range = [0.5, 2.0]',
+            [],
+            "trainer.algorithm: got 'dapo' in {file}: clip_high, icepop_range moved into its table; write "
+            'algorithm = {{ name = "dapo", clip_high = 0.3, icepop_range = [0.5, 2.0] }} in their place',
+        ),
+        (
+            "clip_low = 0.1\ngae_lambda = 0.9\n[trainer.critic]\nform = 'head'",
+            [],
+            "trainer.algorithm: in {file}: clip_low, gae_lambda, critic moved into its table; write "
+            'algorithm = {{ name = "grpo", clip_low = 0.1 }} in their place; gae_lambda, critic had no effect',
+        ),
+        (
+            'preset = "colossalchat-rloo"\nkl_in = "reward"',
+            [],
+            "trainer.algorithm: in {file}: kl_in moved into its table; write "
+            'algorithm = {{ name = "rloo", kl_in = "reward" }} in their place',
+        ),
+        (
+            'algorithm = "grpo"',
+            ["trainer.algorithm.gae_lambda=0.9", "trainer.algorithm.gamma=1.0"],
+            "trainer.algorithm.gae_lambda: got 0.9 in --set: a key of ppo; allowed with grpo: aggregation, clip_high, "
+            "clip_low, correction, dual_clip, icepop_range, kl_estimator, kl_in, mask_truncated, max_mean_ratio, "
+            "old_log_probs, reward_clip, sequence_mask_cap, sequence_mask_mean, std_epsilon, tis_cap",
+        ),
+        (
+            "algorithm.clip_hihg = 0.3",
+            [],
+            "unknown key trainer.algorithm.clip_hihg in {file}: did you mean 'clip_high'?",
+        ),
+        ("algorithm.epsilon = 0.3", [], "unknown key trainer.algorithm.epsilon in {file}: TRL's epsilon is trainer."),
+        (
+            "algorithm.clip_low = 2",
+            [],
+            "trainer.algorithm.clip_low: got 2 in {file}: input should be less than or equal",
+        ),
+        (
+            "algorithm.name = 'grop'",
+            [],
+            "trainer.algorithm.name: got 'grop' in {file}: there is no such algorithm ",
+        ),
+        ("algorithm.name = ['a']", [], "trainer.algorithm.name: got ['a'] in {file}: there is no such algorithm here"),
+        ("algorithm = 'own.py:Own'", [], "trainer.algorithm: got 'own.py:Own' in {file}: there is no such algorithm"),
+        ("algorithm = 3", [], "trainer.algorithm: got 3 in {file}: allowed: a name, or a table with a name and keys"),
+    ],
+)
+def test_keys_of_the_algorithm_are_in_its_table(
+    trainer: str, overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[trainer]\n{trainer}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        load_config("trainer", TrainerSection, file, overrides)
+    assert refused.value.problems[0].startswith(message.format(file=file))
+
+
+def test_a_line_that_is_named_to_paste_is_what_the_keys_meant(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[trainer]\nalgorithm = "ppo"\ngamma = 0.9\ncritic = { form = "head" }\n', encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        load_config("trainer", TrainerSection, file)
+    line = str(refused.value).partition("write ")[2].partition(" in their place")[0]
+    file.write_text(f"[trainer]\n{line}\n", encoding="utf-8")
+    found = load_config("trainer", TrainerSection, file).section.algorithm
+    assert found == read_algorithm({"name": "ppo", "gamma": 0.9, "critic": {"form": "head"}})
+
+
+def test_overrides_complete_a_name_and_a_name_replaces_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[trainer]\nalgorithm = "dapo"\n', encoding="utf-8")
+    completed = load_config("trainer", TrainerSection, file, ["trainer.algorithm.clip_high=0.5"]).section.algorithm
+    assert completed == read_algorithm({"name": "dapo", "clip_high": 0.5})
+    overrides = ["trainer.algorithm.clip_high=0.5", "trainer.algorithm=rloo"]
+    assert load_config("trainer", TrainerSection, file, overrides).section.algorithm == read_algorithm("rloo")
 
 
 def say_queues() -> None:

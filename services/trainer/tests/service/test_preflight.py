@@ -31,9 +31,9 @@ def check(model_path: Path, tmp_path: Path, *overrides: str, dry_run: bool = Fal
         (["run.sampling.top_p=0.9", "run.sampling_masks=true"], None),
         (
             ["trainer.algorithm=dapo", LENGTH],
-            "trainer.mask_truncated leaves completions out of the loss that the verifier",
+            "trainer.algorithm.mask_truncated leaves completions out of the loss that the verifier",
         ),
-        (["trainer.algorithm=dapo", "trainer.mask_truncated=false", LENGTH], None),
+        (["trainer.algorithm=dapo", "trainer.algorithm.mask_truncated=false", LENGTH], None),
     ],
 )
 def test_a_combination_that_is_hardly_meant_is_warned_of(
@@ -85,13 +85,10 @@ def free(monkeypatch):
     return set_to
 
 
-PPO = {"algorithm": "ppo", "max_mean_ratio": 0}
-
-
-@pytest.mark.parametrize("values", [{"precision": "fp32"}, {"precision": "fp64"}, PPO], ids=str)
+@pytest.mark.parametrize("values", [{"precision": "fp32"}, {"precision": "fp64"}, {"algorithm": "ppo"}], ids=str)
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(tmp_path: Path, free, caplog, values: dict[str, Any]):
     model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    learner = make_learner(model, **values)
+    learner = make_learner(model, max_mean_ratio=0, **values)
     learner.train_step(make_batch())
     learner.snapshot(tmp_path / "step-00000001", {})()
     size = sum(file.stat().st_size for file in (tmp_path / "step-00000001").rglob("*.safetensors"))
