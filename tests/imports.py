@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
     "protos/python",
-    *(f"services/{name}" for name in ("common", "broker", "reward", "rollout", "trainer")),
+    *(f"services/{name}" for name in ("common", "broker", "environment", "reward", "rollout", "trainer")),
     "client",
     "tests/contract/suite",
     "deploy/local",

@@ -37,6 +37,7 @@ TYPED = (
     "services/common/quartet_common",
     "services/common/quartet_server",
     "services/broker/quartet_broker",
+    "services/environment/quartet_environment",
     "services/reward/quartet_reward",
     "services/rollout/quartet_rollout",
     "services/trainer/quartet_trainer",
@@ -85,6 +86,7 @@ SUITES = (
         quick="fair_queue final_answer math_compare math_equality rationals reading verifiers",
     ),
     Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model", alone=True),
+    Suite("environment", "environment", 300, "services/environment/tests", alone=True, quick="seats"),
     Suite("rollout", "rollout", 1200, "services/rollout/tests", alone=True, quick="texts schedules"),
     Suite(
         "trainer",

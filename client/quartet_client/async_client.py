@@ -13,7 +13,7 @@ import grpc
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.connection import KINDS, Connections, service_status, service_statuses
+from quartet_client.connection import ALL_KINDS, Connections, service_status, service_statuses
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
@@ -54,7 +54,7 @@ class AsyncClient:
     """A connection to Quartet's services, for asyncio programs. Every method raises QuartetError.
 
     Args:
-        broker, reward, rollout, trainer: host:port of each; the defaults are those of the run file.
+        broker, reward, rollout, trainer, environment: host:port of each; the defaults are those of the run file.
         security: TLS and token; by default plaintext without a token.
         timeout: deadline of each ordinary call, in seconds.
 
@@ -68,10 +68,11 @@ class AsyncClient:
         reward: str | None = None,
         rollout: str | None = None,
         trainer: str | None = None,
+        environment: str | None = None,
         security: SecuritySection | None = None,
         timeout: float = 30.0,
     ):
-        given = {"broker": broker, "reward": reward, "rollout": rollout, "trainer": trainer}
+        given = {"broker": broker, "reward": reward, "rollout": rollout, "trainer": trainer, "environment": environment}
         try:
             addresses = AddressesSection(**{kind: address for kind, address in given.items() if address is not None})
         except ValidationError as error:
@@ -89,7 +90,7 @@ class AsyncClient:
             tracing.configure("client", f"{socket.gethostname()}-{os.getpid()}", config.tracing)
         except ConfigError as error:
             raise InputError(str(error)) from error
-        return cls(**config.addresses.model_dump(), security=config.security, timeout=timeout)
+        return cls(**config.addresses.model_dump(exclude_unset=True), security=config.security, timeout=timeout)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -377,16 +378,16 @@ class AsyncClient:
         return watch_run(self.connections, run_id, after)
 
     async def status(self) -> list[ServiceStatus]:
-        """Return the status of the four services, and of the other rollouts of the newest run.
+        """Return the status of the services, and of the other rollouts of the newest run.
 
         For a service that cannot be reached nothing is raised: its status has the error.
         """
         return await service_statuses(self.connections)
 
     async def get_service(self, kind: str) -> ServiceStatus:
-        """Return the status of one service, "broker", "reward", "rollout" or "trainer", as `status` does."""
-        if kind not in KINDS:
-            raise InputError(f"kind: got '{kind}'; allowed: {', '.join(KINDS)}")
+        """Return the status of one service, "broker", "reward", "rollout", "trainer" or "environment"."""
+        if kind not in ALL_KINDS:
+            raise InputError(f"kind: got '{kind}'; allowed: {', '.join(ALL_KINDS)}")
         return await service_status(self.connections, kind)
 
     async def list_dead(

@@ -123,12 +123,12 @@ class Client:
         reward: str | None = None,
         rollout: str | None = None,
         trainer: str | None = None,
+        environment: str | None = None,
         security: SecuritySection | None = None,
         timeout: float = 30.0,
     ):
-        self._use(
-            AsyncClient(broker, reward=reward, rollout=rollout, trainer=trainer, security=security, timeout=timeout)
-        )
+        others = {"reward": reward, "rollout": rollout, "trainer": trainer, "environment": environment}
+        self._use(AsyncClient(broker, **others, security=security, timeout=timeout))
 
     def _use(self, client: AsyncClient) -> None:
         self._client = client

@@ -17,6 +17,8 @@ from quartet.v1 import (
     broker_pb2,
     broker_pb2_grpc,
     common_pb2,
+    environment_pb2,
+    environment_pb2_grpc,
     reward_pb2,
     reward_pb2_grpc,
     rollout_pb2,
@@ -36,6 +38,8 @@ from quartet_common.handshake import handshake
 from quartet_common.outage import Outage as AnyOutage
 
 KINDS = ("broker", "reward", "rollout", "trainer")
+ALL_KINDS = (*KINDS, "environment")
+"""With the optional one."""
 _RUNS_NAMED = 8  # in the error about a run that does not exist
 
 Stub = TypeVar("Stub")
@@ -129,6 +133,7 @@ class Connections:
     reward: Service[reward_pb2_grpc.RewardServiceAsyncStub]
     rollout: Service[rollout_pb2_grpc.RolloutServiceAsyncStub]
     trainer: Service[trainer_pb2_grpc.TrainerServiceAsyncStub]
+    environment: Service[environment_pb2_grpc.EnvironmentServiceAsyncStub]
 
     def __init__(self, addresses: AddressesSection, security: SecuritySection, timeout: float):
         self.timeout = timeout
@@ -137,6 +142,10 @@ class Connections:
         self.reward = Service("reward", addresses.reward, reward_pb2_grpc.RewardServiceStub, *common)
         self.rollout = Service("rollout", addresses.rollout, rollout_pb2_grpc.RolloutServiceStub, *common)
         self.trainer = Service("trainer", addresses.trainer, trainer_pb2_grpc.TrainerServiceStub, *common)
+        stub = environment_pb2_grpc.EnvironmentServiceStub
+        self.environment = Service("environment", addresses.environment, stub, *common)
+        self.uses_environments = "environment" in addresses.model_fields_set
+        """Whether an address is given for the environment service, which is optional."""
         self._others: dict[str, Service[rollout_pb2_grpc.RolloutServiceAsyncStub]] = {}
         self._security = security
 
@@ -151,7 +160,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close the channels."""
-        for service in (self.broker, self.reward, self.rollout, self.trainer, *self._others.values()):
+        own = (self.broker, self.reward, self.rollout, self.trainer, self.environment)
+        for service in (*own, *self._others.values()):
             await service.close()
 
 
@@ -216,14 +226,17 @@ _PATIENCE = 3.0  # seconds per call: a person waits for the answer
 
 
 async def service_statuses(connections: Connections) -> list[ServiceStatus]:
-    """Query the four services concurrently, then the newest run's other rollouts, listed after that of [addresses].
+    """Query the services concurrently, then the newest run's other rollouts, listed after that of [addresses].
 
-    The status of a service that cannot be reached has the error.
+    The status of a service that cannot be reached has the error. The environment service is left out if it cannot be
+    reached where it is not configured.
     """
-    broker, reward, rollout, trainer = await asyncio.gather(*(service_status(connections, kind) for kind in KINDS))
+    found = await asyncio.gather(*(service_status(connections, kind) for kind in ALL_KINDS))
+    broker, reward, rollout, trainer, environment = found
     others = await _other_rollouts(connections, broker, rollout.instance_id)
     asked = (_status(rollout, _rollout_details(rollout)) for rollout in map(connections.rollout_at, others))
-    return [broker, reward, rollout, *await asyncio.gather(*asked), trainer]
+    optional = [environment] if connections.uses_environments or environment.health != "unreachable" else []
+    return [broker, reward, rollout, *await asyncio.gather(*asked), trainer, *optional]
 
 
 async def _other_rollouts(connections: Connections, broker: ServiceStatus, known: str) -> list[str]:
@@ -249,6 +262,8 @@ async def service_status(connections: Connections, kind: str) -> ServiceStatus:
             return await _status(connections.reward, _reward_details(connections.reward))
         case "rollout":
             return await _status(connections.rollout, _rollout_details(connections.rollout))
+        case "environment":
+            return await _status(connections.environment, _environment_details(connections.environment))
         case _:
             return await _status(connections.trainer, _trainer_details(connections.trainer))
 
@@ -282,6 +297,14 @@ async def _broker_details(broker: Service[broker_pb2_grpc.BrokerServiceAsyncStub
 async def _reward_details(reward: Service[reward_pb2_grpc.RewardServiceAsyncStub]) -> dict[str, Any]:
     answer = await reward.call(reward.stub.ListVerifiers, reward_pb2.ListVerifiersRequest(), _PATIENCE)
     return {"verifiers": [verifier.name for verifier in answer.verifiers]}
+
+
+async def _environment_details(
+    environment: Service[environment_pb2_grpc.EnvironmentServiceAsyncStub],
+) -> dict[str, Any]:
+    request = environment_pb2.ListEnvironmentsRequest()
+    answer = await environment.call(environment.stub.ListEnvironments, request, _PATIENCE)
+    return {"environments": [one.name for one in answer.environments]}
 
 
 async def _rollout_details(rollout: Service[rollout_pb2_grpc.RolloutServiceAsyncStub]) -> dict[str, Any]:

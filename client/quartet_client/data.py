@@ -23,7 +23,8 @@ from quartet.v1 import experience_pb2
 from quartet_client.columns import JOINED, Columns, mapped, proposal
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, validate_section
+from quartet_client.tasks import list_tasks
+from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, SentParameters, validate_section
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
 
@@ -38,7 +39,7 @@ Row = tuple[str, Any]
 
 
 class DataSource(Section):
-    """A source of prompts: a file or a function by `path`, or a dataset of the hub by `dataset`."""
+    """Prompts: a file or a function by `path`, a dataset of the hub by `dataset`, or tasks by `environment`."""
 
     path: Path | None = Field(
         None,
@@ -48,6 +49,11 @@ class DataSource(Section):
     name: str = Field("", description="Configuration of the dataset. Default: its only one.")
     split: str = Field("", description='Split of the dataset, also a part of it, "train[:500]". Default: train.')
     revision: str = Field("", description="Branch, tag or commit of the dataset. Default: its main branch.")
+    environment: str = Field(
+        "", description='Served environment whose tasks are the prompts, instead of a path: "agent.py:play", or a name.'
+    )
+    parameters: SentParameters = Field({}, description="Its parameters. Default: the run's, if it is the run's own.")
+    limit: int = Field(0, ge=0, description="Most tasks of the environment; 0: all.")
     fields: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(
         {},
         description='The column that each field of the prompts is read from: { prompt = "question" }; a dot goes into '
@@ -71,16 +77,24 @@ class DataSource(Section):
 
     @model_validator(mode="after")
     def _one(self) -> "DataSource":
-        if (self.path is None) == (not self.dataset):
-            raise ValueError("exactly one of path and dataset is allowed")
-        for key in ("name", "split", "revision"):
-            if self.path is not None and getattr(self, key):
-                raise ValueError(f"{key} belongs to a dataset of the hub, and path is given")
+        given = [key for key in ("path", "dataset", "environment") if getattr(self, key)]
+        if len(given) != 1:
+            raise ValueError("exactly one of path, dataset and environment is allowed")
+        owned = {"dataset": ("name", "split", "revision"), "environment": ("parameters", "limit")}
+        for owner, keys in owned.items():
+            for key in keys:
+                if given != [owner] and getattr(self, key):
+                    what = "a dataset of the hub" if owner == "dataset" else "an environment"
+                    raise ValueError(f"{key} belongs to {what}, and {given[0]} is given")
+        if self.environment and self.fields:
+            raise ValueError("fields map columns, which tasks do not have; leave them out")
         return self
 
     @property
     def title(self) -> str:
         """Its name in errors."""
+        if self.environment:
+            return f"the tasks of {self.environment}"
         return str(self.path) if self.path is not None else f"{self.dataset} ({self.split or 'train'})"
 
     @property
@@ -98,6 +112,8 @@ class DataSource(Section):
         Raises:
             InputError: it cannot be read.
         """
+        if self.environment:
+            raise InputError(f"{key}.environment: tasks are read with a run's data alone; allowed here: a path")
         if self.path is None:
             return _rows_of_dataset(self, key)
         if _FILE_FUNCTION.fullmatch(str(self.path)) or _MODULE_FUNCTION.fullmatch(str(self.path)):
@@ -398,7 +414,7 @@ def lacks_chat_template(model: Path) -> bool:
 
 
 def _input_of(prompt: Prompt) -> str:
-    return prompt.model_dump_json(include={"messages", "prompt", "token_ids"})
+    return prompt.model_dump_json(include={"messages", "prompt", "token_ids", "task"})
 
 
 class RunData:
@@ -427,7 +443,10 @@ class RunData:
         chats = model is None or not lacks_chat_template(model)
         read = []
         for key, source in section.sources():
-            prompts = load_prompts(source, require_reference, key, chats)
+            if source.environment:
+                prompts = list_tasks(config, source.environment, source.parameters, source.limit, key)
+            else:
+                prompts = load_prompts(source, require_reference, key, chats)
             _check_chat_template(model, source, prompts)
             read.append(prompts)
         return cls(section, read[0], dict(zip(section.evaluation, read[1:], strict=True)))

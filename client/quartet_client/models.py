@@ -425,7 +425,7 @@ class ServiceStatus(FromProto):
     """The current status of a service.
 
     Attributes:
-        kind: "broker", "reward", "rollout" or "trainer".
+        kind: "broker", "reward", "rollout", "trainer" or "environment".
         health: "serving", "not_serving" or "unreachable".
         waiting_for: what it waits for before it can work, in words.
         details: the service's own status by field name: counts, versions, phase.

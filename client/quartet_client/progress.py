@@ -436,6 +436,8 @@ def work_of(service: ServiceStatus) -> list[str]:
         return [_run_line(run) for run in details["runs"]] or ["no runs"]
     if service.kind == "reward":
         return [f"verifiers {', '.join(details['verifiers'])}"]
+    if service.kind == "environment":
+        return [f"environments {', '.join(details['environments']) or 'none'}"]
     run = f"run {details['run_id'] or 'none'}"
     if service.kind == "trainer":
         phase = _phase(service).replace("_", " ")

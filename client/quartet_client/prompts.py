@@ -60,8 +60,11 @@ class TestCases(Section):
         return self
 
 
+_INPUTS = ("messages", "prompt", "token_ids")
+
+
 class Prompt(Section):
-    """A problem: exactly one of `messages`, `prompt` and `token_ids`, and what completions are checked against."""
+    """A problem: one of `messages`, `prompt`, `token_ids` and `task`, and what completions are checked against."""
 
     messages: list[Message] | None = Field(
         None,
@@ -78,6 +81,11 @@ class Prompt(Section):
     prompt: str | None = Field(None, min_length=1, description="Text, tokenized as it stands, without a template.")
     token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
         None, min_length=1, description="Token ids, used as they are."
+    )
+    task: dict[str, Any] | None = Field(
+        None,
+        description="A task of an agent, an object that only its environment reads (docs/agents.md). Beside another "
+        "input it is a column.",
     )
     gt_answer: Annotated[str, BeforeValidator(answer_text)] = Field("", description="The reference answer.")
     entry_point: str = Field("", description="Function under test.")
@@ -111,6 +119,9 @@ class Prompt(Section):
         for key in columns:
             if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.82):
                 raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
+        task, has_input = fields.get("task"), any(fields.get(name) is not None for name in _INPUTS)
+        if task is not None and (has_input or not isinstance(task, dict)):
+            columns["task"] = task
         known = {key: value for key, value in fields.items() if key not in columns}
         given = known.get("columns", {})
         return {**known, "columns": columns | given} if columns and isinstance(given, dict) else fields
@@ -154,11 +165,11 @@ class Prompt(Section):
 
     @model_validator(mode="after")
     def _one_input(self) -> "Prompt":
-        given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
+        given = [name for name in (*_INPUTS, "task") if getattr(self, name) is not None]
         if len(given) != 1:
             others = f", but {', '.join(self.columns)}" if self.columns else ""
             came = " and ".join(f'"{name}"' for name in given) if given else f"none of them{others}"
-            raise ValueError(f'got {came}; exactly one of "messages", "prompt" and "token_ids" is allowed')
+            raise ValueError(f'got {came}; exactly one of "messages", "prompt", "token_ids" and "task" is allowed')
         for name in ("tools", "chat_template_kwargs"):
             if getattr(self, name) and self.messages is None:
                 raise ValueError(f'got "{name}" with "{given[0]}"; allowed with "messages", for their chat template')
@@ -166,8 +177,8 @@ class Prompt(Section):
 
     @property
     def has_reference(self) -> bool:
-        """True if there is something to check completions against."""
-        return bool(self.gt_answer.strip() or self.test_cases or self.test_program)
+        """True if there is something to check completions against; a task's environment has it."""
+        return self.task is not None or bool(self.gt_answer.strip() or self.test_cases or self.test_program)
 
     @classmethod
     def parse(cls, value: "PromptLike", where: str = "prompt") -> "Prompt":
@@ -216,6 +227,8 @@ class Prompt(Section):
             message.chat.CopyFrom(to_chat(turns, self.tools, self.chat_template_kwargs))
         elif self.prompt is not None:
             message.text = self.prompt
+        elif self.task is not None:
+            message.task = json.dumps(self.task)
         else:
             ids = self.token_ids or []
             data = struct.pack(f"<{len(ids)}i", *ids)

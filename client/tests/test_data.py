@@ -78,7 +78,16 @@ def test_a_chat_carries_tools_calls_and_variables_of_its_template():
     assert not prompt.columns
 
 
-ONE_OF = 'exactly one of "messages", "prompt" and "token_ids" is allowed'
+def test_a_task_is_an_object_and_beside_another_input_a_column():
+    task = Prompt.parse({"task": {"level": 3}, "id": "a"})
+    assert json.loads(task.to_proto().task) == {"level": 3} and task.has_reference and not task.columns
+    for row in ({"task": {"level": 3}, "prompt": "1+1=?"}, {"task": "sums", "prompt": "1+1=?"}):
+        prompt = Prompt.parse(row)
+        assert prompt.task is None and prompt.columns == {"task": row["task"]}
+        assert prompt.to_proto().WhichOneof("input") == "text"
+
+
+ONE_OF = 'exactly one of "messages", "prompt", "token_ids" and "task" is allowed'
 FINITE = "allowed: a finite number"
 
 

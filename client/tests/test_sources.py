@@ -110,7 +110,10 @@ def test_a_map_takes_columns_as_fields_and_leaves_the_others_to_reward_functions
             {"path": "train.parquet", "fields": {"promt": "question"}},
             "data.train.fields: in run.toml: a prompt has no field 'promt'; did you mean 'prompt'?",
         ),
-        ({"path": "train.jsonl", "dataset": "own/set"}, "data.train: in run.toml: exactly one of path and dataset"),
+        (
+            {"path": "train.jsonl", "dataset": "own/set"},
+            "data.train: in run.toml: exactly one of path, dataset and environment",
+        ),
         ({"path": "train.parquet", "split": "test"}, "data.train: in run.toml: split belongs to a dataset of the hub"),
     ],
 )

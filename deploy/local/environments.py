@@ -3,7 +3,7 @@
 
     python3 deploy/local/environments.py [--gpu | --cpu] [--with-tests] [NAME ...]
 
-Without a NAME it creates broker, reward, reward-model, rollout, trainer, client and dev.
+Without a NAME it creates broker, reward, reward-model, environment, rollout, trainer, client and dev.
 
 Each service has its own environment, because vLLM and ColossalAI pin conflicting packages. It holds the pinned closure
 of `services/NAME/requirements.txt` (with `overrides.txt` if that exists) and the packages of this checkout as editable
@@ -80,6 +80,7 @@ ENVIRONMENTS: dict[str, Environment] = {
     for environment in (
         service("broker", "Redis client"),
         service("reward", "math-verify"),
+        service("environment", "openai"),
         service("rollout", "vLLM and transformers 5", torch="cpu"),
         service("trainer", "ColossalAI and transformers 5", torch="cpu"),
         # The reward service with its extra, for the tests of the learned reward model.

@@ -6,7 +6,7 @@
 #   install.sh --uninstall SERVICE         unit, environment; keeps configuration, data and user
 #   install.sh --uninstall --purge SERVICE and configuration, data and user
 #
-# SERVICE: broker, reward, rollout, trainer.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12),
+# SERVICE: broker, reward, rollout, trainer, environment.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12),
 # --gpu or --cpu (rollout, trainer: packages for CUDA, the default if nvidia-smi lists a GPU, or for the CPU).
 # It creates /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (existing
 # ones are kept), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
@@ -198,9 +198,9 @@ main() {
         shift
     done
     case "$service" in
-        broker | reward | rollout | trainer) ;;
+        broker | reward | rollout | trainer | environment) ;;
         "") usage >&2; exit 2 ;;
-        *) fail "service is '$service'; allowed: broker, reward, rollout, trainer" ;;
+        *) fail "service is '$service'; allowed: broker, reward, rollout, trainer, environment" ;;
     esac
     [[ $EUID == 0 ]] || fail "run it as root: it makes a user and a unit"
     if [[ $action == check ]]; then

@@ -22,7 +22,7 @@ sends nothing for 5 s is closed.
 
 | file in `deploy/observability/` | is |
 |---|---|
-| `prometheus.yaml` | a scrape configuration for the four services |
+| `prometheus.yaml` | a scrape configuration for the services |
 | `alerts.yaml` | alert rules; each says what to look at first |
 | `grafana.json` | a dashboard: import it and choose the Prometheus data source |
 
@@ -35,6 +35,7 @@ The tables are made from the declarations by `docs/tools/write.py`; tests compar
 | how idle the trainer is | `rate(quartet_trainer_phase_seconds_total{phase="waiting_for_batch"}[1m])` |
 | how idle a rollout is | the time when `quartet_rollout_running_completions` is 0 |
 | how busy the reward service is | `quartet_reward_queue_depth{state="running"}` over `quartet_reward_workers` |
+| how many episodes are played, and for how long | `quartet_environment_episodes`, `…_episode_seconds` |
 
 Broker and reward service also report their idle share of the last minute in the handshake (`idle_fraction`).
 """
@@ -43,6 +44,7 @@ SERVICES = {
     "broker": "Broker",
     "reward": "Reward",
     "rollout": "Rollout",
+    "environment": "Environment",
     "trainer": "Trainer",
 }
 

@@ -13,7 +13,7 @@ from escaping import escaped
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = Path(__file__).with_name("run_file_models.py")
-READERS = ("dev", "broker", "reward", "rollout", "trainer")
+READERS = ("dev", "broker", "reward", "rollout", "environment", "trainer")
 ORDER = (
     "run",
     "model",
@@ -25,6 +25,7 @@ ORDER = (
     "broker",
     "reward",
     "rollout",
+    "environment",
     "trainer",
     "launcher",
 )
@@ -33,6 +34,7 @@ READ_BY = {
     "data": "the client",
     "reward": "the reward service",
     "rollout": "the rollout service",
+    "environment": "the environment service",
 }
 
 _ANY = 2**31 - 1  # what any integer may be

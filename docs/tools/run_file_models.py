@@ -27,6 +27,7 @@ READERS = {
     "broker": {"broker": ("quartet_broker.config", "BrokerSection")},
     "reward": {"reward": ("quartet_reward.config", "RewardSection")},
     "rollout": {"rollout": ("quartet_rollout.config", "RolloutSection")},
+    "environment": {"environment": ("quartet_environment.config", "EnvironmentServiceSection")},
     "trainer": {"trainer": ("quartet_trainer.config", "TrainerSection")},
 }
 

@@ -38,6 +38,7 @@ sys.path.append(str(HERE.parent / "upgrade"))
 from live_run import RUN, SERVICES, LiveRun  # noqa: E402 (beside the other suite's tests)
 from preloaded import Pythons, make_models, process_of  # noqa: E402
 
+KINDS = (*SERVICES, "environment")
 PART_SECONDS = 60.0  # in each such interval, or in all the time if that is shorter, steps must be trained
 SECONDS = 300.0  # timeout of every wait
 MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
@@ -138,7 +139,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
     calls, bystander = folder / "bystander.txt", None
     try:
         live.start_redis()
-        for kind in SERVICES:
+        for kind in KINDS:
             live.start(kind)
         live.attach()
         async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
@@ -173,7 +174,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
 
 async def _answered(calls: Path) -> bool:
     """Return whether the bystander has printed a call of each kind."""
-    return {line.split()[1] for line in calls.read_text().splitlines() if line.count(" ") == 3} >= {*SERVICES, "timer"}
+    return {line.split()[1] for line in calls.read_text().splitlines() if line.count(" ") == 3} >= {*KINDS, "timer"}
 
 
 async def _step(client: AsyncClient, least: int = 0) -> int:
@@ -212,7 +213,7 @@ async def _watch(
 def _memory(live: LiveRun) -> dict[str, int]:
     """Return the resident memory of each service with its processes, in bytes; the reward service's are `WORKERS`."""
     sizes: dict[str, int] = {}
-    for name in ("redis", *SERVICES):
+    for name in ("redis", *KINDS):
         process = psutil.Process(process_of(live.processes[name].pid))
         own, below = _resident([process]), _resident(process.children(recursive=True))
         sizes |= {name: own, WORKERS: below} if name == "reward" else {name: own + below}

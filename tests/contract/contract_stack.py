@@ -8,6 +8,7 @@ from quartet.v1 import rollout_pb2 as rollout
 from servers_under_test import KINDS, Server, Servers, copy_models, free_addresses, python_of
 from weight_arrangements import Peer, WeightEpochs
 
+import quartet_contract
 from quartet_contract.calls import OWNERS, Caller
 from quartet_contract.target import group_tensors
 from quartet_contract.world import BrokerRun, World
@@ -18,6 +19,7 @@ RUN = "contract"
 TRAINED_RUN = "contract-trained"
 """The trainer's run. One group is put by the tests themselves: experience may come from anyone."""
 
+AGENT = Path(quartet_contract.__file__).with_name("contract_agent.py:play")
 TOKEN = "a shared secret"
 SMALL_MESSAGES = 1 << 20
 ENGINES = ("transformers", "vllm")
@@ -48,7 +50,8 @@ class Stack(Servers):
         """Start all; nobody is waited for but Redis and the broker."""
         copy_models(*self.models)
         _, self._redis_url = self.start_redis()
-        for kind in ("broker", "reward"):
+        first = ("broker", "reward") if self.environment else ("broker", "reward", "environment")  # no release has it
+        for kind in first:
             self.servers[kind] = self._start(kind)
         for engine in self._engine_names:
             self.servers[engine] = self._start("rollout", engine, address=free_addresses()["rollout"], engine=engine)
@@ -94,6 +97,8 @@ class Stack(Servers):
         }
         if kind == "broker":
             section["redis_url"] = self._redis_url
+        if kind == "environment":
+            section |= {"files": [str(AGENT)], "workers": 1}
         if kind == "trainer":
             section |= {"tensorboard": False, "learning_rate": 1e-4}
         if alone:

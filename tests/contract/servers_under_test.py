@@ -30,7 +30,9 @@ from started import REDIS_ANSWERS, Started, redis_command, write_run_file  # noq
 PYTHONS = Pythons()
 atexit.register(PYTHONS.close)
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
-KINDS = ("broker", "reward", "rollout", "trainer")
+RELEASED = ("broker", "reward", "rollout", "trainer")
+"""The services of every release."""
+KINDS = (*RELEASED, "environment")
 
 
 def python_of(kind: str, release: bool = False) -> Path:
@@ -85,6 +87,9 @@ class Server(Started):
         """`sections` is the run file; `token` what it demands of callers; `environment` a release's variables."""
         self.kind, self.address = kind, str(sections["addresses"][kind])
         self.token = token
+        if environment:  # a release refuses addresses of services that it does not know
+            known = {one: address for one, address in sections["addresses"].items() if one in RELEASED}
+            sections = {**sections, "addresses": known}
         run_file = write_run_file(folder / f"{name or kind}.toml", sections)
         python = python_of(kind, release=bool(environment))
         if sections[kind].get("engine") == "vllm":

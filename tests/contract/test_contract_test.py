@@ -31,6 +31,7 @@ def counted(output: str, what: str) -> int:
     [
         ("broker", 15, ""),
         ("reward", 14, ""),
+        ("environment", 15, ""),
         ("rollout", 10, "the trainer's side of a weight group"),
         ("trainer", 8, "--ends"),
     ],

@@ -11,10 +11,9 @@ import pytest
 from contract_stack import ENGINES, RUN, Stack
 from quartet.v1 import rollout_pb2
 from release import IMAGES, RELEASES, rpcs_of, unpack
-from servers_under_test import python_of
+from servers_under_test import RELEASED, python_of
 from use_client import use_client
 
-from quartet_contract.calls import OWNERS
 from quartet_contract.world import World
 
 ENGINE = ENGINES[0]
@@ -23,7 +22,7 @@ SCRIPT = Path(__file__).with_name("released_calls.py")
 
 
 def addresses_of(stack: Stack) -> dict[str, str]:
-    return {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS}
+    return {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in RELEASED}
 
 
 def test_each_released_contract_has_its_build():

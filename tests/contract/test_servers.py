@@ -12,7 +12,7 @@ from quartet_contract import cases_handshake
 from quartet_contract.calls import CHEAP, OWNERS, RPCS, SERVICES
 
 HANDSHAKE = "HandshakeService.Handshake"
-AWAITED = {"broker": "", "reward": "", "rollout": "broker at", "trainer": "broker at"}
+AWAITED = {"broker": "", "reward": "", "environment": "", "rollout": "broker at", "trainer": "broker at"}
 """What each waits for while the others are absent."""
 
 each_kind = pytest.mark.parametrize("kind", OWNERS)

@@ -26,7 +26,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 from started import Started  # noqa: E402
 
-SERVICES = ("broker", "reward", "rollout", "trainer")
+SERVICES = ("broker", "reward", "rollout", "environment", "trainer")
 PORTS = {kind: int(getattr(AddressesSection(), kind).rpartition(":")[2]) for kind in SERVICES}
 
 

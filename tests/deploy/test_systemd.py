@@ -25,8 +25,8 @@ from quartet_common.gpus import LEAST_DRIVER
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
-SERVICES = ("broker", "reward", "rollout", "trainer")
-EXPOSURE = {"broker": 2.5, "reward": 2.5, "rollout": 4.0, "trainer": 4.0}
+SERVICES = ("broker", "reward", "rollout", "environment", "trainer")
+EXPOSURE = {"broker": 2.5, "reward": 2.5, "rollout": 4.0, "environment": 2.5, "trainer": 4.0}
 """Upper bounds of the exposure by `systemd-analyze security`."""
 
 needs_systemd_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")

@@ -11,6 +11,7 @@ SECTIONS = {
     "Every service": tuple(PACKAGES),
     "The broker": ("broker",),
     "The reward service": ("reward",),
+    "The environment service": ("environment",),
     "The rollout": ("rollout",),
     "The trainer": ("trainer",),
     "The client": ("client",),

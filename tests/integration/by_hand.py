@@ -1,4 +1,4 @@
-"""The four services as started in four terminals: separate processes, each from its own environment."""
+"""The services as started in terminals of their own: separate processes, each from its own environment."""
 
 import json
 import signal
@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "tests" / "preloaded"))
 from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402 (beside the other suites' tests)
 
 SERVICES = ("broker", "reward", "rollout", "trainer")
+"""Those of every run; the environment service is started by the tests that need it."""
 
 
 class ByHand:
@@ -34,10 +35,11 @@ class ByHand:
         addresses: Mapping[str, str] | None = None,
     ):
         self.pythons = pythons
-        *ports, redis = free_ports(5, neighbor=100)  # for metrics
+        named = (*SERVICES, "environment")
+        *ports, redis = free_ports(len(named) + 1, neighbor=100)  # for metrics
         self.folder = folder
         self.redis_port, self.redis_data = redis, folder / "redis"
-        self.addresses = addresses or {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)}
+        self.addresses = addresses or {name: f"127.0.0.1:{port}" for name, port in zip(named, ports, strict=True)}
         settings = {f"addresses.{name}": address for name, address in self.addresses.items()}
         settings |= {"broker.redis_url": f"redis://127.0.0.1:{redis}/0", **overrides}
         self.arguments = [str(run_file), *overriding(settings)]

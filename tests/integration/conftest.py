@@ -10,16 +10,16 @@ import fixtures  # beside what `by_hand` imports
 from preloaded import Pythons
 
 pythons, model = fixtures.pythons, fixtures.model
-ORDINARY = {name: ENVIRONMENTS / name / "bin" / "python" for name in (*SERVICES, "client")}
+ORDINARY = {name: ENVIRONMENTS / name / "bin" / "python" for name in (*SERVICES, "environment", "client")}
 
 
 @pytest.fixture
 def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
     """Return services for the demo's run file with a few steps and an untrained model, and overrides. `ordinary`: with
-    vLLM and without preloaded interpreters, as for users."""
+    vLLM and without preloaded interpreters, as for users. `run_file`: another of the demo's folder."""
     made: list[ByHand] = []
 
-    def make(ordinary: bool = False, **overrides: object) -> ByHand:
+    def make(ordinary: bool = False, run_file: str = "run.toml", **overrides: object) -> ByHand:
         for name in ("train", "heldout"):
             write_sums(tmp_path / f"{name}.jsonl")
         settings: dict[str, object] = {
@@ -38,7 +38,7 @@ def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[
         settings |= {key.replace("__", "."): value for key, value in overrides.items()}
         services = ByHand(
             tmp_path,
-            ROOT / "examples" / "arithmetic" / "run.toml",
+            ROOT / "examples" / "arithmetic" / run_file,
             ORDINARY if ordinary else pythons,
             settings,
         )

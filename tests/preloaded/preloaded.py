@@ -16,6 +16,7 @@ QWEN2 = "transformers.models.qwen2.modeling_qwen2"
 MODULES = {
     "broker": ("quartet_broker", "quartet_common"),
     "reward": ("quartet_reward", "quartet_common"),
+    "environment": ("quartet_environment", "quartet_common"),
     "rollout libraries": ("torch", QWEN2),
     "rollout": ("quartet_rollout", "quartet_common"),
     "vllm": ("vllm.v1.engine.async_llm", "vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"),

@@ -33,7 +33,7 @@ _MESSAGE = 1 << 20  # bytes
 _MOST_DESCRIPTORS = 250  # in one message
 ACCOUNT = "QUARTET_TESTS_ACCOUNT"
 """The variable that names a file for the CPU seconds of each process, which are not counted as the client's."""
-OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
+OPTIONAL = ("__main__", "vllm_engine", "openai_app", "wandb", "nccl", "contract", "reward_model")
 
 
 def main() -> None:

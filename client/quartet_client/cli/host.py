@@ -19,7 +19,7 @@ from quartet_client.authority import (
     renew_authority,
 )
 from quartet_client.cli.options import json_option, print_json, table
-from quartet_client.connection import KINDS
+from quartet_client.connection import ALL_KINDS
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.launcher import the_launcher
 from quartet_client.terminal import Terminal, echo
@@ -184,7 +184,7 @@ _NEEDED = ("pytest", "numpy", "xxhash")
 
 
 @click.command("contract-test", context_settings={"ignore_unknown_options": True})
-@click.option("--service", "kind", type=click.Choice(KINDS), required=True, help="What it implements.")
+@click.option("--service", "kind", type=click.Choice(ALL_KINDS), required=True, help="What it implements.")
 @click.option("--target", "address", metavar="HOST:PORT", required=True, help="Where the implementation listens.")
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM of the CA, with --certificate and --key: mutual TLS.")
 @click.option("--certificate", type=click.Path(path_type=Path), help="PEM certificate of the caller, role operator.")

@@ -229,6 +229,8 @@ def _input(prompt: experience_pb2.Prompt) -> str:
             return prompt.text
         case "token_ids":
             return f"{prompt.token_ids.shape[0]} token ids"
+        case "task":
+            return prompt.task
     return "no input"
 
 

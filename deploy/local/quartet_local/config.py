@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quartet_common.config import Section
+from quartet_common.config import LoadedConfig, Section
 
 
 class LauncherSection(Section):
@@ -63,6 +63,21 @@ class LaunchError(Exception):
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("broker", "reward", "rollout", "trainer")
+ENVIRONMENT = "environment"
+"""The optional fifth service."""
+
+
+def serves_environments(config: LoadedConfig) -> bool:
+    """Return whether a run uses the environment service, by its environment, its data or [environment]."""
+    run = config.run.environment
+    return (run is not None and run.served) or bool(config.file.section(ENVIRONMENT)) or has_tasks(config)
+
+
+def has_tasks(config: LoadedConfig) -> bool:
+    """Return whether a source of the data is an environment's tasks."""
+    evaluation = config.data.get("evaluation")
+    sources = [config.data.get("train"), *(evaluation.values() if isinstance(evaluation, dict) else ())]
+    return any(isinstance(source, dict) and source.get("environment") for source in sources)
 
 
 def service_python(name: str) -> Path:
@@ -89,9 +104,9 @@ def made_for_gpus() -> bool:
     return made["rollout"] == "gpu"
 
 
-def ensure_environments() -> None:
-    """Make the environments that are missing or out of date. Raises LaunchError."""
-    if run_environments(*SERVICES):
+def ensure_environments(*names: str) -> None:
+    """Make the environments that are missing or out of date; by default of the four services. Raises LaunchError."""
+    if run_environments(*(names or SERVICES)):
         raise LaunchError("the environments of the services could not be made; the reason is above")
 
 

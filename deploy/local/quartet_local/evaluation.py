@@ -16,7 +16,7 @@ from quartet_client.prompts import Prompt
 from quartet_client.terminal import Terminal, echo
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
-from quartet_local.config import SERVICES, LaunchError, LauncherSection
+from quartet_local.config import ENVIRONMENT, SERVICES, LaunchError, LauncherSection
 from quartet_local.preflight import check
 from quartet_local.run import Launch, launched
 from quartet_local.supervisor import Supervisor
@@ -94,11 +94,12 @@ def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None)
 
 def _own_settings(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:
     """Return settings that separate the services from those of the run file and give the rollout the model."""
-    ports = free_ports(len(SERVICES), neighbor=config.server.metrics_port_offset)
+    kinds = (*SERVICES, ENVIRONMENT)
+    ports = free_ports(len(kinds), neighbor=config.server.metrics_port_offset)
     settings = {
         "run.id": f"{config.run.id[:59]}-eval",
         "run.folder": str(folder),
-        **{f"addresses.{name}": f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)},
+        **{f"addresses.{name}": f"127.0.0.1:{port}" for name, port in zip(kinds, ports, strict=True)},
         "server.bind_host": "",
         "broker.redis_url": "",  # an embedded one
         "model.path": str(model),

@@ -35,10 +35,17 @@ class VllmKeys(_Keys):
     kv_cache_gib: float | None = None
 
 
+class HttpKeys(_Keys):
+    """Of [rollout.http]."""
+
+    address: str = ""
+
+
 class RolloutKeys(_Keys):
     """Of [rollout]."""
 
     engine: str = "vllm"
+    http: HttpKeys = HttpKeys()
     vllm: VllmKeys = VllmKeys()
 
     @property
@@ -129,7 +136,8 @@ def place(
         address = getattr(config.addresses, kind)
         own = single.get(kind, ()) if gpus else None
         if kind == "rollout":
-            services += _rollouts(config, address, shares.rollouts if gpus else [None] * len(shares.rollouts))
+            own_gpus = shares.rollouts if gpus else [None] * len(shares.rollouts)
+            services += _rollouts(config, address, rollout.http.address, own_gpus)
         else:
             settings = [f"trainer.ranks={len(own)}"] if kind == "trainer" and own and not ranks else []
             services.append(Service(kind, kind, address, settings, own))
@@ -248,25 +256,31 @@ def _named(launcher: LauncherSection, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
 
 
 def _rollouts(
-    config: LoadedConfig[LauncherSection], address: str, gpus: Sequence[tuple[Gpu, ...] | None]
+    config: LoadedConfig[LauncherSection], address: str, endpoint: str, gpus: Sequence[tuple[Gpu, ...] | None]
 ) -> list[Service]:
-    host = address.rpartition(":")[0]
-    ports = _ports(config, len(gpus) - 1) if len(gpus) > 1 else []
+    """`endpoint`: rollout.http.address; further rollouts serve theirs at ports of their own too."""
+    host, endpoint_host = (each.rpartition(":")[0] for each in (address, endpoint))
+    more = len(gpus) - 1
+    ports = _ports(config, more * (2 if endpoint else 1), endpoint) if more > 0 else []
     services = []
     for number, own in enumerate(gpus, start=1):
         name, at, settings = "rollout", address, []
         if number > 1:
             name, at = f"rollout-{number}", f"{host}:{ports[number - 2]}"
             settings = [f"addresses.rollout={at}", "rollout.advertise_address="]
+            if endpoint:
+                settings += [f"rollout.http.address={endpoint_host}:{ports[more + number - 2]}", "rollout.http.url="]
         services.append(Service(name, "rollout", at, settings, own))
     return services
 
 
-def _ports(config: LoadedConfig[LauncherSection], count: int) -> list[int]:
+def _ports(config: LoadedConfig[LauncherSection], count: int, endpoint: str) -> list[int]:
     """Return ports for rollouts that are free, as are their metrics ports, and not configured. Raises ConfigError."""
     offset = config.server.metrics_port_offset
     configured = [split_address(address)[1] for address in config.addresses.model_dump().values()]
     reserved = {port + distance for port in configured for distance in (0, offset)}
+    if endpoint:
+        reserved.add(split_address(endpoint)[1])
     host = config.server.bind_host or split_address(config.addresses.rollout)[0]
     try:
         return free_ports(count, host, offset, reserved)

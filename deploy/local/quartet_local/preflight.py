@@ -18,17 +18,20 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_common import tracing
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address, validate_section
 from quartet_common.gpus import Gpu, GpuError, read_gpus
 from quartet_common.hub import is_hub_id
 from quartet_common.ports import check_ports, free_ports, ports_of, reserve_ports
 from quartet_common.run_file import Problems, RunFile
 from quartet_local.config import (
+    ENVIRONMENT,
     SERVICES,
     LaunchError,
     LauncherSection,
     ensure_environments,
+    has_tasks,
     made_for_gpus,
+    serves_environments,
     service_python,
 )
 from quartet_local.placement import Service, check_memory, place
@@ -170,10 +173,14 @@ async def _check(
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
+            if serves_environments(config):
+                await asyncio.to_thread(ensure_environments, ENVIRONMENT)
+                names = [*names, ENVIRONMENT]
+                services = [Service(name, name, "") for name in names]
             found, held = await free_addresses(config, names)
             overrides = [*asked, *found]
             config = load_config("launcher", LauncherSection, path, overrides)
-            reading = asyncio.create_task(asyncio.to_thread(read, config))
+            reading = asyncio.create_task(_read(config, overrides, read))
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
             services = _placed(config, names, overrides)
             lines_alone = _lines_alone(config)
@@ -206,6 +213,40 @@ async def _check(
     for warning in dict.fromkeys(warnings):
         say(f"warning: {_with_titles(warning, titles)}")
     return Plan(config, asked, found, held, services, own_redis, data)
+
+
+async def _read(
+    config: LoadedConfig[LauncherSection],
+    overrides: list[str],
+    read: Callable[[LoadedConfig[LauncherSection]], DataT],
+) -> DataT:
+    """Read the prompts; where they are an environment's tasks, the environment service is started for that alone.
+
+    Raises:
+        InputError: as `read`, or the service does not answer.
+    """
+    if not has_tasks(config):
+        return await asyncio.to_thread(read, config)
+    command = service_command(Service(ENVIRONMENT, ENVIRONMENT, ""), config.path, overrides)
+    pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
+    async with _running(command, **pipes) as process:
+        deadline = time.monotonic() + config.section.start_timeout_seconds
+        while not await _listens(config.addresses.environment):
+            if process.returncode is not None or time.monotonic() > deadline:
+                raise InputError(
+                    "data: the environment service did not start and gives no tasks; start it alone to see why"
+                )
+            await asyncio.sleep(0.2)
+        return await asyncio.to_thread(read, config)
+
+
+async def _listens(address: str) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*split_address(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _lines_alone(config: LoadedConfig) -> bool:
@@ -246,7 +287,7 @@ def _with_titles(complaint: str, titles: dict[str, str]) -> str:
 
 async def _with_holder(config: LoadedConfig, complaint: str) -> str:
     """Return a complaint; if it is about an address, with the service that uses the address appended."""
-    held = [kind for kind in SERVICES if complaint.startswith(f"addresses.{kind}:")]
+    held = [kind for kind in (*SERVICES, ENVIRONMENT) if complaint.startswith(f"addresses.{kind}:")]
     return complaint + await holder(config, held[0]) if held else complaint
 
 

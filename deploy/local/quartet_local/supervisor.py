@@ -18,10 +18,11 @@ _EXIT_SECONDS = 1.0  # from a process's last answer to its exit
 _RESTART_PAUSE = 1.0  # seconds, times the number of restarts before
 
 # In the order of stopping, with the seconds from SIGTERM to SIGKILL: the trainer's last checkpoint needs the broker,
-# the rollout's last group the reward service. The sum stays below the ten seconds that a Ctrl-C may take.
+# the rollout's last group the reward service and the environment service. The sum stays below the ten seconds that a
+# Ctrl-C may take.
 STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
     (("trainer", "rollout"), 5.0),
-    (("reward", "broker"), 2.0),
+    (("reward", "broker", "environment"), 2.0),
     (("redis",), 1.5),
 )
 

@@ -42,10 +42,10 @@ def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False, or
     local = folder / "deploy" / "local"
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
     (local / "environments.py").symlink_to(ROOT / "deploy" / "local" / "environments.py")
-    for name in (*SERVICES, "client"):
+    for name in (*SERVICES, "environment", "client"):
         environment = folder / ".quartet" / "envs" / name
         environment.mkdir(parents=True)
-        if name == ordinary:
+        if name in (ordinary, "environment"):
             for part in ("bin", "lib", "pyvenv.cfg"):
                 (environment / part).symlink_to(ENVIRONMENTS / name / part)
         else:

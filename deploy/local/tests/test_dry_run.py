@@ -136,6 +136,33 @@ def test_a_function_that_requires_what_no_row_has_is_refused(dry_run, tmp_path):
     assert "run.group_size: got 1" in line, "a column of rows that the launcher converts is there"
 
 
+def test_the_environment_service_checks_the_runs_agent(dry_run, tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text("async def play(task, endpoint, *, tries: int = 2): return 1.0\n")
+    lines = dry_run(f"run.environment={{file='{agent}:play', parameters={{tries='many'}}}}")
+    expected = [
+        "run.environment.parameters.tries: got 'many'; allowed: ",
+        "rollout.http.address: got none; a served en",
+    ]
+    assert_each_is_reported_once(lines, expected)
+
+
+def test_tasks_of_an_environment_are_the_data(run_file, tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        "async def play(task, endpoint, *, count: int = 2): return 1.0\n"
+        "def tasks(count: int = 2):\n    yield from ({'id': f't{i}', 'none': None} for i in range(count))\n"
+    )
+    settings = [f"data.train={{environment='{agent}:play', parameters={{count=40}}, limit=30}}"]
+    with pytest.raises(ConfigError) as refused:  # by the rollout, which has no endpoint; the data are read before
+        check_run(run_file, [f"run.environment='{agent}:play'", *settings, "run.groups_per_step=31", "data.passes=1"])
+    assert "the training prompts of all passes are 30" in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        check_run(run_file, [f"data.train={{environment='{agent}:gone'}}"])
+    problems = "; ".join(refused.value.problems)
+    assert "data.train.environment: " in problems and "has no function 'gone'" in problems
+
+
 def test_a_check_that_hangs_is_named_beside_other_mistakes(run_file, monkeypatch):
     command_of = preflight.service_command
 

@@ -34,6 +34,17 @@ def test_rollouts_listen_at_ports_of_their_own_which_are_no_other_services_nor_i
     assert second.settings == [f"addresses.rollout={second.address}", "rollout.advertise_address="]
 
 
+def test_further_rollouts_serve_their_endpoints_at_ports_of_their_own():
+    services = placed(0, "launcher.rollouts=3", "rollout.http.address=127.0.0.1:7113", "rollout.http.url=http://a:7113")
+    _, second, third = (service for service in services if service.kind == "rollout")
+    endpoints = [service.settings[2] for service in (second, third)]
+    ports = {int(one.rpartition(":")[2]) for one in endpoints}
+    assert all(one.startswith("rollout.http.address=127.0.0.1:") for one in endpoints)
+    own = {split_address(service.address)[1] for service in services}
+    assert len(ports) == 2 and not ports & (own | {7113})
+    assert second.settings[3] == "rollout.http.url="
+
+
 def test_without_gpus_nothing_is_said_of_them_and_there_is_one_rollout():
     assert [(service.name, service.environment, service.settings) for service in placed(0)] == [
         (name, {}, []) for name in ALL

@@ -195,7 +195,7 @@ def prompt(field: str, value: experience_pb2.Prompt) -> None:
         raise invalid_argument(f"{field}.prompt_id", f"{len(value.prompt_id.encode())} bytes", "at most 256 bytes")
     match value.WhichOneof("input"):
         case None:
-            raise invalid_argument(f"{field}.input", came="none", allowed="one of chat, text, token_ids")
+            raise invalid_argument(f"{field}.input", came="none", allowed="one of chat, text, token_ids, task")
         case "chat":
             if not value.chat.messages:
                 raise invalid_argument(f"{field}.chat.messages", came="none", allowed="at least one")

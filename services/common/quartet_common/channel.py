@@ -11,7 +11,7 @@ from typing import cast
 
 import grpc
 from google.protobuf.descriptor_pb2 import MethodOptions
-from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
+from quartet.v1 import broker_pb2, common_pb2, environment_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_common import tracing
 from quartet_common.certificates import ChannelT, RotatingChannel, channel_credentials, name_to_check
@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 def _service_config() -> str:
     names = [
         {"service": service.full_name, "method": method.name}
-        for file in (common_pb2, broker_pb2, reward_pb2, rollout_pb2, trainer_pb2)
+        for file in (common_pb2, broker_pb2, environment_pb2, reward_pb2, rollout_pb2, trainer_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
         if method.GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN

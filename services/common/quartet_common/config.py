@@ -30,7 +30,8 @@ from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.sampling import SamplingSection
 from quartet_common.values import check_values
 
-_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # each read by one program
+# Each read by one program.
+_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "environment", "trainer", "launcher")
 _YEAR_SECONDS = 366 * 86400.0
 _EXACT = 2**53  # the broker accepts whole numbers up to here: its scripts calculate in doubles
 
@@ -78,6 +79,16 @@ def by_name(value: Any) -> Any:
 def in_a_file(value: str) -> bool:
     """Return whether a value is a function, or class, in a Python file."""
     return bool(_FUNCTION.fullmatch(value))
+
+
+def _takes_arguments(path: str) -> bool:
+    """Return whether `path`, "FILE.py:NAME", names a function with arguments, by the file's text; it is not run."""
+    file, _, name = path.rpartition(":")
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(rf"^(async[ \t]+)?def[ \t]+{name}[ \t]*\(\s*[^)\s]", text, re.MULTILINE) is not None
 
 
 def all_by_name(value: Any) -> Any:
@@ -136,9 +147,15 @@ Verifiers = Annotated[
 class EnvironmentSection(PluginSection):
     """What answers the policy's turns, see docs/environments.md."""
 
-    name: str = Field("single_turn", description="An environment of the rollouts.")
+    name: str = Field("single_turn", description="An environment of the rollouts, or of the environment service.")
     file: FunctionPath | None = Field(
-        None, description='Instead of a name: an environment in a Python file, "game.py:Game".'
+        None,
+        description='Instead of a name, in a file: an environment, "game.py:Game", or an agent, "agent.py:play".',
+    )
+    served: bool = Field(
+        False,
+        description="It is one of the environment service, which plays whole episodes (docs/agents.md). Default: true "
+        "for a function of a file that takes arguments.",
     )
     parameters: SentParameters = Field({}, description="Parameters of the environment.")
     max_turns: int = Field(8, ge=1, le=1024, description="Maximum turns of the policy in a completion.")
@@ -148,8 +165,22 @@ class EnvironmentSection(PluginSection):
     max_answer_tokens: int = Field(
         1024, ge=16, lt=2**31, description="Maximum tokens of one answer; a longer one loses its middle."
     )
-    answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Maximum wait for one answer.")
+    answer_deadline_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=86400,
+        description="Maximum wait for one answer; of a served environment: for a whole episode, 600 by default.",
+    )
     scored_text: Literal["whole", "last_turn"] = Field("whole", description="Part of a completion that verifiers read.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent(cls, fields: Any) -> Any:
+        """Take a function that has arguments, of a file, as an agent: an environment is a class."""
+        if not isinstance(fields, Mapping) or "served" in fields:
+            return fields
+        path = str(fields.get("file") or fields.get("name"))
+        return {**fields, "served": True} if _FUNCTION.fullmatch(path) and _takes_arguments(path) else fields
 
 
 AnyEnvironment = Annotated[
@@ -301,6 +332,7 @@ class AddressesSection(Section):
     reward: str = Field("127.0.0.1:7102", description="The reward service.")
     rollout: str = Field("127.0.0.1:7103", description="The rollout service.")
     trainer: str = Field("127.0.0.1:7104", description="The trainer's rank 0.")
+    environment: str = Field("127.0.0.1:7105", description="The environment service, where one is used.")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -353,7 +385,7 @@ class SecuritySection(Section):
 
 
 class ServerSection(Section):
-    """[server]: settings of all four servers."""
+    """[server]: settings of all servers."""
 
     bind_host: str = Field("", description="Host to listen on, if not the one of [addresses], e.g. 0.0.0.0.")
     reflection: bool = Field(True, description="Serve gRPC reflection, so that grpcurl works.")

@@ -28,10 +28,10 @@ from quartet_common.errors import ContractError, permission_denied
 ROLE_URI = "urn:quartet:role:"
 SERVER_DOMAIN = "quartet.internal"
 
-ROLES = ("broker", "reward", "rollout", "trainer", "client", "operator")
+ROLES = ("broker", "reward", "rollout", "environment", "trainer", "client", "operator")
 """`operator` may call everything; `client` is for people and programs that submit prompts and read results."""
 
-SERVERS = ("broker", "reward", "rollout", "trainer")
+SERVERS = ("broker", "reward", "rollout", "environment", "trainer")
 """The roles of servers."""
 
 # Everyone who can connect may call these: that a service is alive is no secret.
@@ -100,6 +100,11 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "SetSleep": _TRAINER,
         "Generate": _CLIENT,
         "GenerateStream": _CLIENT,
+    },
+    "quartet.v1.EnvironmentService": {
+        "ListEnvironments": _READERS,
+        "ListTasks": _CLIENT,
+        "RunEpisode": _ROLLOUT,
     },
     "quartet.v1.TrainerService": {
         "GetStatus": _READERS,

@@ -1,4 +1,4 @@
-"""The command line of all four services: options, checks, exit codes."""
+"""The command line of all services: options, checks, exit codes."""
 
 import argparse
 import asyncio
@@ -49,7 +49,7 @@ def service_main(
     each problem on standard error), with --dry-run --check-port also such an address; 130: Ctrl-C.
 
     Args:
-        kind: "broker", "reward", "rollout" or "trainer".
+        kind: "broker", "reward", "rollout", "environment" or "trainer".
         section: the model of its section of the run file.
         preflight: quick checks of what the configuration names; raises ConfigError; returns what --dry-run prints.
         serve: adds servicers to the host and awaits `host.run()`.

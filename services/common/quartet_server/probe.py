@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
 from quartet_common.errors import describe
+from quartet_common.identity import SERVERS
 from quartet_common.text import one_line
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -32,7 +33,7 @@ class AnySection(Section):
 def main(argv: list[str] | None = None) -> int:
     """Ask once and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m quartet_server.probe", description="Ask a service for its health.")
-    parser.add_argument("service", choices=("broker", "reward", "rollout", "trainer"))
+    parser.add_argument("service", choices=SERVERS)
     parser.add_argument("file", nargs="?", type=Path, help="the service's run file (TOML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the answer (default: 5)")

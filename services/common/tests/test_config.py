@@ -37,6 +37,38 @@ def sentence(text: str, tmp_path: Path, *overrides: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("play", True),
+        ("plain", True),
+        ("spread", True),
+        ("make", False),
+        ("Game", False),
+        ("inner", False),
+        ("nothing", False),
+    ],
+)
+def test_a_function_with_arguments_is_served(tmp_path, name, served):
+    file = tmp_path / "agent.py"
+    file.write_text(
+        "async def play(task, endpoint): ...\ndef plain(task, endpoint): ...\ndef spread(\n    task,\n): ...\n"
+        "def make(): ...\nclass Game:\n    def inner(self): ...\n"
+    )
+    by_path = load(f"[run]\nenvironment = '{file}:{name}'", tmp_path).run
+    assert by_path.environment.served is served
+    assert run_spec(by_path).environment.served is served
+    table = load(f"[run]\nenvironment = {{ file = '{file}:{name}', served = {str(not served).lower()} }}", tmp_path).run
+    assert table.environment.served is not served
+
+
+def test_a_served_environment_has_the_contracts_time_unless_it_is_given(tmp_path):
+    spec = run_spec(load("[run]\nenvironment = { name = 'x', served = true }", tmp_path).run).environment
+    assert spec.served and not spec.HasField("answer_deadline")
+    given = "[run]\nenvironment = { name = 'x', served = true, answer_deadline_seconds = 5 }"
+    assert run_spec(load(given, tmp_path).run).environment.answer_deadline.seconds == 5
+
+
 def test_overrides_win_over_the_file_and_other_services_sections_are_left_to_them(tmp_path):
     text = '[rollout]\nengine = "vllm"\n[trainer]\nnobody_here_knows = 1'
     config = load(text, tmp_path, "rollout.engine=transformers", "run.max_steps=7")

@@ -24,8 +24,9 @@ from quartet_reward.verifiers import answers
 from quartet_reward.verifiers.answers import MathParameters
 from quartet_reward.verifiers.base import Parameters
 from quartet_reward.verifiers.registry import SpecReader
-from quartet_reward.workers.pool import WorkerDied, WorkerPool
+from quartet_reward.workers.pool import WorkerPool
 from quartet_server.data_rows import data_rows
+from quartet_server.worker_process import WorkerDied
 
 _MATH = frozenset(verifier.name for verifier in answers.VERIFIERS)
 _NO_REFERENCE = frozenset({"format", "length"})

@@ -17,7 +17,8 @@ from quartet_reward.begun import admitted
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import ShuttingDown, VerifierCrashed, VerifierFailure
 from quartet_reward.queue import FairQueue, count_wait
-from quartet_reward.workers.pool import NoFreeWorker, TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
+from quartet_reward.workers.pool import NoFreeWorker, TaskTimedOut, WorkerPool
+from quartet_server.worker_process import WorkerCommand, WorkerDied
 
 log = get_logger(__name__)
 

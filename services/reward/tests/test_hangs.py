@@ -19,6 +19,7 @@ from sandbox_modes import MODES, below, open_sandbox, settings
 from quartet_reward.sandbox import run
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.workers import pool
+from quartet_server import worker_process
 
 DEADLINE_SECONDS = 2.0
 CORRECT = reward_pb2.OUTCOME_CORRECT
@@ -100,12 +101,12 @@ async def test_a_function_that_blocks_in_c_is_killed_and_fails_and_the_next_is_j
 
 
 async def test_a_worker_that_does_not_end_leaves_its_place_to_another(monkeypatch, caplog):
-    monkeypatch.setattr(pool, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(worker_process, "_END_SECONDS", 0.1)
     async with serving(f"reward.deadline_seconds={DEADLINE_SECONDS}") as service:
         await score(service, hard(1))
         (victim,) = service.pool.pids
         with monkeypatch.context() as deaf:
-            deaf.setattr(pool.WorkerProcess, "kill", lambda worker: None)  # as in a driver that does not return
+            deaf.setattr(pool.OneTaskWorker, "kill", lambda worker: None)  # as in a driver that does not return
             os.kill(victim, signal.SIGSTOP)
             (result,) = await score(service, hard(2))
         assert result.score.outcome == CORRECT and victim not in service.pool.pids

@@ -10,7 +10,8 @@ from quartet_reward.begun import Begun
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import MathEquality, VerdictCache
-from quartet_reward.workers.pool import TaskTimedOut, WorkerDied
+from quartet_reward.workers.pool import TaskTimedOut
+from quartet_server.worker_process import WorkerDied
 
 EQUAL = {"event": "done", "equal": True, "left": ""}
 JUDGED = {"event": "judged", "is_text": False}

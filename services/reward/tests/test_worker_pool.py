@@ -16,13 +16,14 @@ from quartet_reward.errors import ShuttingDown, VerifierCrashed
 from quartet_reward.math.equality import worker_command
 from quartet_reward.math.worker import _limit_cpu
 from quartet_reward.reward_model import RewardModel
-from quartet_reward.workers.pool import NoFreeWorker, WorkerCommand, WorkerPool, WorkerProcess
+from quartet_reward.workers.pool import NoFreeWorker, WorkerPool
 from quartet_server.host import ServiceHost
+from quartet_server.worker_process import WorkerCommand, WorkerProcess
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 ECHO = """
 import sys
-from quartet_reward.workers import protocol
+from quartet_server import worker_protocol as protocol
 protocol.serve(int(sys.argv[1].removeprefix("--parent=")), lambda: lambda request: request)
 """
 

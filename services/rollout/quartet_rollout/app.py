@@ -2,22 +2,27 @@
 
 import asyncio
 import copy
+import importlib
 import importlib.metadata
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 import grpc
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2_grpc
 
 from quartet_common.channel import connect
-from quartet_common.config import LoadedConfig
+from quartet_common.config import LoadedConfig, split_address
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
 from quartet_common.log import get_logger
+from quartet_rollout.agents.episodes import Episodes
+from quartet_rollout.agents.served import ServedEnvironments
 from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import Admission, DirectGeneration
+from quartet_rollout.endpoint.gate import Gate
 from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.environments import Environments, load_environments
@@ -35,6 +40,10 @@ from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
 from quartet_server.host import ServiceHost, freeze_gc_heap
+
+if TYPE_CHECKING:
+    from quartet_rollout.endpoint.server import EndpointServer
+    from quartet_rollout.engines.vllm_engine.engine import VllmEngine
 
 log = get_logger(__name__)
 
@@ -65,6 +74,9 @@ class RolloutService:
         )
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
         self._environments = Environments(load_environments(config.run, section.environments), tools)
+        self._endpoint: EndpointServer | None = None
+        self._episodes = Episodes()
+        self._environment_channel = connect(addresses.environment, security, service="environment")
         self.groups = Groups(
             self.state,
             Leases(self.state, self._link),
@@ -72,6 +84,7 @@ class RolloutService:
             self._uploads,
             self._environments,
             Concurrency(section.max_running_completions, section.kv_cache_limit),
+            self._served(),
             self._engine_failed,
         )
         self.membership = Membership(
@@ -130,10 +143,43 @@ class RolloutService:
         self._environments.writer = AnswerWriter(copy.deepcopy(engine.tokenizer()))
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
+        if section.http.address:
+            try:
+                await self._serve_endpoint(engine)
+            except (EngineError, OSError) as error:
+                log.error("the model endpoint could not be served: %s", error)
+                self._host.stop("there is no model endpoint", exit_code=1)
+                return
         freeze_gc_heap()
         self.state.changes.notify()
         await host.set_ready()
         log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})
+
+    def _served(self) -> ServedEnvironments | None:
+        """Return the environment service's environments, which play against the model endpoint, if there is one."""
+        http, config = self._config.section.http, self._config
+        if not http.address:
+            return None
+        url = http.url or f"{'https' if config.security.tls else 'http'}://{http.address}"
+        peer = Peer("environment", config.addresses.environment, config.security)
+        return ServedEnvironments(
+            self._environment_channel, peer, self._host.waiting, self._episodes, f"{url}/v1", http.model
+        )
+
+    async def _serve_endpoint(self, engine: Engine) -> None:
+        """Begin to serve the model endpoint over the vLLM engine. Raises EngineError, OSError."""
+        # vLLM's server takes seconds to import, in which the service would not answer; it brings uvicorn.
+        await asyncio.to_thread(importlib.import_module, "vllm.entrypoints.launchers.api_server.app_state")
+        from quartet_rollout.endpoint.openai_app import openai_app
+        from quartet_rollout.endpoint.server import EndpointServer, listen
+
+        http, config = self._config.section.http, self._config
+        listening = listen(*split_address(http.address))
+        app = await openai_app(cast("VllmEngine", engine), str(config.model.path), http)
+        gate = Gate(app, self.state, self.admission, self._episodes, http.api_keys())
+        self._endpoint = EndpointServer(listening, config.security, config.server.drain_seconds / 6)
+        self._host.spawn(self._endpoint.run(gate), "model endpoint")
+        log.info("model endpoint", extra={"address": http.address, "model": http.model})
 
     def _make_engine(self) -> Engine:
         section = self._config.section
@@ -211,11 +257,14 @@ class RolloutService:
             async with asyncio.timeout(left / 10):
                 await self.updates.close()
         await answering
+        if self._endpoint is not None:
+            await self._endpoint.stop()
         self._loading.cancel()
         await asyncio.wait({self._loading})
         if self._engine is not None:
             await _close(self._engine, timeout=left / 5)
-        await asyncio.gather(self._broker_channel.close(), self._reward_channel.close())
+        channels = self._broker_channel, self._reward_channel, self._environment_channel
+        await asyncio.gather(*(channel.close() for channel in channels))
 
 
 async def _close(engine: Engine, timeout: float) -> None:

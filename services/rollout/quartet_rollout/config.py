@@ -1,11 +1,12 @@
 """[rollout] of the run file. Imports neither torch nor an engine."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quartet_common.config import FunctionPath, Section, split_address
+from quartet_common.config import ConfigError, FunctionPath, Section, read_text, split_address
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
 from quartet_server.plugins import read_parameters
@@ -21,6 +22,47 @@ class ScoringSection(Section):
     )
     backoff_seconds: float = Field(0.2, gt=0, description="Wait before the second attempt; doubles with each further.")
     timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one completion's score, per attempt.")
+
+
+class HttpSection(Section):
+    """[rollout.http]: the model endpoint, vLLM's OpenAI server over the policy. Off without an address."""
+
+    address: str = Field("", description="host:port to listen on. Default: none, there is no endpoint.")
+    url: str = Field(
+        "", description='How the environment service reaches it, "http://host:port". Default: from `address`.'
+    )
+    model: str = Field("policy", min_length=1, description="The model's name in requests.")
+    keys_file: Path | None = Field(
+        None,
+        description="File with the API keys of applications, one per line; their calls use the live policy and are not "
+        "recorded. Default: none, only episodes have keys.",
+    )
+    max_tokens: int = Field(4096, ge=1, description="Most tokens of one call; a longer answer ends there.")
+    tool_call_parser: str = Field("", description="vLLM's parser of tool calls, e.g. hermes. Default: none.")
+    reasoning_parser: str = Field("", description="vLLM's parser of reasoning, e.g. qwen3. Default: none.")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError('got no address of HTTP; allowed: "http://host:port" or "https://host:port"')
+        return value.rstrip("/").removesuffix("/v1")
+
+    def api_keys(self) -> list[str]:
+        """Return the keys of applications. Raises ConfigError if the file cannot be used."""
+        if self.keys_file is None:
+            return []
+        keys = read_text(self.keys_file, "rollout.http.keys_file").split()
+        if not keys:
+            raise ConfigError(f"rollout.http.keys_file: '{self.keys_file}' is empty; it must hold a key per line")
+        return keys
 
 
 class RolloutSection(Section):
@@ -88,6 +130,7 @@ class RolloutSection(Section):
         description="Network interface of weight groups, e.g. eth1: Gloo and NCCL listen only there. Default: that of "
         "the route to the trainer.",
     )
+    http: HttpSection = Field(HttpSection(), description="The model endpoint.")
     scoring: ScoringSection = Field(ScoringSection(), description="Scoring by the reward service.")
 
     @field_validator("advertise_address")
@@ -103,6 +146,10 @@ class RolloutSection(Section):
             raise ValueError(f"engine: there is no '{self.engine}' here; allowed: {', '.join(engine_names())}")
         if self.engine in OWN_ENGINES and self.engine_parameters:
             raise ValueError(f"engine_parameters: {self.engine} takes none; its keys are in [rollout.{self.engine}]")
+        if self.http.address and self.engine != "vllm":
+            raise ValueError(
+                f"http.address: the engine '{self.engine}' has no OpenAI server; allowed: engine = \"vllm\""
+            )
         _ = self.engine_options
         return self
 

@@ -67,7 +67,7 @@ class GeneratedGroup:
 
     def scored(self) -> experience_pb2.ExperienceGroup:
         """Return the finished group, with all scores if it is scored."""
-        if self.items:
+        if self.transcript.completions[0].HasField("score"):
             scores = [info.score for info in self.transcript.completions]
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
                 values = np.asarray([getattr(score, key) for score in scores], dtype=np.float32)

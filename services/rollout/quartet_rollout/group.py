@@ -24,13 +24,14 @@ from quartet_common import tracing
 from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger, log_fields
+from quartet_rollout.agents.served import EpisodeTask, Played, ServedEnvironments
 from quartet_rollout.broker import Leases, UploadBatcher
 from quartet_rollout.chats import text_before_continued
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import EpisodeContext, run_episode
-from quartet_rollout.environments.registry import Chosen, Environments
+from quartet_rollout.environments.registry import Chosen, Environments, served_environment
 from quartet_rollout.experience import GeneratedGroup, completion_info, group_header, group_tensors, versions_of
 from quartet_rollout.generation import (
     GenerationRequest,
@@ -78,11 +79,13 @@ class Group:
         uploads: UploadBatcher,
         environments: Environments,
         concurrency: Concurrency,
+        served: ServedEnvironments | None,
     ):
+        """`served`: None without a model endpoint."""
         assert state.spec is not None and state.engine is not None and state.reader is not None  # `may_lease` says so
         self._state, self._spec, self._engine, self._reader = state, state.spec, state.engine, state.reader
         self._leases, self._scorer, self._uploads = leases, scorer, uploads
-        self._environments, self._concurrency = environments, concurrency
+        self._environments, self._concurrency, self._served = environments, concurrency, served
         self._scores: list[asyncio.Task[None]] = []
         self.lease = lease
         self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
@@ -190,6 +193,8 @@ class Group:
     async def _generate(self) -> GeneratedGroup:
         """Generate, and begin to score each completion as soon as it finishes."""
         instance = self.lease.instance
+        if (served := served_environment(instance.prompt, self._spec)) is not None:
+            return await self._play(served)
         token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
         request = seeded(request, instance)
@@ -232,6 +237,48 @@ class Group:
         self._check(completions)
         tensors = group_tensors(token_ids, completions, request.settings)
         return GeneratedGroup(header, tensors, transcript, [items[index] for index in sorted(items)])
+
+    async def _play(self, spec: experience_pb2.EnvironmentSpec) -> GeneratedGroup:
+        """Have the environment service play the completions; it scores them too."""
+        instance = self.lease.instance
+        if self._served is None:
+            raise PromptRefused("environment.served", True, "a rollout with a model endpoint: rollout.http.address")
+        if instance.prompt.verifiers:
+            names = ", ".join(one.name for one in instance.prompt.verifiers)
+            raise PromptRefused("prompt.verifiers", names, "none: a served environment gives the only rewards")
+        request = self._reader.request(instance.prompt, self._spec, instance.purpose)
+        request = seeded(scheduled(request, instance, self._spec, self._engine.policy_version), instance)
+        _check_temperature(instance, request)
+        transcript = experience_pb2.GroupTranscript(
+            instance=instance, rollout_id=self._state.instance_id, started_at=now_timestamp()
+        )
+        began = time.monotonic()
+        task = EpisodeTask(self.lease.lease_id, self._spec.run_id, instance.prompt, spec, request, self.traceparent)
+        episodes: list[Played] = []
+        with tracing.span("play") as span:
+            async with aclosing(self._served.play(task)) as stream:
+                async for played in stream:
+                    episodes.append(played)
+                    info = transcript.completions.add()
+                    info.CopyFrom(completion_info(played.completion, self._finished(played.completion)))
+                    info.score.CopyFrom(played.score)
+                    info.generated_after.CopyFrom(to_duration(time.monotonic() - began))
+            transcript.completions.sort(key=lambda info: info.index)
+            episodes.sort(key=lambda one: one.completion.index)
+            completions: list[EngineCompletion] = [one.completion for one in episodes]
+            prompts = [one.prompt_token_ids for one in episodes]
+            if any(not np.array_equal(prompts[0], other) for other in prompts):
+                raise LeaseReleased(
+                    "environment: its episodes began with different prompts; supported is one beginning for all "
+                    "episodes of a task",
+                    permanent=True,
+                )
+            transcript.prompt_text = self._reader.text(prompts[0])
+            header = group_header(self.lease, completions)
+            span.attributes.update(_traced(header))
+        self._concurrency.finished(self.n)
+        self._check(completions)
+        return GeneratedGroup(header, group_tensors(prompts[0], completions, request.settings), transcript, [])
 
     def _stream(
         self, token_ids: np.ndarray, request: GenerationRequest, chosen: Chosen | None

@@ -7,6 +7,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger
+from quartet_rollout.agents.served import ServedEnvironments
 from quartet_rollout.broker import Leases, UploadBatcher
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import EngineError
@@ -33,11 +34,12 @@ class Groups:
         uploads: UploadBatcher,
         environments: Environments,
         concurrency: Concurrency,
+        served: ServedEnvironments | None,
         on_engine_failed: Callable[[str], None],
     ):
         """`on_engine_failed` is called with the reason when the engine has failed; it must stop the service."""
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
-        self._environments, self._on_engine_failed = environments, on_engine_failed
+        self._environments, self._served, self._on_engine_failed = environments, served, on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.concurrency = concurrency
@@ -75,7 +77,7 @@ class Groups:
 
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         lease_id = lease.lease_id
-        parts = self._leases, self._scorer, self._uploads, self._environments, self.concurrency
+        parts = self._leases, self._scorer, self._uploads, self._environments, self.concurrency, self._served
         group = self._groups[lease_id] = Group(lease, self._state, *parts)
         task = asyncio.create_task(self._run(group), name=f"group {lease.instance.instance_id}")
         self._tasks[lease_id] = task

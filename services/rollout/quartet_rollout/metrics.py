@@ -21,6 +21,9 @@ ENVIRONMENT_TIMEOUTS = metrics.counter(
     "Turns that an environment did not answer within run.environment.answer_deadline_seconds.",
     ["environment"],
 )
+EPISODES = metrics.counter(
+    "quartet_rollout_episodes_total", "Episodes of served environments by outcome: played, failed.", ["outcome"]
+)
 PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Pause of generation for a weight update.")
 WEIGHT_UPDATES = metrics.counter(
     "quartet_rollout_weight_updates_total",

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
+from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig, split_address
 from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import read_model_folder
@@ -39,9 +39,13 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             environments = load_environments(config.run, section.environments)
             for field, environment in _environments(config):
+                if environment.served:
+                    continue  # the environment service's own check
                 with problems.collecting(UnknownEnvironment, PromptRefused):
                     read_environment(environments, environment_spec(environment), field)
         problems.add(*_not_taken(config))
+        with problems.collecting():
+            _check_endpoint(config)
         with problems.collecting():
             _check_model(config)
             warn_of_missing_special_token(config)
@@ -66,6 +70,23 @@ def _check_engine(section: RolloutSection) -> None:
             f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
             f"rollout.max_running_completions ({section.max_running_completions})"
         )
+
+
+def _check_endpoint(config: LoadedConfig[RolloutSection]) -> None:
+    """Check [rollout.http], and that a run whose environment is served has it."""
+    http, environment = config.section.http, config.run.environment
+    if environment is not None and environment.served and "verifiers" in config.run.model_fields_set:
+        raise ConfigError(
+            "run.verifiers: got some beside a served environment, whose rewards are the only ones; leave the key out"
+        )
+    if not http.address:
+        if environment is not None and environment.served:
+            raise ConfigError(
+                "rollout.http.address: got none; a served environment plays against the model endpoint: set host:port"
+            )
+        return
+    config.security.check_listening("rollout.http", split_address(http.address)[0])
+    http.api_keys()
 
 
 def _not_taken(config: LoadedConfig[RolloutSection]) -> Iterator[str]:

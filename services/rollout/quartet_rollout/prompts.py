@@ -79,20 +79,32 @@ class PromptReader:
             PromptRefused, PromptError: the prompt is empty, too long, malformed, or its sampling is out of range.
         """
         spec = spec if spec is not None else broker_pb2.RunSpec()
-        values = sampling_values(prompt, spec, purpose)
-        n, wanted = values.pop("n"), values.pop("max_new_tokens", 0)
-        if not 1 <= n <= _MOST_COMPLETIONS:
-            raise PromptRefused("prompt.sampling.n", n, f"1 to {_MOST_COMPLETIONS}")
+        request = self.request(prompt, spec, purpose)
+        wanted = sampling_values(prompt, spec, purpose).get("max_new_tokens", 0)
         room, why = room_for_prompt(wanted, spec, self._max_model_len)
         truncate = spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT
         token_ids = self._token_ids(prompt, spec, room, truncate)
         if token_ids.size > room:
             raise PromptRefused("prompt.input", f"{token_ids.size} tokens", f"at most {room}: {why}")
+        if not wanted:
+            rest = {"max_new_tokens": self._max_model_len - token_ids.size}
+            request = replace(request, settings=request.settings.model_copy(update=rest))
+        return token_ids, request
+
+    def request(self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec, purpose: int) -> GenerationRequest:
+        """Return the request for a prompt's completions, whose length is bounded by the context if by nothing else.
+
+        Raises PromptRefused, PromptError: its sampling is out of range.
+        """
+        values = sampling_values(prompt, spec, purpose)
+        n = values.pop("n")
+        if not 1 <= n <= _MOST_COMPLETIONS:
+            raise PromptRefused("prompt.sampling.n", n, f"1 to {_MOST_COMPLETIONS}")
         recorded = {}
         if purpose == experience_pb2.PURPOSE_TRAIN:
             recorded = {"masks": spec.sampling_masks, "routed_experts": spec.router_replay}
-        max_new_tokens = wanted or self._max_model_len - token_ids.size
-        return token_ids, GenerationRequest(n, SamplingSettings(**values, max_new_tokens=max_new_tokens, **recorded))
+        values["max_new_tokens"] = values.get("max_new_tokens") or self._max_model_len
+        return GenerationRequest(n, SamplingSettings(**values, **recorded))
 
     def text(self, token_ids: np.ndarray) -> str:
         """Decode tokens, special tokens included, without cleaning up spaces."""
@@ -112,8 +124,10 @@ class PromptReader:
         elif form == "chat":
             chat = self._chats.read(prompt.chat, spec.system_prompt)
             token_ids = self._encode(self._chats.render(chat), whole=truncate)
+        elif form == "task":
+            raise PromptRefused("prompt.task", "a task", "a task with a served environment: environment.served")
         else:
-            raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
+            raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids, task")
         if not token_ids.size:
             raise PromptRefused(f"prompt.{form}", "no tokens", "at least one token")
         if not truncate or token_ids.size <= room:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quartet/v1/common.proto\x12\nquartet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"/\n\x0f\x43ontractVersion\x12\r\n\x05major\x18\x01 \x01(\x05\x12\r\n\x05minor\x18\x02 \x01(\x05\"\x8a\x02\n\x10HandshakeRequest\x12\'\n\x06\x63\x61ller\x18\x01 \x01(\x0e\x32\x17.quartet.v1.ServiceKind\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12-\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x1b.quartet.v1.ContractVersion\x12\x1d\n\x15required_capabilities\x18\x04 \x03(\t\x12>\n\tlibraries\x18\x05 \x03(\x0b\x32+.quartet.v1.HandshakeRequest.LibrariesEntry\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8c\x03\n\x11HandshakeResponse\x12(\n\x07service\x18\x01 \x01(\x0e\x32\x17.quartet.v1.ServiceKind\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12-\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x1b.quartet.v1.ContractVersion\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12?\n\tlibraries\x18\x06 \x03(\x0b\x32,.quartet.v1.HandshakeResponse.LibrariesEntry\x12.\n\nstarted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bwaiting_for\x18\x08 \x03(\t\x12\x1a\n\ridle_fraction\x18\t \x01(\x01H\x00\x88\x01\x01\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_idle_fraction*\xaa\x01\n\x0bServiceKind\x12\x1c\n\x18SERVICE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SERVICE_KIND_BROKER\x10\x01\x12\x18\n\x14SERVICE_KIND_ROLLOUT\x10\x02\x12\x17\n\x13SERVICE_KIND_REWARD\x10\x03\x12\x18\n\x14SERVICE_KIND_TRAINER\x10\x04\x12\x17\n\x13SERVICE_KIND_CLIENT\x10\x05\x32\x61\n\x10HandshakeService\x12M\n\tHandshake\x12\x1c.quartet.v1.HandshakeRequest\x1a\x1d.quartet.v1.HandshakeResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quartet/v1/common.proto\x12\nquartet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"/\n\x0f\x43ontractVersion\x12\r\n\x05major\x18\x01 \x01(\x05\x12\r\n\x05minor\x18\x02 \x01(\x05\"\x8a\x02\n\x10HandshakeRequest\x12\'\n\x06\x63\x61ller\x18\x01 \x01(\x0e\x32\x17.quartet.v1.ServiceKind\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12-\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x1b.quartet.v1.ContractVersion\x12\x1d\n\x15required_capabilities\x18\x04 \x03(\t\x12>\n\tlibraries\x18\x05 \x03(\x0b\x32+.quartet.v1.HandshakeRequest.LibrariesEntry\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8c\x03\n\x11HandshakeResponse\x12(\n\x07service\x18\x01 \x01(\x0e\x32\x17.quartet.v1.ServiceKind\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12-\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x1b.quartet.v1.ContractVersion\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12?\n\tlibraries\x18\x06 \x03(\x0b\x32,.quartet.v1.HandshakeResponse.LibrariesEntry\x12.\n\nstarted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bwaiting_for\x18\x08 \x03(\t\x12\x1a\n\ridle_fraction\x18\t \x01(\x01H\x00\x88\x01\x01\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_idle_fraction*\xc8\x01\n\x0bServiceKind\x12\x1c\n\x18SERVICE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SERVICE_KIND_BROKER\x10\x01\x12\x18\n\x14SERVICE_KIND_ROLLOUT\x10\x02\x12\x17\n\x13SERVICE_KIND_REWARD\x10\x03\x12\x18\n\x14SERVICE_KIND_TRAINER\x10\x04\x12\x17\n\x13SERVICE_KIND_CLIENT\x10\x05\x12\x1c\n\x18SERVICE_KIND_ENVIRONMENT\x10\x06\x32\x61\n\x10HandshakeService\x12M\n\tHandshake\x12\x1c.quartet.v1.HandshakeRequest\x1a\x1d.quartet.v1.HandshakeResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,7 +39,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKESERVICE'].methods_by_name['Handshake']._loaded_options = None
   _globals['_HANDSHAKESERVICE'].methods_by_name['Handshake']._serialized_options = b'\220\002\001'
   _globals['_SERVICEKIND']._serialized_start=790
-  _globals['_SERVICEKIND']._serialized_end=960
+  _globals['_SERVICEKIND']._serialized_end=990
   _globals['_CONTRACTVERSION']._serialized_start=72
   _globals['_CONTRACTVERSION']._serialized_end=119
   _globals['_HANDSHAKEREQUEST']._serialized_start=122
@@ -50,6 +50,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKERESPONSE']._serialized_end=787
   _globals['_HANDSHAKERESPONSE_LIBRARIESENTRY']._serialized_start=340
   _globals['_HANDSHAKERESPONSE_LIBRARIESENTRY']._serialized_end=388
-  _globals['_HANDSHAKESERVICE']._serialized_start=962
-  _globals['_HANDSHAKESERVICE']._serialized_end=1059
+  _globals['_HANDSHAKESERVICE']._serialized_start=992
+  _globals['_HANDSHAKESERVICE']._serialized_end=1089
 # @@protoc_insertion_point(module_scope)

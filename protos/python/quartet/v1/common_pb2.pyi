@@ -18,12 +18,14 @@ class ServiceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVICE_KIND_REWARD: _ClassVar[ServiceKind]
     SERVICE_KIND_TRAINER: _ClassVar[ServiceKind]
     SERVICE_KIND_CLIENT: _ClassVar[ServiceKind]
+    SERVICE_KIND_ENVIRONMENT: _ClassVar[ServiceKind]
 SERVICE_KIND_UNSPECIFIED: ServiceKind
 SERVICE_KIND_BROKER: ServiceKind
 SERVICE_KIND_ROLLOUT: ServiceKind
 SERVICE_KIND_REWARD: ServiceKind
 SERVICE_KIND_TRAINER: ServiceKind
 SERVICE_KIND_CLIENT: ServiceKind
+SERVICE_KIND_ENVIRONMENT: ServiceKind
 
 class ContractVersion(_message.Message):
     __slots__ = ("major", "minor")

@@ -114,7 +114,7 @@ class TemperatureSchedule(_message.Message):
     def __init__(self, points: _Optional[_Iterable[_Union[TemperaturePoint, _Mapping]]] = ..., curve: _Optional[_Union[TemperatureCurve, str]] = ...) -> None: ...
 
 class EnvironmentSpec(_message.Message):
-    __slots__ = ("name", "parameters", "max_turns", "max_turn_tokens", "max_answer_tokens", "answer_deadline", "scored_text")
+    __slots__ = ("name", "parameters", "max_turns", "max_turn_tokens", "max_answer_tokens", "answer_deadline", "scored_text", "served")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class EnvironmentSpec(_message.Message):
     MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SCORED_TEXT_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _struct_pb2.Struct
     max_turns: int
@@ -129,7 +130,8 @@ class EnvironmentSpec(_message.Message):
     max_answer_tokens: int
     answer_deadline: _duration_pb2.Duration
     scored_text: ScoredText
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_turns: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_answer_tokens: _Optional[int] = ..., answer_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_text: _Optional[_Union[ScoredText, str]] = ...) -> None: ...
+    served: bool
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_turns: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_answer_tokens: _Optional[int] = ..., answer_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_text: _Optional[_Union[ScoredText, str]] = ..., served: _Optional[bool] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "content", "template_fields")
@@ -152,7 +154,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[str] = ..., template_arguments: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("prompt_id", "chat", "text", "token_ids", "reference", "verifiers", "sampling", "metadata", "environment", "columns")
+    __slots__ = ("prompt_id", "chat", "text", "token_ids", "task", "reference", "verifiers", "sampling", "metadata", "environment", "columns")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class Prompt(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -174,13 +177,14 @@ class Prompt(_message.Message):
     chat: Chat
     text: str
     token_ids: _tensor_pb2.Tensor
+    task: str
     reference: _reward_pb2.Reference
     verifiers: _containers.RepeatedCompositeFieldContainer[_reward_pb2.VerifierSpec]
     sampling: SamplingParams
     metadata: _containers.ScalarMap[str, str]
     environment: EnvironmentSpec
     columns: str
-    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ..., columns: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., task: _Optional[str] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ..., columns: _Optional[str] = ...) -> None: ...
 
 class PromptInstance(_message.Message):
     __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version", "traceparent")

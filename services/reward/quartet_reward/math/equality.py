@@ -20,7 +20,8 @@ from quartet_reward.math.forms import Kind, read
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.spelling import plain
 from quartet_reward.queue import CURRENT_RUN, count_wait
-from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
+from quartet_reward.workers.pool import TaskTimedOut, WorkerPool
+from quartet_server.worker_process import WorkerCommand, WorkerDied
 
 Q = TypeVar("Q", bound=Hashable)
 V = TypeVar("V")

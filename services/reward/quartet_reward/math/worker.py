@@ -24,7 +24,7 @@ from quartet_reward.math.compare import EqualityPolicy, Unevaluated
 from quartet_reward.math.forms import Form, Kind, read
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.symbolic import SymbolicComparison, is_constant, numbers, value_of
-from quartet_reward.workers import protocol
+from quartet_server import worker_protocol
 
 _NICE = 5  # like sandboxed programs: a hostile answer uses a CPU until its deadline
 
@@ -98,13 +98,13 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
 
-    def load() -> protocol.Answer:
+    def load() -> worker_protocol.Answer:
         logging.disable(logging.WARNING)
         warm_up()
         resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
         return _answer
 
-    protocol.serve(arguments.parent, load, _NICE)
+    worker_protocol.serve(arguments.parent, load, _NICE)
 
 
 def _answer(request: dict) -> dict:

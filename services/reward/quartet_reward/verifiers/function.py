@@ -14,7 +14,8 @@ from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_sp
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import InvalidItem, VerifierCrashed
 from quartet_reward.verifiers.base import Parameters, Tools, Verdict
-from quartet_reward.workers.pool import TaskTimedOut, WorkerCommand, WorkerDied, WorkerPool
+from quartet_reward.workers.pool import TaskTimedOut, WorkerPool
+from quartet_server.worker_process import WorkerCommand, WorkerDied
 
 _MODULE = "quartet_reward.workers.function"
 _START_SECONDS = 120.0  # the file may import torch

@@ -22,7 +22,7 @@ from typing import Any
 
 from quartet_common.python_file import FileError, describe, load_callable
 from quartet_reward import Score
-from quartet_reward.workers import protocol
+from quartet_server import worker_protocol
 
 _GIVEN = ("completion", "prompt", "messages", "answer", "gt_answer", "completions", "prompts")
 _REFERENCE = ("answer", "gt_answer")
@@ -48,7 +48,7 @@ def main() -> None:
             description = {"error": str(error)}
         print(json.dumps(description), file=output)
     else:
-        protocol.serve(arguments.parent, lambda: Function(arguments.function).score)
+        worker_protocol.serve(arguments.parent, lambda: Function(arguments.function).score)
 
 
 class Function:

@@ -6,13 +6,7 @@ Every worker that ends is replaced by a new process.
 
 import asyncio
 import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from quartet_common.log import get_logger
@@ -20,14 +14,11 @@ from quartet_reward import metrics
 from quartet_reward.begun import admitted
 from quartet_reward.errors import ShuttingDown
 from quartet_reward.queue import FairQueue, Grant
-from quartet_reward.workers import protocol
+from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProcess
 
 # A worker that got less than this share of a processor until its deadline was starved: its task is not to blame.
 _STARVED = 0.05
-_END_SECONDS = 10.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# The environment variables that workers inherit: where Python's modules are, and nothing secret.
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 
 log = get_logger(__name__)
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 15.0
@@ -40,69 +31,18 @@ class TaskTimedOut(Exception):
         super().__init__(f"killed after {seconds:.1f} s")
 
 
-class WorkerDied(Exception):
-    """The worker ended by itself or was starved of CPU.
-
-    `crashed`: it exited, or a signal other than SIGKILL and SIGTERM ended it; otherwise its task is not to blame.
-    """
-
-    def __init__(self, reason: str, crashed: bool = False):
-        super().__init__(reason)
-        self.crashed = crashed
-
-
 class NoFreeWorker(WorkerDied):
     """No worker became free in time: all are busy or fail to start."""
 
 
-@dataclass(frozen=True)
-class WorkerCommand:
-    """What the processes of a pool run."""
-
-    module: str
-    """Run by `python -m`, with `arguments` and `--parent`, the service's process id."""
-    arguments: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside those that every worker inherits."""
-    start_seconds: float = 60.0
-    """Longest time until it is ready."""
-    may_wait: bool = False
-    """Tasks may use little CPU, e.g. because they call a server: a worker at its deadline never counts as starved."""
-
-
-class WorkerProcess:
-    """A worker process and the socket to it. Serves one task at a time."""
+class OneTaskWorker(WorkerProcess):
+    """A worker process that serves one task at a time."""
 
     def __init__(self, command: WorkerCommand):
-        """Start the process; `await_ready` waits until it serves. Raises OSError."""
-        self._socket, theirs = socket.socketpair()
-        self._command = command
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        with theirs:
-            # Not asyncio.create_subprocess_exec: in Python 3.11 it hangs when it is cancelled.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", command.module, *command.arguments, f"--parent={os.getpid()}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                env={**environment, **command.variables},
-                # The kernel divides CPU time among sessions first (man 7 sched, autogroup): a busy worker in the
-                # service's own session slowed the service's answers to other callers.
-                start_new_session=True,
-            )
-        self._writer: asyncio.StreamWriter | None = None
-        self.pid = self._process.pid
+        super().__init__(command)
         self.tasks_done = 0
         self.retired: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Set when the pool must replace it: the label `reason` of the metrics."""
-
-    async def await_ready(self) -> None:
-        """Wait until the process serves. Raises WorkerDied."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=protocol.LONGEST_LINE)
-        try:
-            async with asyncio.timeout(self._command.start_seconds):
-                await self._receive()
-        except TimeoutError:
-            raise WorkerDied(f"it was not ready within {self._command.start_seconds:g} s") from None
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         """Send a task and return its answer. Raises TaskTimedOut, WorkerDied; the process must then be replaced."""
@@ -110,57 +50,18 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(deadline_seconds):
                 # In case the service itself hangs, the kernel ends the worker after twice the deadline in CPU time.
-                await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
-                message = await self._receive()
+                await self.send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
+                message = await self.receive()
         except TimeoutError:
             used, is_stopped = self._cpu_seconds() - cpu_before, self._stat()[:1] in (["T"], ["t"])
             self.kill()
             if is_stopped:
                 raise WorkerDied(f"a signal had stopped it, and it was killed after {deadline_seconds:g} s") from None
-            if used < _STARVED * deadline_seconds and not self._command.may_wait:
+            if used < _STARVED * deadline_seconds and not self.command.may_wait:
                 raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
             raise TaskTimedOut(deadline_seconds) from None
         self.tasks_done += 1
         return message
-
-    def kill(self) -> None:
-        """Kill the process; does nothing if it has ended."""
-        self._process.kill()
-
-    async def end(self) -> None:
-        """Kill the process, wait for its end and close the socket. One that does not end is left behind."""
-        self.kill()
-        try:
-            await asyncio.to_thread(self._process.wait, _END_SECONDS)
-        except subprocess.TimeoutExpired:  # e.g. a call into a GPU's driver that does not return
-            log.error("worker %d does not end although it was killed; another takes its place", self.pid)
-        (self._writer or self._socket).close()
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None, "await_ready() comes first"
-        try:
-            self._writer.write(protocol.pack(message))
-            await self._writer.drain()
-        except ConnectionError as error:
-            raise await self._death() from error
-
-    async def _receive(self) -> dict[str, Any]:
-        try:
-            line = await self._reader.readline()
-            if line.endswith(b"\n"):
-                return protocol.unpack(line)
-        except ConnectionError as error:
-            raise await self._death() from error
-        except ValueError as error:
-            raise WorkerDied(f"it sent an invalid message: {error}") from error
-        raise await self._death()
-
-    async def _death(self) -> WorkerDied:
-        self.kill()  # it may have closed its socket and still run
-        status = await asyncio.to_thread(self._process.wait)
-        from_outside = status in (-signal.SIGKILL, -signal.SIGTERM)
-        reason = f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
-        return WorkerDied(reason, crashed=not from_outside)
 
     def _cpu_seconds(self) -> float:
         return sum(map(int, self._stat()[11:13])) / _CLOCK_TICKS
@@ -200,8 +101,8 @@ class WorkerPool:
         self._queue_seconds = queue_seconds
         self._workers = workers
         self._recycle_after = recycle_after
-        self._idle: FairQueue[WorkerProcess] = FairQueue(name)
-        self._all: set[WorkerProcess] = set()
+        self._idle: FairQueue[OneTaskWorker] = FairQueue(name)
+        self._all: set[OneTaskWorker] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._closed = False
         self.ready = asyncio.Event()
@@ -249,13 +150,13 @@ class WorkerPool:
             log.warning("a worker died (%s); the task is tried once more", error, extra={"pool": self._name})
         return await self._ask(await self._acquire(), request)
 
-    async def _acquire(self) -> Grant[WorkerProcess]:
+    async def _acquire(self) -> Grant[OneTaskWorker]:
         try:
             return await self._idle.acquire(timeout=self._queue_seconds)
         except TimeoutError:
             raise NoFreeWorker(f"no worker became free within {self._queue_seconds:g} s") from None
 
-    async def _ask(self, grant: Grant[WorkerProcess], request: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, grant: Grant[OneTaskWorker], request: dict[str, Any]) -> dict[str, Any]:
         """Run a task in the granted worker and release it; replace the worker if it cannot serve again."""
         worker = grant.resource
         reason = "died"
@@ -294,7 +195,7 @@ class WorkerPool:
 
     async def _live(self) -> None:
         """Start a worker, add it to the queue and wait until it must be replaced. Raises OSError, WorkerDied."""
-        worker = WorkerProcess(self._command)
+        worker = OneTaskWorker(self._command)
         self._all.add(worker)
         self._count_alive()
         try:

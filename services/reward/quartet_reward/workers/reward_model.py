@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from quartet_reward.config import RewardModelSection
-from quartet_reward.workers import protocol
+from quartet_server import worker_protocol
 
 # More than any tokenizer's average: longer texts are cut before they are tokenized.
 _CHARACTERS_PER_TOKEN = 64
@@ -110,11 +110,11 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
 
-    def load() -> protocol.Answer:
+    def load() -> worker_protocol.Answer:
         torch.set_num_threads(arguments.section.threads)
         return Classifier(arguments.section).answer
 
-    protocol.serve(arguments.parent, load)
+    worker_protocol.serve(arguments.parent, load)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 _CLOSE_SECONDS = 5.0
 _CANCEL_SECONDS = 1.0
-_TURN_SEEDS = 1 << 32
+TURN_SEEDS = 1 << 32
 """Difference between the seeds of consecutive turns: far above any group size."""
 
 
@@ -54,7 +54,7 @@ class EpisodeContext:
         settings, chosen = self.request.settings, self.chosen
         seed = settings.seed
         if seed is not None and number:
-            seed = (seed + index + number * _TURN_SEEDS) % 2**63
+            seed = (seed + index + number * TURN_SEEDS) % 2**63
         changes = {
             "max_new_tokens": min(room, chosen.spec.max_turn_tokens or room),
             "stop": tuple(dict.fromkeys([*settings.stop, *chosen.environment.stop(chosen.parameters)])),

@@ -52,7 +52,7 @@ def load_environments(run: RunSection, files: Sequence[str] = ()) -> dict[str, E
     """
     found = load_plugins("environment", ENTRY_POINT_GROUP, [one() for one in _BUILT_IN], _PARTS, Parameters)
     named = {path: f"rollout.environments[{i}]" for i, path in enumerate(files)}
-    if run.environment is not None and run.environment.file:
+    if run.environment is not None and run.environment.file and not run.environment.served:
         named[run.environment.file] = "run.environment.file"
     return found | {path: load_in_file("environment", path, key, _PARTS, Parameters) for path, key in named.items()}
 
@@ -103,6 +103,14 @@ class Environments:
         else:
             return None
         return None if chosen.environment.name == SINGLE_TURN else chosen
+
+
+def served_environment(
+    prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec
+) -> experience_pb2.EnvironmentSpec | None:
+    """Return a prompt's environment if the environment service serves it."""
+    chosen = prompt.environment if prompt.HasField("environment") else spec.environment
+    return chosen if chosen.served else None
 
 
 def read_environment(

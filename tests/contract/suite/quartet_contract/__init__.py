@@ -11,7 +11,8 @@
 | `calls` | calls by the names in the protos, and what a refusal said |
 | `judge` | makes a case's call and judges the answer |
 | `target` | somebody's server, as a world |
+| `contract_agent` | the environment that the cases of an environment service play |
 | `suite`, `implementation` | the above as pytest runs it (the extra `quartet-client[contract]`) |
 
-This repository's own tests (`tests/contract`) use the same tables, against all four services together.
+This repository's own tests (`tests/contract`) use the same tables, against all services together.
 """

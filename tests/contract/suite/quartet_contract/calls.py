@@ -9,18 +9,19 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
-from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
+from quartet.v1 import broker_pb2, common_pb2, environment_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 SERVICES: dict[str, ServiceDescriptor] = {
     service.name: service
-    for file in (common_pb2, broker_pb2, reward_pb2, rollout_pb2, trainer_pb2)
+    for file in (common_pb2, broker_pb2, reward_pb2, environment_pb2, rollout_pb2, trainer_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
-"""All five services of the contract."""
+"""All services of the contract."""
 
 OWNERS = {
     "broker": "BrokerService",
     "reward": "RewardService",
+    "environment": "EnvironmentService",
     "rollout": "RolloutService",
     "trainer": "TrainerService",
 }
@@ -31,6 +32,7 @@ RPCS = [f"{service.name}.{method.name}" for service in SERVICES.values() for met
 CHEAP: dict[str, tuple[str, Message]] = {
     "broker": ("BrokerService.ListRuns", broker_pb2.ListRunsRequest()),
     "reward": ("RewardService.ListVerifiers", reward_pb2.ListVerifiersRequest()),
+    "environment": ("EnvironmentService.ListEnvironments", environment_pb2.ListEnvironmentsRequest()),
     "rollout": ("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest()),
     "trainer": ("TrainerService.GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
 }

@@ -20,7 +20,7 @@ CHANGING = ("waiting_for", "idle_fraction")
 
 def _introduces_itself(w, answer):
     assert answer.contract.major == 1
-    assert answer.service in (1, 2, 3, 4) and answer.instance_id and answer.build
+    assert answer.service in (1, 2, 3, 4, 6) and answer.instance_id and answer.build
     assert answer.started_at.seconds > 0
     assert len(set(answer.capabilities)) == len(answer.capabilities) > 0
 

@@ -7,6 +7,7 @@ from quartet_contract import (
     cases_broker_results,
     cases_broker_runs,
     cases_broker_training,
+    cases_environment,
     cases_handshake,
     cases_reward,
     cases_rollout,
@@ -21,6 +22,7 @@ TABLES = (
     cases_broker_training,
     cases_broker_results,
     cases_reward,
+    cases_environment,
     cases_rollout,
     cases_trainer,
 )

@@ -26,7 +26,7 @@ class Target:
     """What is tested.
 
     Attributes:
-        kind: "broker", "reward", "rollout" or "trainer".
+        kind: "broker", "reward", "environment", "rollout" or "trainer".
         address: where it listens, host:port.
         security: TLS and token of the calls.
         broker: of a trainer: where its broker listens.

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -147,6 +149,11 @@ class VllmEngine(ProcessEngine):
             del self._llm
 
     @property
+    def llm(self) -> AsyncLLM:
+        """vLLM's engine client, for its OpenAI server; requests go through `sample`."""
+        return self._llm
+
+    @property
     def max_model_len(self) -> int:
         return self._llm.model_config.max_model_len
 
@@ -193,13 +200,39 @@ class VllmEngine(ProcessEngine):
             async for completion in stream:
                 yield completion
 
-    async def _draw(self, key: str, prompt: list[int], index: int, sampling: SamplingSettings) -> EngineCompletion:
+    async def sample(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As AsyncLLM.generate, for vLLM's OpenAI server: waits for the end of a pause, and counts in `stats`."""
+        await self._pause_ended()
+        self._check_usable()
+        self._inside.add(request_id)
+        try:
+            inputs = {**prompt, "cache_salt": f"{self._installs} {prompt.get('cache_salt', '')}"}
+            async with aclosing(self._llm.generate(inputs, params, request_id, **options)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._inside.discard(request_id)
+
+    async def turn(
+        self, output: CompletionOutput, token_ids: list[int], log_probs: list[float], mask_key: str
+    ) -> EngineCompletion:
+        """Return what a request of `sample` drew, from its last output; `mask_key`: its id, if masks are recorded."""
+        whole = replace(output, token_ids=token_ids, logprobs=None)
+        drawn = await self._completion(0, whole, mask_key)
+        return replace(drawn, log_probs=np.array(log_probs, dtype=np.float32))
+
+    async def _pause_ended(self) -> None:
         self._parked += 1
         try:
             while not self._unpaused.is_set():
                 await self._unpaused.wait()
         finally:
             self._parked -= 1
+
+    async def _draw(self, key: str, prompt: list[int], index: int, sampling: SamplingSettings) -> EngineCompletion:
+        await self._pause_ended()
         if self._closed:
             nothing = SamplingMask.nothing_cut(0) if sampling.masked else None
             return EngineCompletion(index, np.empty(0, np.int32), np.empty(0, np.float32), "abort", (), nothing)

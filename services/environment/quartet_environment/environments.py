@@ -1,0 +1,113 @@
+"""The environments of the service by name: functions of Python files, and those that packages register."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from quartet_common.config import ConfigError, LoadedConfig, in_a_file
+from quartet_common.run_file import Problems
+from quartet_environment.config import EnvironmentServiceSection
+from quartet_environment.function import ENTRY_POINT_GROUP
+from quartet_environment.pool import EpisodePool
+from quartet_server.worker_process import WorkerCommand
+
+_MODULE = "quartet_environment.player"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment, whose function only worker processes load."""
+
+    name: str
+    description: str
+    schema: dict[str, Any] | None
+    """JSON Schema of its parameters; None: it takes none."""
+    has_tasks: bool
+    command: WorkerCommand
+    """What starts a worker process of it."""
+    pool: EpisodePool
+
+
+def named_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, str]:
+    """Return the names of the environments, each with the key of the run file, or the entry point, that names it."""
+    names = {point.name: f"entry point {point.value}" for point in entry_points(group=ENTRY_POINT_GROUP)}
+    run = config.run.environment
+    if run is not None and run.file and run.served:
+        names[run.file] = "run.environment.file"
+    for key, source in _sources(config.data):
+        if in_a_file(str(source)):
+            names.setdefault(str(source), f"{key}.environment")
+    return names | {path: f"environment.files[{i}]" for i, path in enumerate(config.section.files)}
+
+
+def _sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the environments whose tasks are the data, each with its source's key."""
+    evaluation = data.get("evaluation")
+    sets = evaluation.items() if isinstance(evaluation, Mapping) else ()
+    for key, source in (("data.train", data.get("train")), *((f"data.evaluation.{name}", one) for name, one in sets)):
+        if isinstance(source, Mapping) and source.get("environment"):
+            yield key, source["environment"]
+
+
+def load_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Environment]:
+    """Return all environments by name, in alphabetical order; their processes are not started.
+
+    Raises:
+        ConfigError: which files or functions cannot be used, and why.
+    """
+    named, found = named_environments(config), {}
+    with Problems() as problems, ThreadPoolExecutor(4) as threads:
+        section = config.section
+        described = {name: threads.submit(describe, name, field, section) for name, field in named.items()}
+        for name, future in sorted(described.items()):
+            with problems.collecting():
+                found[name] = _made(name, future.result(), section)
+    return found
+
+
+def _made(name: str, told: Mapping[str, Any], section: EnvironmentServiceSection) -> Environment:
+    arguments = (f"--function={name}", f"--hang-seconds={section.hang_seconds}")
+    # With the service's environment: an agent may need the API keys of its tools.
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = WorkerCommand(_MODULE, arguments, variables, section.start_seconds, may_wait=True)
+    description = told["description"] or "An agent."
+    pool = EpisodePool(name, command, section)
+    return Environment(name, description, told["schema"], told["has_tasks"], command, pool)
+
+
+def describe(
+    name: str, field: str, section: EnvironmentServiceSection, parameters: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Load an environment in a process of its own; return "description", "schema" and "has_tasks".
+
+    Args:
+        field: what names it, for errors.
+        parameters: are checked, if given.
+
+    Raises:
+        ConfigError: it cannot be loaded, is no environment, or refuses a parameter.
+    """
+    given = [f"--parameters={json.dumps(parameters)}"] if parameters else []
+    command = [sys.executable, "-m", _MODULE, f"--function={name}", "--describe", *given]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace"
+    )
+    try:
+        output, errors = process.communicate(timeout=section.start_seconds)
+        told = json.loads(output)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        told = {"error": f"'{name}' was not loaded within {section.start_seconds:g} s (environment.start_seconds)"}
+    except ValueError:
+        told = {"error": f"'{name}' ended its process with status {process.returncode}: {errors[-500:].strip()}"}
+    if "error" in told:
+        where = field.removesuffix(".file") + "." if told.get("of_parameters") else f"{field}: "
+        raise ConfigError(f"{where}{told['error']}")
+    return told

@@ -1,0 +1,314 @@
+"""The model endpoint of a rollout with vLLM: keys, bounds, recording; and groups that an environment service plays.
+
+In one file, because all share a rollout, which ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import openai
+import pytest
+from quartet.v1 import environment_pb2
+from serving import PATIENCE, SAID, WORDLESS, Playing, Request, Response, failed, finished, say, talk
+
+from quartet_common.durations import to_duration
+from quartet_common.tensors import decode, decode_ragged
+from quartet_rollout.agents.rows import rows_of
+
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
+
+
+def test_the_server_leaves_the_log_level_of_the_service(playing: Playing) -> None:
+    assert logging.getLogger("quartet_rollout").isEnabledFor(logging.WARNING)
+
+
+def test_an_application_is_served_unrecorded_and_bounded(playing: Playing, run: Any) -> None:
+    answer = run(playing.chat("application", return_token_ids=True, logprobs=True, top_logprobs=0, ignore_eos=True))
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert len(choice["token_ids"]) == 32  # max_tokens, which the request does not name
+    tokens = [one["token"] for one in choice["logprobs"]["content"]]
+    assert tokens == [f"token_id:{one}" for one in choice["token_ids"]]
+    assert not len(playing.episodes)
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status", "said"),
+    [
+        ("/v1/chat/completions", "another", 401, "no API key"),
+        ("/v1/chat/completions", "", 401, "no API key"),
+        ("/v1/load_lora_adapter", "application", 404, "not served here"),
+        ("/sleep", "application", 404, "not served here"),
+        ("/inference/v1/abort_requests", "application", 404, "not served here"),
+        ("/scale_elastic_ep", "application", 404, "not served here"),
+    ],
+)
+def test_what_is_not_for_the_caller_is_refused(
+    playing: Playing, run: Any, path: str, key: str, status: int, said: str
+) -> None:
+    answer = run(playing.post(path, key, messages=SAID))
+    assert answer.status_code == status and said in answer.json()["error"]["message"]
+
+
+def test_a_conversation_is_one_row_with_the_log_probs_of_its_tokens(playing: Playing, run: Any) -> None:
+    # Special tokens are not in the text that the agent gets and sends back, so the policy must not write any.
+    episode = playing.open(logit_bias=dict.fromkeys(WORDLESS, -100.0))
+    messages = list(SAID)
+
+    async def talk() -> None:
+        for stream in (False, True, False):
+            body = {"messages": messages, "logprobs": True, "stream": stream}
+            answer = await playing.chat(episode.key, **body)
+            assert answer.status_code == 200, answer.text
+            if stream:
+                lines = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+                text = "".join(line["choices"][0]["delta"].get("content") or "" for line in lines if line["choices"])
+            else:
+                text = answer.json()["choices"][0]["message"]["content"]
+            messages.extend([{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}])
+
+    run(talk())
+    playing.episodes.close(episode)
+    assert not episode.trouble and len(episode.calls) == 3
+    for call in episode.calls:
+        turn = call.turn
+        assert turn.version_spans == ((3, 0, turn.token_ids.size),)
+        assert turn.log_probs.shape == turn.token_ids.shape and (turn.log_probs < 0).all()
+    (row,) = rows_of(episode.calls)
+    played = row.completed(0, "stop")
+    assert played.loss_mask is not None and played.turns == 3
+    assert int(played.loss_mask.sum()) == sum(call.turn.token_ids.size for call in episode.calls)
+    sampled = np.concatenate([call.turn.log_probs for call in episode.calls])
+    assert np.array_equal(played.log_probs[played.loss_mask == 1], sampled)
+    assert not played.log_probs[played.loss_mask == 0].any()
+
+
+def test_a_recorded_log_prob_is_that_of_the_model(playing: Playing, run: Any) -> None:
+    episode = playing.open(temperature=0.7)
+    run(playing.post("/inference/v1/generate", episode.key, token_ids=[5, 6, 7], sampling_params={"max_tokens": 6}))
+    (call,) = episode.calls
+    assert call.prompt_token_ids.tolist() == [5, 6, 7]
+    expected = playing.log_probs([5, 6, 7], call.turn.token_ids, temperature=0.7)
+    assert np.allclose(call.turn.log_probs, expected, atol=1e-4)
+
+
+def test_tokens_in_gives_the_names_that_renderers_read(playing: Playing, run: Any) -> None:
+    sampling = {"max_tokens": 4, "logprobs": 1}
+    answer = run(
+        playing.post("/inference/v1/generate", "application", token_ids=[5, 6, 7], sampling_params=sampling)
+    ).json()
+    (choice,) = answer["choices"]
+    assert [one["token"] for one in choice["logprobs"]["content"]] == [f"token_id:{t}" for t in choice["token_ids"]]
+    assert choice["weight_versions"] == [{"version": "3", "start": 0, "end": len(choice["token_ids"])}]
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({"temperature": 0.5}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"n": 2}, "n"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_sampling_that_cannot_be_replayed_is_refused_in_an_episode_only(
+    playing: Playing, run: Any, body: dict, parameter: str, stream: bool
+) -> None:
+    episode = playing.open()
+    answer = run(playing.chat(episode.key, stream=stream, **body))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == parameter
+    playing.episodes.close(episode)
+    assert not episode.calls and not episode.trouble
+    assert run(playing.chat("application", max_tokens=4, **body)).status_code == 200
+
+
+def test_an_episode_ends_with_its_key_and_its_calls(playing: Playing, run: Any) -> None:
+    episode = playing.open(calls=1)
+    assert run(playing.chat(episode.key)).status_code == 200
+    answer = run(playing.chat(episode.key))
+    assert answer.status_code == 400 and "1 calls" in answer.json()["error"]["message"]
+    playing.episodes.close(episode)
+    assert run(playing.chat(episode.key)).status_code == 401
+    assert not episode.trouble and len(episode.calls) == 1
+
+
+def test_a_call_left_before_its_end_is_trouble(playing: Playing, run: Any) -> None:
+    """The engine is paused while the agent leaves, so that the call cannot end before."""
+    episode = playing.open(max_new_tokens=32)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=playing.url, timeout=60) as client:
+            body = {"model": "policy", "messages": SAID, "stream": True, "ignore_eos": True}
+            headers = {"authorization": f"Bearer {episode.key}"}
+            await playing.engine.pause("keep")
+            async with client.stream("POST", "/v1/chat/completions", headers=headers, json=body) as answer:
+                assert answer.status_code == 200
+        async with asyncio.timeout(10):
+            while not episode.trouble:
+                await asyncio.sleep(0.01)
+        await playing.engine.resume()
+
+    run(leave())
+    assert episode.trouble == "the agent left a call before its end" and not episode.calls
+
+
+@pytest.mark.parametrize(("field", "value"), [("draining", True), ("sleep_level", 1)])
+def test_a_rollout_that_cannot_sample_says_when_to_ask_again(
+    playing: Playing, run: Any, field: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing.state, field, value)
+    answer = run(playing.chat("application"))
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"{", 400), (b"[]", 400), (b'"' + b"x" * (17 << 20) + b'"', 413)],
+    ids=["no-json", "a-list", "large"],
+)
+def test_a_body_that_is_no_request_is_refused(playing: Playing, run: Any, content: bytes, status: int) -> None:
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(base_url=playing.url, timeout=60) as client:
+            headers = {"authorization": "Bearer application"}
+            return await client.post("/v1/completions", headers=headers, content=content)
+
+    assert run(send()).status_code == status
+
+
+def test_a_group_of_episodes_has_their_tokens_and_rewards(playing: Playing) -> None:
+    before = len(playing.episodes)
+    put = playing.put()
+    header, tensors = put.group.header, playing.broker.tensors(-1)
+    assert header.completions == 2 and header.reward_mean == 0.5
+    assert decode(tensors.rewards).tolist() == [0.0, 1.0]
+    rows, masks = decode_ragged(tensors.completion_token_ids), decode_ragged(tensors.loss_mask)
+    log_probs = decode_ragged(tensors.rollout_log_probs)
+    for row, mask, logs in zip(rows, masks, log_probs, strict=True):
+        assert row.size == mask.size == logs.size
+        assert 2 <= mask.sum() <= 16 and not mask.all()
+        assert (logs[mask == 1] < 0).all() and not logs[mask == 0].any()
+    transcript = playing.broker.transcript(-1)
+    assert [info.turns for info in transcript.completions] == [2, 2]
+    assert transcript.completions[1].score.reason == "it was played"
+    assert "why?" in transcript.prompt_text
+    assert len(set(playing.environment.keys[-2:])) == 2 and len(playing.episodes) == before
+
+
+def test_rewards_are_a_weighted_sum_by_name_with_those_of_the_turns(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        await talk(request)
+        response = finished(1.0, 2.0, turns=(0.25, 0.5))
+        response.finished.seats[0].rewards[1].weight = -0.5
+        return response
+
+    assert playing.put(play).group.header.reward_mean == pytest.approx(0.75)
+    means = {mean.name: mean.reward for mean in playing.broker.puts[-1].group.header.verifiers}
+    assert means == {"part0": 1.0, "part1": 2.0, "turns": 0.75}
+
+
+def test_a_failure_is_no_reward(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        return await talk(request) if request.index else failed("the tool is away", retryable=True)
+
+    release = playing.release(play)
+    assert "episode 0: the tool is away" in release.failure and not release.permanent
+    release = playing.release(lambda request: _answer(failed("agent.py raised", retryable=False)))
+    assert "agent.py raised" in release.failure and release.permanent
+
+
+async def _answer(response: Response) -> Response:
+    return response
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (finished(float("nan")), "its reward 'part0' is nan"),
+        (finished(1e60), "its reward 'part0' is 1e+60"),
+        (finished(), "without a reward"),
+        (Response(), "answered with nothing"),
+        (Response(finished=environment_pb2.EpisodeResult()), "its seats are none"),
+        (finished(1.0, trainable=False), "one trainable seat is supported"),
+    ],
+)
+def test_what_is_no_reward_is_refused(playing: Playing, response: Response, said: str) -> None:
+    async def play(request: Request) -> Response:
+        await talk(request)
+        return response
+
+    assert said in playing.release(play).failure
+
+
+def test_an_episode_without_a_call_cannot_be_trained_on(playing: Playing) -> None:
+    release = playing.release(lambda request: _answer(finished(1.0)))
+    assert "its agent made no call" in release.failure and release.permanent
+
+
+def test_two_conversations_of_one_episode_are_refused(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        for text in ("why?", "who?"):
+            await say(request, [{"role": "user", "content": text}])
+        return finished(1.0)
+
+    assert "make 2 conversations" in playing.release(play).failure
+
+
+def test_an_episode_beyond_its_deadline_fails(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        raise TimeoutError
+
+    release = playing.release(play, answer_deadline=to_duration(1.0))
+    assert "episode" in release.failure and not release.permanent
+
+
+def test_a_turn_is_no_longer_than_allowed_and_calls_are_counted(playing: Playing) -> None:
+    refusals: list[str] = []
+
+    async def play(request: Request) -> Response:
+        response = await talk(request)
+        try:
+            await say(request, [{"role": "user", "content": "why?"}])
+        except openai.BadRequestError as error:
+            refusals.append(str(error))
+        return response
+
+    playing.put(play, max_turns=2, max_turn_tokens=3)
+    assert len(refusals) == 2 and "has had its 2 calls" in refusals[0]
+    masks = decode_ragged(playing.broker.tensors(-1).loss_mask)
+    assert all(int(mask.sum()) <= 6 for mask in masks)
+
+
+def test_episodes_wait_for_a_service_that_is_away(playing: Playing) -> None:
+    away = iter([True, True])
+    real = playing.environment.RunEpisode
+
+    async def sometimes(request: Request, context: grpc.aio.ServicerContext) -> Response:
+        if next(away, False):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is starting")
+        return await real(request, context)
+
+    playing.environment.RunEpisode = sometimes  # type: ignore[method-assign]
+    try:
+        assert playing.put().group.header.completions == 2
+    finally:
+        del playing.environment.RunEpisode
+
+
+def test_log_probs_of_all_turns_are_those_of_the_model(playing: Playing) -> None:
+    playing.put()
+    tensors = playing.broker.tensors(-1)
+    prompt, row = decode(tensors.prompt_token_ids), decode_ragged(tensors.completion_token_ids)[0]
+    sampled, recorded = decode_ragged(tensors.loss_mask)[0] == 1, decode_ragged(tensors.rollout_log_probs)[0]
+    expected = playing.log_probs(prompt, row, bias=WORDLESS)
+    assert np.allclose(recorded[sampled], expected[sampled], atol=1e-4)
