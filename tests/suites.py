@@ -87,6 +87,8 @@ SUITES = (
     ),
     Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model", alone=True),
     Suite("environment", "environment", 300, "services/environment/tests", alone=True, quick="seats"),
+    Suite("environment-openenv", "environment-openenv", 400, "services/environment/tests_openenv", alone=True),
+    Suite("environment-packages", "environment-packages", 400, "services/environment/tests_packages", alone=True),
     Suite("rollout", "rollout", 1200, "services/rollout/tests", alone=True, quick="texts schedules"),
     Suite(
         "trainer",

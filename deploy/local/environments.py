@@ -3,7 +3,8 @@
 
     python3 deploy/local/environments.py [--gpu | --cpu] [--with-tests] [NAME ...]
 
-Without a NAME it creates broker, reward, reward-model, environment, rollout, trainer, client and dev.
+Without a NAME it creates broker, reward, reward-model, environment, environment-packages, environment-openenv,
+rollout, trainer, client and dev.
 
 Each service has its own environment, because vLLM and ColossalAI pin conflicting packages. It holds the pinned closure
 of `services/NAME/requirements.txt` (with `overrides.txt` if that exists) and the packages of this checkout as editable
@@ -91,6 +92,20 @@ ENVIRONMENTS: dict[str, Environment] = {
             ("protos", "services/common", "services/reward"),
             torch="auto",
             heavy=True,
+        ),
+        # The environment service with packages whose environments it plays, for their tests.
+        Environment(
+            "environment-packages",
+            "verifiers and reasoning-gym",
+            "services/environment/requirements-packages.txt",
+            ("protos", "services/common", "services/environment"),
+        ),
+        # The same with OpenEnv, which cannot be installed beside verifiers.
+        Environment(
+            "environment-openenv",
+            "OpenEnv",
+            "services/environment/requirements-openenv.txt",
+            ("protos", "services/common", "services/environment"),
         ),
         Environment(
             "client",

@@ -13,7 +13,7 @@ from typing import Any
 from quartet_common.config import ConfigError, LoadedConfig, in_a_file
 from quartet_common.run_file import Problems
 from quartet_environment.config import EnvironmentServiceSection
-from quartet_environment.function import ENTRY_POINT_GROUP
+from quartet_environment.function import ENTRY_POINT_GROUP, lacking
 from quartet_environment.pool import EpisodePool
 from quartet_server.worker_process import WorkerCommand
 
@@ -36,23 +36,24 @@ class Environment:
 
 def named_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, str]:
     """Return the names of the environments, each with the key of the run file, or the entry point, that names it."""
-    names = {point.name: f"entry point {point.value}" for point in entry_points(group=ENTRY_POINT_GROUP)}
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    names = {point.name: f"entry point {point.value}" for point in points if not lacking(point)}
     run = config.run.environment
     if run is not None and run.file and run.served:
         names[run.file] = "run.environment.file"
-    for key, source in _sources(config.data):
-        if in_a_file(str(source)):
-            names.setdefault(str(source), f"{key}.environment")
+    for key, source in task_sources(config.data):
+        if in_a_file(name := str(source["environment"])):
+            names.setdefault(name, f"{key}.environment")
     return names | {path: f"environment.files[{i}]" for i, path in enumerate(config.section.files)}
 
 
-def _sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the environments whose tasks are the data, each with its source's key."""
+def task_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the sources of data that are tasks of an environment, each with its key."""
     evaluation = data.get("evaluation")
     sets = evaluation.items() if isinstance(evaluation, Mapping) else ()
     for key, source in (("data.train", data.get("train")), *((f"data.evaluation.{name}", one) for name, one in sets)):
         if isinstance(source, Mapping) and source.get("environment"):
-            yield key, source["environment"]
+            yield key, source
 
 
 def load_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Environment]:
@@ -82,13 +83,18 @@ def _made(name: str, told: Mapping[str, Any], section: EnvironmentServiceSection
 
 
 def describe(
-    name: str, field: str, section: EnvironmentServiceSection, parameters: Mapping[str, Any] | None = None
+    name: str,
+    field: str,
+    section: EnvironmentServiceSection,
+    parameters: Mapping[str, Any] | None = None,
+    table: str = "",
 ) -> dict[str, Any]:
     """Load an environment in a process of its own; return "description", "schema" and "has_tasks".
 
     Args:
         field: what names it, for errors.
         parameters: are checked, if given.
+        table: that has the parameters, for errors.
 
     Raises:
         ConfigError: it cannot be loaded, is no environment, or refuses a parameter.
@@ -108,6 +114,6 @@ def describe(
     except ValueError:
         told = {"error": f"'{name}' ended its process with status {process.returncode}: {errors[-500:].strip()}"}
     if "error" in told:
-        where = field.removesuffix(".file") + "." if told.get("of_parameters") else f"{field}: "
+        where = f"{table}." if told.get("of_parameters") else f"{field}: "
         raise ConfigError(f"{where}{told['error']}")
     return told

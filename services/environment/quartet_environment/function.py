@@ -7,7 +7,8 @@ import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -114,6 +115,11 @@ class Function:
             raise Refused(f"'{self.name}' has no tasks: its module has no function `tasks`")
         given = {name: value for name, value in parameters.items() if name in self._taken_by_tasks}
         return iter(self._tasks(**given))
+
+
+def lacking(point: EntryPoint) -> list[str]:
+    """Return the packages that an entry point names, "module:function [package]", and that are not installed."""
+    return [package for package in point.extras if find_spec(package) is None]
 
 
 def _load(source: str) -> Callable[..., Any]:

@@ -67,6 +67,10 @@ def test_the_runs_environment_and_the_sections_are_served(file):
         ({"file": "agent.py:pay", "served": True}, "run.environment.file: 'agent.py' has no function 'pay'; it has: "),
         ({"file": "broken.py:play"}, "if it is a package, install it: "),
         ({"file": "ends.py:play"}, "'ends.py:play' ended its process with status 3"),
+        (
+            {"name": "verifiers", "served": True},
+            "run.environment: 'verifiers' needs a package: quartet env add environm",
+        ),
         ({"name": "other", "served": True}, "run.environment: no environment 'other' is served; allowed: none; add"),
     ],
 )
@@ -101,6 +105,13 @@ def test_what_the_data_are_tasks_of_is_served(file):
     ]
     (problem,) = refused('data.train={environment="agent.py:pay"}')
     assert problem.startswith("data.train.environment: 'agent.py' has no function 'pay'")
+
+
+def test_parameters_of_tasks_are_checked(file):
+    (problem,) = refused('data.train={environment="agent.py:play", parameters={count="many"}}')
+    assert problem.startswith("data.train.parameters.count: got 'many'")
+    (problem,) = refused('data.train={environment="verifiers"}')
+    assert problem.startswith("data.train.environment: 'verifiers' needs a package: ")
 
 
 def test_packages_bring_environments(file, tmp_path, monkeypatch):
