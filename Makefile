@@ -65,7 +65,7 @@ bench:
 	@$(DEV)/python benchmarks/run.py $(BENCHMARKS)
 
 chaos:
-	@$(ENVIRONMENTS) broker reward dev $(if $(or $(findstring --signals,$(CHAOS)),$(findstring --hangs,$(CHAOS))),rollout trainer client)
+	@$(ENVIRONMENTS) broker reward dev $(if $(filter --signals --hangs --agents,$(CHAOS)),environment rollout trainer client)
 	@$(DEV)/python tests/chaos/run.py $(CHAOS)
 
 resume:

@@ -3,12 +3,13 @@
     .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--restores]
     .quartet/envs/dev/bin/python tests/chaos/run.py --signals [--seed 7] [--faults 40] [--seeds 3]
     .quartet/envs/dev/bin/python tests/chaos/run.py --hangs [--seed 7] [--seeds 3]
+    .quartet/envs/dev/bin/python tests/chaos/run.py --agents [--seed 7] [--faults 20] [--seeds 3]
 
 The first form kills and stops processes; the next two, half as long each, restore Redis from older snapshots, and cut
 the network between processes. `--processes`, `--restores` and `--network` select one form. Each prints a line per
 fault, a table, and the result of `quartet audit`. Results go to `.quartet/results/chaos.json`, logs to
-`.quartet/chaos`. `--signals` and `--hangs` are separate forms: a whole `quartet run` under signals, or whose processes
-are stopped for good, once for each seed.
+`.quartet/chaos`. `--signals`, `--hangs` and `--agents` are separate forms: a whole `quartet run` under signals, whose
+processes are stopped for good, or of agents that fail, under signals, once for each seed.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -24,6 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import agents
 import chaos
 import hangs
 import lan
@@ -39,13 +41,15 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".quartet" / "results" / "chaos.json"
 INSIDE = "QUARTET_CHAOS_INSIDE"
 FORMS = {"processes": PROCESS_DECK, "restores": RESTORE_DECK, "network": NETWORK_DECK}
+SIGNALS_SENT = {"signals": 40, "agents": 20}
+WHOLE_RUNS = ("signals", "hangs", "agents")
 
 
 def main() -> int:
     arguments = _arguments()
     if os.environ.get(INSIDE) == "1":
         return _run("network", arguments)
-    if arguments.form in ("signals", "hangs"):
+    if arguments.form in WHOLE_RUNS:
         return _whole_runs(arguments)
     results: dict[str, Any] = {}
     for form in [arguments.form] if arguments.form else FORMS:
@@ -69,23 +73,23 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Kill every process, lose no group.")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule; same seed, same faults (default: 1)")
     parser.add_argument("--groups", type=int, default=5000, help="prompt groups to be trained (default: 5000)")
-    parser.add_argument("--faults", type=int, help="number of faults (default: 200; with --signals 40)")
+    parser.add_argument("--faults", type=int, help="number of faults (default: 200; --signals 40, --agents 20)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
     only = parser.add_mutually_exclusive_group()
-    parser.add_argument("--seeds", type=int, default=3, help="runs of --signals or --hangs (default: 3)")
-    for form in (*FORMS, "signals", "hangs"):
+    parser.add_argument("--seeds", type=int, default=3, help="runs of --signals, --hangs, --agents (default: 3)")
+    for form in (*FORMS, *WHOLE_RUNS):
         only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"only the {form} form")
     arguments = parser.parse_args()
-    arguments.faults = arguments.faults or (40 if arguments.form == "signals" else 200)
-    if arguments.form not in ("signals", "hangs") and arguments.groups < 10 * arguments.faults:
+    arguments.faults = arguments.faults or SIGNALS_SENT.get(arguments.form, 200)
+    if arguments.form not in WHOLE_RUNS and arguments.groups < 10 * arguments.faults:
         # At least ten groups for each fault, so that the system commits a step between faults.
         parser.error(f"--faults: got {arguments.faults}; allowed: a tenth of --groups, {arguments.groups // 10}")
     return arguments
 
 
 def _whole_runs(arguments: argparse.Namespace) -> int:
-    """Execute a `quartet run` under signals, or with hangs, for each seed; return the exit status."""
+    """Execute a `quartet run` of the form for each seed; return the exit status."""
     lines, right = [], True
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         folder = arguments.folder / f"{arguments.form}-{seed}"
@@ -94,10 +98,11 @@ def _whole_runs(arguments: argparse.Namespace) -> int:
         say = functools.partial(print, flush=True)
         report: signals.Report | hangs.Report
         with closing(Pythons()) as pythons:
-            if arguments.form == "signals":
-                report = asyncio.run(signals.run(folder, seed, arguments.faults, pythons, say))
-            else:
+            if arguments.form == "hangs":
                 report = asyncio.run(hangs.run(folder, seed, list(hangs.TARGETS), pythons, say))
+            else:
+                form = signals if arguments.form == "signals" else agents
+                report = asyncio.run(form.run(folder, seed, arguments.faults, pythons, say))
         if not report.right:
             print(f"\n{signals.explain(report, folder)}\n")
         right = right and report.right

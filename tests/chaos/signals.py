@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ from launched import Launched, preloaded_checkout, process_of  # noqa: E402
 from preloaded import Pythons, make_models  # noqa: E402
 from started import write_demo_run  # noqa: E402
 
-from quartet_client import AsyncClient  # noqa: E402
+from quartet_client import AsyncClient, QuartetError  # noqa: E402
 
 READY_SECONDS = 180.0  # for the first step, and for a step after a signal
 END_SECONDS = 240.0  # from the last signal to the end of the run
@@ -85,14 +86,31 @@ class Report:
             f"{self.steps} steps, {self.seconds:.0f} s)"
         )
 
+    def judge(self, launched: Launched, status: int) -> None:
+        """Note the audit of a run that has ended with this exit status, and what is wrong."""
+        lines = launched.said().splitlines()
+        self.audit = next((line for line in lines if line.startswith("audit of")), "no audit")
+        if status != 0:
+            self.failure = f"exit status {status}: {lines[-1]}"
+        elif left := launched.processes():
+            self.failure = f"left behind: {left}"
+        elif "0 lost, 0 twice, 0 stuck" not in self.audit:
+            self.failure = self.audit
 
-def draw(seed: int, count: int) -> Iterator[Blow]:
+    def count(self, launched: Launched) -> None:
+        """Note steps and restarts, and whether the run was right."""
+        self.steps = len(steps_of(launched))
+        self.restarts = launched.said().count("; starting it again (")
+        self.right = not self.failure and self.done == self.due
+
+
+def draw(seed: int, count: int, targets: Mapping[str, str] = TARGETS) -> Iterator[Blow]:
     """Draw signals. Every pair of target and signal is drawn once before any is drawn again."""
     chance = random.Random(f"signals/{seed}")
     pairs: list[tuple[str, signal.Signals]] = []
     for _ in range(count):
         if not pairs:
-            deck = [(target, number) for target in TARGETS for number in SIGNALS]
+            deck = [(target, number) for target in targets for number in SIGNALS]
             pairs = chance.sample(deck, len(deck))
         target, number = pairs.pop()
         seconds = round(chance.uniform(*STOP_SECONDS), 1) if number == signal.SIGSTOP else 0.0
@@ -111,30 +129,26 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
     checkout = preloaded_checkout(folder / "checkout", pythons)
     launched = Launched([str(run_file)], folder / "output.txt", checkout=checkout)
     try:
-        await _strike(launched, list(draw(seed, count)), report, say)
-        async with AsyncClient.from_config(run_file, timeout=60) as client:
-            await client.end_prompts("signals")
-        status = await asyncio.to_thread(launched.wait, END_SECONDS)
-        lines = launched.said().splitlines()
-        report.audit = next((line for line in lines if line.startswith("audit of")), "no audit")
-        if status != 0:
-            report.failure = f"exit status {status}: {lines[-1]}"
-        elif left := launched.processes():
-            report.failure = f"left behind: {left}"
-        elif "0 lost, 0 twice, 0 stuck" not in report.audit:
-            report.failure = report.audit
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        report.failure = str(error)
+        await strike(launched, list(draw(seed, count)), report, say)
+        await end_prompts(run_file, "signals")
+        report.judge(launched, await asyncio.to_thread(launched.wait, END_SECONDS))
+    except (AssertionError, TimeoutError, QuartetError, subprocess.TimeoutExpired) as error:
+        report.failure = str(error) or repr(error)
     finally:
         launched.close()
-    report.steps = len(steps_of(launched))
-    report.restarts = launched.said().count("; starting it again (")
     report.seconds = round(time.monotonic() - began, 1)
-    report.right = not report.failure and report.done == report.due
+    report.count(launched)
     return report
 
 
-async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Callable[[str], None]) -> None:
+async def strike(
+    launched: Launched,
+    blows: list[Blow],
+    report: Report,
+    say: Callable[[str], None],
+    targets: Mapping[str, str] = TARGETS,
+) -> None:
+    """Send the signals to processes of the run, most of them after a new step; `targets`: parts of command lines."""
     chance = random.Random(f"victims/{report.seed}")
     waking: list[asyncio.Task] = []
     before = 0
@@ -145,12 +159,13 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
                 await asyncio.to_thread(launched.wait_until, trained, f"a step after {before}", READY_SECONDS)
             await asyncio.sleep(blow.pause)
             # A killed worker is restarted only when a verification needs it; until then the service is the target.
-            others = (TARGETS["reward"],) if blow.target == "verifier worker" else ()
-            commands = (TARGETS[blow.target], *others)
+            others = (targets["reward"],) if blow.target == "verifier worker" else ()
+            commands = (targets[blow.target], *others)
             pids = await asyncio.to_thread(until_there, launched, *commands)
             pid = chance.choice(sorted(pids))
             before = len(steps_of(launched))
-            with suppress(ProcessLookupError):  # it has just exited by itself
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has just exited by itself
+                pid = process_of(pid)  # a preloaded one's proxy forwards no SIGSTOP
                 os.kill(pid, blow.number)
             report.done += 1
             report.blows.append(f"{before}: {blow} ({pid})")
@@ -159,6 +174,18 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
                 waking.append(asyncio.create_task(_wake(pid, blow.seconds)))
     finally:
         await asyncio.gather(*waking)
+
+
+async def end_prompts(run_file: Path, run_id: str) -> None:
+    """End the prompts of a run, which the last signal may have left without Redis or the broker."""
+    async with AsyncClient.from_config(run_file, timeout=60) as client, asyncio.timeout(READY_SECONDS):
+        while True:
+            try:
+                return await client.end_prompts(run_id)
+            except QuartetError as error:
+                if error.code != grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(0.5)
 
 
 async def _wake(pid: int, seconds: float) -> None:

@@ -5,7 +5,11 @@ This is the short form of `make chaos` (docs/chaos.md) with its controls, runs i
 
 import asyncio
 import functools
+import json
+import os
+import time
 
+import agents
 import hangs
 import pytest
 import signals
@@ -13,6 +17,7 @@ from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, RESTORE_GRO
 from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, RESTORE_DECK, draw
 
 SIGNALS = 5
+AGENTS_SEED, AGENTS_SIGNALS = 25, 4  # the engine, the environment service and a worker of it, and Redis
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -57,10 +62,62 @@ def test_a_cut_network_loses_nothing_and_trains_nothing_twice(runs):
     assert f"{NETWORK_GROUPS} exactly once, 0 lost, 0 twice, 0 stuck ({NETWORK_FAULTS} of" in result["line"]
 
 
+@pytest.fixture(scope="module")
+def under_signals(pythons, tmp_path_factory):
+    """The reports of a whole run under signals and of one of agents, at once because they mostly wait, and folders."""
+    folder = tmp_path_factory.mktemp("signals")
+    say = functools.partial(print, flush=True)
+
+    async def both():
+        runs = signals.run(folder / "signals", SEED, SIGNALS, pythons, say)
+        return await asyncio.gather(runs, agents.run(folder / "agents", AGENTS_SEED, AGENTS_SIGNALS, pythons, say))
+
+    of_signals, of_agents = asyncio.run(both())
+    return {"signals": (of_signals, folder / "signals"), "agents": (of_agents, folder / "agents")}
+
+
 @pytest.mark.slow
-def test_a_whole_run_survives_signals_to_all_of_its_processes(pythons, tmp_path):
-    report = asyncio.run(signals.run(tmp_path / "run", SEED, SIGNALS, pythons, functools.partial(print, flush=True)))
-    assert report.right, signals.explain(report, tmp_path / "run")
+def test_a_whole_run_survives_signals_to_all_of_its_processes(under_signals):
+    report, folder = under_signals["signals"]
+    assert report.right, signals.explain(report, folder)
+
+
+@pytest.mark.slow
+def test_no_reward_is_made_of_an_episode_that_fails_or_whose_processes_are_killed(under_signals):
+    report, folder = under_signals["agents"]
+    assert report.right, signals.explain(report, folder)
+    assert set(report.met) & {"block", "wait", "deaf"} and len(report.met) > 1, report.line()
+
+
+def test_a_failure_that_becomes_a_reward_and_an_episode_trained_twice_are_found(tmp_path):
+    (tmp_path / "run").mkdir()
+    watch = agents.Watch(tmp_path / "played.jsonl")
+    watch.returned = [(1, 2), (3,), (100,), (4,)]
+
+    def compared(*groups: tuple[list[list[int]], list[float]]) -> str:
+        lines = [json.dumps({"instance": str(n), "tokens": t, "rewards": r}) for n, (t, r) in enumerate(groups)]
+        (tmp_path / "run" / "trained.jsonl").write_text("\n".join(lines))
+        return agents.compared(tmp_path, watch, agents.AgentsReport(0, 0))
+
+    group = [[1, 2], [3]], [4.0, 4.0]
+    assert compared(group, ([[100], [4]], [4.0, 5.0])) == ""
+    assert "the rewards are not those of the episodes" in compared(([[1, 2], [3]], [4.0, 0.0]))
+    assert "the rewards are not those of the episodes" in compared(([[3]], [4.0]))
+    assert "2 episodes were trained more often than the agent returned" in compared(group, group)
+    assert "1 episodes were trained more often" in compared(([[1, 2], [5]], [4.0, 6.0]))
+    assert compared() == "nothing was trained"
+
+
+def test_an_episode_that_is_not_over_after_its_deadline_is_found(tmp_path):
+    path = tmp_path / "played.jsonl"
+    long_ago = time.time() - 2 * agents.DEADLINE_SECONDS - agents.GRACE_SECONDS
+    began = [{"event": "began", "name": f"{fate}/0", "fate": fate} for fate in ("wait", "deaf")]
+    lines = [{**line, "pid": os.getpid(), "began": long_ago + 1.0} for line in began]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    watch = agents.Watch(path)
+    watch.look()
+    assert "'wait' was over after 39." in watch.too_long() and "'deaf'" not in watch.too_long()
+    assert set(watch.open.values()) == {"wait", "deaf"} and not watch.met
 
 
 @pytest.mark.slow
