@@ -100,6 +100,9 @@ class Completion(FromProto):
         inserted_tokens: how many of the `tokens` an environment inserted.
         sampling_mask: by `generate` with `sampling_masks`: for each token the ids it was sampled from, ascending, or
             () if none were excluded. Empty if not requested, or if the sampling parameters exclude nothing.
+        seat: the agent's, in an episode of several; else empty.
+        episode: position of the agent's episode in the group.
+        turn_rewards: rewards of an agent's turns, in the order of time; None for a turn without one.
         generated_after, scored_after: seconds from the start of its group's generation to its last token, and to its
             score, by the rollout's clock; None if unknown, and by `generate`.
     """
@@ -114,6 +117,9 @@ class Completion(FromProto):
     log_probs: tuple[float, ...] = ()
     turns: int = 1
     inserted_tokens: int = 0
+    seat: str = ""
+    episode: int = 0
+    turn_rewards: tuple[float | None, ...] = ()
     sampling_mask: tuple[tuple[int, ...], ...] = ()
     generated_after: float | None = None
     scored_after: float | None = None
@@ -140,7 +146,8 @@ class Completion(FromProto):
 
     @classmethod
     def from_proto(cls, info: experience_pb2.CompletionInfo, **given: Any) -> "Completion":  # type: ignore[override]
-        return super(Completion, cls).from_proto(info, turns=info.turns or 1, **given)
+        turns = tuple(turn.reward if turn.HasField("reward") else None for turn in info.turn_infos)
+        return super(Completion, cls).from_proto(info, turns=info.turns or 1, turn_rewards=turns, **given)
 
     @classmethod
     def from_generated(cls, generated: rollout_pb2.GeneratedCompletion) -> "Completion":
@@ -266,6 +273,10 @@ def completion_fields(completion: Completion) -> dict[str, Any]:
     if completion.score:
         fields |= {name: getattr(completion.score, name) for name in _SCORE_FIELDS}
         fields["verifiers"] = [asdict(one) for one in completion.score.verifiers]
+    if completion.seat:
+        fields |= {"seat": completion.seat, "episode": completion.episode}
+    if any(reward is not None for reward in completion.turn_rewards):
+        fields["turn_rewards"] = list(completion.turn_rewards)
     fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
     if completion.token_ids:
         fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}

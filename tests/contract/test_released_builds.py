@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from contract_stack import ENGINES, RUN, Stack
 from quartet.v1 import rollout_pb2
@@ -14,6 +15,8 @@ from release import IMAGES, RELEASES, rpcs_of, unpack
 from servers_under_test import RELEASED, python_of
 from use_client import use_client
 
+from quartet_common.tensors import encode_ragged
+from quartet_contract.target import group_tensors
 from quartet_contract.world import World
 
 ENGINE = ENGINES[0]
@@ -58,6 +61,36 @@ def test_the_released_client_makes_every_call_at_todays_services(stack, release,
     called = {each["rpc"] for each in told}
     # Stop ends the service: that it does as ever is test_rpcs' to show.
     assert called - {"client"} == RPCS_OF[release] - {"TrainerService.Stop"} and "client" in called
+
+
+READ = """
+import sys
+from quartet.v1 import experience_pb2
+from quartet_trainer.batches.experience import ExperienceError, decode_groups
+try:
+    decode_groups([experience_pb2.GroupTensors.FromString(sys.stdin.buffer.read())], 1000)
+    print("trained")
+except ExperienceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_released_trainer_refuses_rows_with_prompts_of_their_own_and_trains_turns(release, tmp_path: Path):
+    environment = {**os.environ, **unpack(release, tmp_path)}
+    group = group_tensors()
+    ends = [np.array([length], np.int32) for length in group.completion_token_ids.lengths]
+    group.turn_ends.CopyFrom(encode_ragged(ends, group.completion_token_ids.dtype))
+    told = []
+    for _ in range(2):
+        command = [str(python_of("trainer", release=True)), "-c", READ]
+        done = subprocess.run(
+            command, input=group.SerializeToString(), env=environment, capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(done.stdout.decode().strip())
+        group.ClearField("prompt_token_ids")  # as in every group whose rows have prompts of their own
+    assert told == ["trained", "group 0: prompt_token_ids is unspecified; the contract says int32"]
 
 
 @pytest.fixture(scope="module", params=RELEASES)

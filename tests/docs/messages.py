@@ -73,7 +73,7 @@ INTERNAL = {
     "quartet_reward/sandbox/": "between the reward service and its sandbox; reported as 'sandbox: …'",
     "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
-    "quartet_trainer/batch/decode.py": "in the sentence of the batch: 'group … cannot be trained and is dropped: …'",
+    "quartet_trainer/batch/": "in the sentence of the batch: 'group … cannot be trained and is dropped: …'",
     "quartet_trainer/learner/plugins/sharded.py": "two parts of the trainer that disagree",
     "quartet_trainer/weight_sync/packing.py": "two parts of the trainer that disagree",
     "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",

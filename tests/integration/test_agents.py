@@ -13,12 +13,13 @@ pytestmark = pytest.mark.timeout(400)
 
 STEPS, GROUPS, COMPLETIONS = 4, 2, 4
 AGENT = """
-from quartet_environment import Endpoint, Reward, Task
+from quartet_environment import Endpoint, Reward, Seat, Task
 
 
 async def play(task: Task, endpoint: Endpoint, *, turns: int) -> Reward:
     text, said = task.messages[0]["content"], ""
     whole = {"extra_body": {"skip_special_tokens": False}}
+    judge, endpoint = endpoint.seat("judge"), endpoint.seat("writer")
     for turn in range(turns):
         if turn:
             text += "\\n"
@@ -31,8 +32,12 @@ async def play(task: Task, endpoint: Endpoint, *, turns: int) -> Reward:
             answer = await endpoint.client.completions.create(model=endpoint.model, prompt=text, **whole)
             said = answer.choices[0].text
         text += said
+    await judge.client.completions.create(model=judge.model, prompt="good?")
+    fresh = await endpoint.client.completions.create(model=endpoint.model, prompt="2+2=")  # another conversation
     digits = sum(character.isdigit() for character in said)
-    return Reward({"digits": digits / 10, "length": (len(said) / 100, 0.5)})
+    value = {"digits": digits / 10, "length": (len(said) / 100, 0.5)}
+    writer = Seat("writer", value, turns=[0.0, None, 0.1, len(fresh.choices[0].text) / 10])
+    return Reward(seats=[writer, Seat("judge", trainable=False)])
 """
 
 
@@ -48,6 +53,7 @@ def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_han
         rollout__engine="vllm",
         rollout__http__address=f"127.0.0.1:{free_port()}",
         trainer__skip_zero_advantage="false",
+        trainer__algorithm='{ name = "grpo", credit = "turn" }',
         trainer__evaluation__interval=0,
         trainer__evaluation__before_training="false",
         trainer__evaluation__at_end="false",
@@ -74,6 +80,8 @@ def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_han
     assert [row["step"] for row in steps] == list(range(STEPS))
     for row in steps:
         assert 0 < row["batch/trained_tokens"] < row["batch/completion_tokens"]  # what is between turns is inserted
-        assert row["reward/digits/mean"] >= 0 and row["reward/length/mean"] > 0
+        assert (row["batch/completions"], row["batch/rows"]) == (GROUPS * COMPLETIONS, 2 * GROUPS * COMPLETIONS)
+        assert row["reward/writer/digits/mean"] >= 0 and row["reward/writer/length/mean"] > 0
+        assert row["reward/writer/turns/mean"] > 0.1
     # The trainer's log-probs equal those recorded over HTTP, of streamed turns too.
     assert steps[0]["mismatch/log_prob_diff_max"] < 1e-4

@@ -23,6 +23,7 @@ from quartet_client.data import DataSection
 from quartet_client.models import Completion, Group
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.text import one_line, visible
+from quartet_common.verifier_scores import turns_text
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,10 @@ def completion_text(completion: Completion) -> Text:
         style = "green" if completion.score.outcome == "correct" else "yellow"
         if completion.score.reason:
             facts.append(completion.score.reason)
+    if completion.seat:
+        facts.append(f"seat {completion.seat} of episode {completion.episode}")
+    if turns := turns_text(completion.turn_rewards):
+        facts.append(turns)
     if completion.generated_after is not None:
         facts.append(f"generated after {completion.generated_after:.3f} s")
     if completion.scored_after is not None:

@@ -172,6 +172,16 @@ class EnvironmentSection(PluginSection):
         description="Maximum wait for one answer; of a served environment: for a whole episode, 600 by default.",
     )
     scored_text: Literal["whole", "last_turn"] = Field("whole", description="Part of a completion that verifiers read.")
+    add_verifiers: bool = Field(
+        False,
+        description="Of a served environment: verifiers score its completions too; their rewards are added to its own.",
+    )
+
+    @model_validator(mode="after")
+    def _adds_to_its_own(self) -> Self:
+        if self.add_verifiers and not self.served:
+            raise ValueError("add_verifiers: only a served environment has rewards of its own; leave the key out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -76,7 +76,7 @@ def environment_spec(environment: EnvironmentSection) -> experience_pb2.Environm
         scored_text=experience_pb2.ScoredText.Value(f"SCORED_TEXT_{environment.scored_text.upper()}"),
     )
     if environment.served:
-        spec.served = True
+        spec.served, spec.add_verifiers = True, environment.add_verifiers
         spec.ClearField("max_answer_tokens")
         if "answer_deadline_seconds" not in environment.model_fields_set:
             spec.ClearField("answer_deadline")  # the contract's default for a whole episode

@@ -19,11 +19,15 @@ def short_names(names: Iterable[str]) -> list[str]:
     return [name if count == 1 else f"{name}-{count}" for name, count in zip(short, counts, strict=True)]
 
 
-def verifier_means(scores: Sequence[reward_pb2.Score]) -> list[experience_pb2.VerifierMean]:
-    """Return each verifier's means over the completions of a group."""
-    columns = list(zip(*(score.verifiers for score in scores), strict=False))
+def verifier_means(completions: Iterable[experience_pb2.CompletionInfo]) -> list[experience_pb2.VerifierMean]:
+    """Return each verifier's means over the completions of a group; of several seats, "SEAT/NAME" of each."""
+    found: dict[str, list[reward_pb2.VerifierScore]] = defaultdict(list)
+    for completion in completions:
+        verifiers, of_seat = completion.score.verifiers, f"{completion.seat}/" if completion.seat else ""
+        for name, one in zip(short_names(one.name for one in verifiers), verifiers, strict=True):
+            found[of_seat + name].append(one)
     means = []
-    for name, parts in zip(short_names(parts[0].name for parts in columns), columns, strict=True):
+    for name, parts in found.items():
         rewards = [one.reward for one in parts if one.outcome]  # without an outcome it abstained
         judged = [one.ans_acc for one in parts if one.HasField("ans_acc")]
         mean = experience_pb2.VerifierMean(name=name, completions=len(rewards), judged=len(judged))
@@ -65,6 +69,13 @@ def references(group: experience_pb2.GroupTranscript) -> dict[str, str]:
     values = {"answer": reference.answer, **columns, **own}
     found = {name: values[name] for name in dict.fromkeys(names) if values.get(name) not in (None, "", [])}
     return {name: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for name, one in found.items()}
+
+
+def turns_text(rewards: Sequence[float | None]) -> str:
+    """Return e.g. "turns: 0.5, –, 1"; "" if no turn has a reward."""
+    if all(reward is None for reward in rewards):
+        return ""
+    return "turns: " + ", ".join("–" if reward is None else f"{reward:g}" for reward in rewards)
 
 
 def verifier_text(name: str, reward: float, weight: float, outcome: str, reason: str) -> str:

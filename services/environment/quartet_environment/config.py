@@ -14,7 +14,11 @@ class EnvironmentServiceSection(Section):
         [], description='Environments beside the run\'s own: "FILE.py:FUNCTION". Those of packages are served as well.'
     )
     max_episodes: int = Field(
-        64, ge=1, le=65_536, description="Most episodes at once; beyond, calls get RESOURCE_EXHAUSTED and come back."
+        1024,
+        ge=1,
+        le=65_536,
+        description="Most episodes at once, those that wait for a process included; beyond, calls get "
+        "RESOURCE_EXHAUSTED and come back.",
     )
     workers: int = Field(2, ge=1, le=1024, description="Processes for each environment.")
     episodes_per_worker: int = Field(

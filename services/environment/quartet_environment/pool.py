@@ -25,6 +25,7 @@ from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProce
 log = get_logger(__name__)
 
 _OBEY_SECONDS = 2.0
+_WAIT_SECONDS = 5.0  # for a process that can take an episode; less than the grace that rollouts give a call
 _SILENT_SECONDS = 5.0  # beyond hang_seconds: an agent that holds the interpreter's lock also stops the beats
 _LOOK_SECONDS = 0.5
 _STALLED_SECONDS = 1.0  # a process that an agent blocks for so long gets no more episodes until it goes on
@@ -43,13 +44,17 @@ class _Worker:
         self.keys: dict[int, Hashable] = {}
         self.left: set[int] = set()
         """Episodes that went on after their end."""
-        self.is_ready, self.is_ending = False, False
+        self.ready, self.is_ending = asyncio.Event(), False
         self.leaving = asyncio.Event()
         """Set when it gets no more episodes."""
         self.silent, self.stalled = 0.0, 0.0
         self.reason = "died"
         self.failures: dict[int, EpisodeFailed] = {}
         """Of episodes that are to blame for its end."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.is_set()
 
     def leave(self, reason: str) -> None:
         if not self.leaving.is_set():
@@ -72,6 +77,8 @@ class EpisodePool:
         self._suspects: OrderedDict[Hashable, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._freed = asyncio.Event()
+        """Set, and replaced, when a process may have become able to take an episode."""
         self.ready = asyncio.Event()
         """Set when the first process can play."""
         metrics.EPISODES.labels(name).set_function(lambda: self.playing)
@@ -101,6 +108,7 @@ class EpisodePool:
     async def close(self) -> None:
         """Kill all processes; their episodes fail, retryably. May be called again."""
         self._closed = True
+        self._wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -115,10 +123,10 @@ class EpisodePool:
 
         Raises:
             EpisodeFailed: it took too long, its process ended, or the pool is closed.
-            PoolFull: no process can take it now.
+            PoolFull: no process could take it for five seconds.
         """
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
-        worker = await self._alone() if key in self._suspects else self._least_busy()
+        worker = await self._alone() if key in self._suspects else await self._least_busy()
         worker.playing[number], worker.keys[number] = future, key
         try:
             with suppress(WorkerDied):  # the process's own task says why
@@ -143,10 +151,22 @@ class EpisodePool:
             if len(each.playing) < self._section.episodes_per_worker and each.stalled < _STALLED_SECONDS
         ]
 
-    def _least_busy(self) -> _Worker:
-        if self._closed or not (free := self._free()):
-            raise PoolFull
-        return min(free, key=lambda each: len(each.playing))
+    async def _least_busy(self) -> _Worker:
+        """Return the process that plays the fewest episodes; wait for one that can take another. Raises PoolFull."""
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS):
+                while not self._closed:
+                    if free := self._free():
+                        return min(free, key=lambda each: len(each.playing))
+                    await self._freed.wait()
+        except TimeoutError:
+            pass
+        raise PoolFull
+
+    def _wake(self) -> None:
+        """Have those that wait for a process look again."""
+        self._freed.set()
+        self._freed = asyncio.Event()
 
     async def _alone(self) -> _Worker:
         """Return a new process for one episode of a prompt that blocked one before. Raises PoolFull, EpisodeFailed."""
@@ -157,14 +177,16 @@ class EpisodePool:
         except OSError as error:
             raise EpisodeFailed(f"no process could be started for the episode: {error}") from error
         running = self._spawn(self._run(worker))
+        ready = asyncio.create_task(worker.ready.wait())
         try:
-            while not worker.is_ready:
-                if running.done():
-                    raise EpisodeFailed("no process could be started for the episode")
-                await asyncio.sleep(0.05)
+            await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             worker.kill("alone")
             raise
+        finally:
+            ready.cancel()
+        if not worker.is_ready:
+            raise EpisodeFailed("no process could be started for the episode")
         return worker
 
     async def _stop(self, worker: _Worker, number: int, future: "asyncio.Future[Answer]") -> None:
@@ -190,6 +212,7 @@ class EpisodePool:
         worker.playing.pop(number, None)
         worker.keys.pop(number, None)
         self._end_if_idle(worker)
+        self._wake()
 
     def _end_if_idle(self, worker: _Worker) -> None:
         if worker.alone and not worker.playing:
@@ -234,8 +257,10 @@ class EpisodePool:
         ending = "its process ended"
         try:
             await worker.process.await_ready()
-            worker.is_ready, worker.silent = True, 0.0
+            worker.silent = 0.0
+            worker.ready.set()
             self.ready.set()
+            self._wake()
             while True:
                 self._take(worker, await worker.process.receive())
         except WorkerDied as error:
@@ -264,6 +289,8 @@ class EpisodePool:
         worker.silent = 0.0
         match message["event"]:
             case "beat":
+                if worker.stalled > message["stalled"]:
+                    self._wake()
                 worker.stalled = message["stalled"]
             case "hung":
                 self._hung(worker, message)

@@ -14,6 +14,7 @@ from episodes import Running, endpoint, episode, serving, until
 from quartet.v1 import environment_pb2, experience_pb2, reward_pb2
 
 from quartet_common.errors import retry_delay
+from quartet_environment import pool as pools
 
 AGENTS = """
 import asyncio, ctypes, math, os, pathlib, re, subprocess, sys, time
@@ -329,6 +330,22 @@ async def test_more_episodes_than_allowed_come_back_later(file):
         error = await refused(service.play(f"{file}:acts", task={"act": "nothing"}))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay(error) > 0
         assert [only_reward(each) for each in await asyncio.gather(*first)] == [1.0, 1.0]
+
+
+async def test_an_episode_waits_for_a_process_that_can_take_it_and_comes_back_later_if_none_can(file, monkeypatch):
+    limits = ("environment.workers=1", "environment.episodes_per_worker=1")
+    async with serving(files(file, "acts"), *limits) as service:
+        first = asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait", "seconds": 1}))
+        pool = service.environments[f"{file}:acts"].pool
+        await until(lambda: pool.playing == 1)
+        several = [service.play(f"{file}:acts", task={"act": "wait", "seconds": 0}) for _ in range(3)]
+        assert [only_reward(each) for each in await asyncio.gather(first, *several)] == [1.0] * 4
+        monkeypatch.setattr(pools, "_WAIT_SECONDS", 0.2)
+        held = asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait", "seconds": 600}))
+        await until(lambda: pool.playing == 1)
+        error = await refused(service.play(f"{file}:acts", task={"act": "nothing"}))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "can take another episode" in error.details()
+        held.cancel()
 
 
 async def test_what_is_not_done_at_the_end_fails_and_nothing_new_begins(file):

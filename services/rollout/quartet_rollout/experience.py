@@ -8,7 +8,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_common.durations import now_timestamp
 from quartet_common.sampling import to_message
-from quartet_common.tensors import encode, encode_ragged
+from quartet_common.tensors import decode, encode, encode_ragged
 from quartet_common.verifier_scores import verifier_means
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
@@ -23,6 +23,7 @@ def completion_info(completion: EngineCompletion, text: str) -> experience_pb2.C
         tokens=completion.token_ids.size,
         turns=completion.turns if isinstance(completion, PlayedCompletion) else 1,
         inserted_tokens=inserted_tokens(completion),
+        episode=completion.index,
     )
     for version, begin, end in completion.version_spans:
         info.version_spans.add(policy_version=version, begin=begin, end=end)
@@ -67,6 +68,7 @@ class GeneratedGroup:
 
     def scored(self) -> experience_pb2.ExperienceGroup:
         """Return the finished group, with all scores if it is scored."""
+        self._add_environments()
         if self.transcript.completions[0].HasField("score"):
             scores = [info.score for info in self.transcript.completions]
             for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
@@ -74,15 +76,29 @@ class GeneratedGroup:
                 getattr(self.tensors, field).CopyFrom(encode(values))
             rewards = np.asarray([score.reward for score in scores])
             self.header.reward_mean = rewards.mean()
-            self.header.reward_std = rewards.std(ddof=1) if len(scores) > 1 else 0.0
+            seats = np.asarray([info.seat for info in self.transcript.completions])
+            of_seats = [rewards[seats == seat] for seat in dict.fromkeys(seats)]
+            self.header.reward_std = np.mean([each.std(ddof=1) if each.size > 1 else 0.0 for each in of_seats])
             judged = [score.ans_acc for score in scores if not score.unjudged]
             self.header.ans_acc = sum(judged) / len(judged) if judged else 0.0
-            self.header.verifiers.extend(verifier_means(scores))
+            self.header.verifiers.extend(verifier_means(self.transcript.completions))
             self.header.unjudged = len(scores) - len(judged)
             if self.header.unjudged:
                 mask = np.asarray([not score.unjudged for score in scores], dtype=np.uint8)
                 self.tensors.ans_judged.CopyFrom(encode(mask))
         return self._group()
+
+    def _add_environments(self) -> None:
+        """Make the scores of served environments part of their completions'."""
+        added = [info.score.reward for info in self.transcript.completions]
+        for info in self.transcript.completions:
+            if info.HasField("score") and info.HasField("environment"):
+                _add(info.score, info.environment)
+            elif info.HasField("environment"):
+                info.score.CopyFrom(info.environment)
+        if self.tensors.HasField("outcome_rewards") and any(added):
+            outcomes = decode(self.tensors.outcome_rewards) + np.asarray(added, np.float32)
+            self.tensors.outcome_rewards.CopyFrom(encode(outcomes))
 
     def unscored(self) -> bytes:
         """Return a serialized UnscoredGroup, with the scores found so far."""
@@ -98,19 +114,18 @@ class GeneratedGroup:
 
 
 def group_tensors(
-    prompt_token_ids: np.ndarray, completions: Sequence[EngineCompletion], settings: SamplingSettings
+    prompts: Sequence[np.ndarray], completions: Sequence[EngineCompletion], settings: SamplingSettings
 ) -> experience_pb2.GroupTensors:
     """Return a group's tensors, without scores.
 
     Args:
-        prompt_token_ids: int32 [P].
+        prompts: int32 [P], that of each completion.
         completions: all of the group in order of index, with at least one token in all.
         settings: how they were sampled.
     """
     spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
     truncated = np.asarray([completion.finish_reason == "length" for completion in completions], dtype=np.uint8)
     tensors = experience_pb2.GroupTensors(
-        prompt_token_ids=encode(np.asarray(prompt_token_ids, dtype=np.int32)),
         completion_token_ids=encode_ragged([one.token_ids for one in completions], tensor_pb2.DTYPE_INT32),
         rollout_log_probs=encode_ragged([one.log_probs for one in completions], tensor_pb2.DTYPE_FLOAT32),
         temperatures=encode(np.full(len(completions), settings.temperature, dtype=np.float32)),
@@ -124,24 +139,67 @@ def group_tensors(
         counts, ids = [mask.counts for mask in given], [mask.token_ids for mask in given]
         tensors.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
         tensors.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
+    put_prompts(tensors, prompts, always=False)
     if settings.routed_experts:
-        _put_routed_experts(tensors, len(prompt_token_ids), [one.routed_experts for one in completions])
+        _put_routed_experts(tensors, prompts, [one.routed_experts for one in completions])
     if any(inserted_tokens(one) for one in completions):
         masks = [getattr(one, "loss_mask", np.ones(one.token_ids.size, np.uint8)) for one in completions]
         tensors.loss_mask.CopyFrom(encode_ragged(masks, tensor_pb2.DTYPE_UINT8))
     return tensors
 
 
-def _put_routed_experts(
-    tensors: experience_pb2.GroupTensors, prompt_tokens: int, of_completions: Sequence[np.ndarray | None]
+def _add(score: reward_pb2.Score, of_environment: reward_pb2.Score) -> None:
+    verified = list(score.verifiers)
+    del score.verifiers[:]
+    score.verifiers.extend([*of_environment.verifiers, *verified])
+    score.reward += of_environment.reward
+    score.reason = "; ".join(filter(None, (of_environment.reason, score.reason)))
+
+
+def put_prompts(tensors: experience_pb2.GroupTensors, prompts: Sequence[np.ndarray], always: bool) -> None:
+    """Set the one prompt of all rows, or each once with the rows that begin with it; `always`: in the second form."""
+    distinct = {prompt.tobytes(): prompt for prompt in prompts}
+    tensors.ClearField("prompt_token_ids")
+    if len(distinct) == 1 and not always:
+        tensors.prompt_token_ids.CopyFrom(encode(np.asarray(prompts[0], dtype=np.int32)))
+        return
+    numbers = {prompt: number for number, prompt in enumerate(distinct)}
+    of_rows = [numbers[prompt.tobytes()] for prompt in prompts]
+    tensors.prompts.CopyFrom(encode_ragged(list(distinct.values()), tensor_pb2.DTYPE_INT32))
+    tensors.row_prompts.CopyFrom(encode(np.asarray(of_rows, np.int32)))
+
+
+def put_turns(
+    tensors: experience_pb2.GroupTensors,
+    rows: Sequence[PlayedCompletion],
+    indices: Sequence[Sequence[int]],
+    rewards: Sequence[Sequence[float]],
 ) -> None:
-    """Set the tensors of routed experts; the prompt's are taken from the first completion."""
+    """Set the turns of all rows: for each, their positions in its completion, and their rewards."""
+    ends = [np.asarray(row.turn_ends, np.int32) for row in rows]
+    tensors.turn_ends.CopyFrom(encode_ragged(ends, tensor_pb2.DTYPE_INT32))
+    positions = [np.asarray(each, np.int32) for each in indices]
+    tensors.turn_indices.CopyFrom(encode_ragged(positions, tensor_pb2.DTYPE_INT32))
+    given = [np.asarray(each, np.float32) for each in rewards]
+    tensors.turn_rewards.CopyFrom(encode_ragged(given, tensor_pb2.DTYPE_FLOAT32))
+
+
+def _put_routed_experts(
+    tensors: experience_pb2.GroupTensors,
+    prompts: Sequence[np.ndarray],
+    of_completions: Sequence[np.ndarray | None],
+) -> None:
+    """Set the tensors of routed experts; a prompt's are taken from its first completion."""
     found = [experts for experts in of_completions if experts is not None]
     if len(found) < len(of_completions):
         raise ValueError("the engine returned a completion without the experts that its tokens went to")
     dtype = tensor_pb2.DTYPE_UINT8 if found[0].dtype == np.uint8 else tensor_pb2.DTYPE_INT32
-    tensors.prompt_routed_experts.CopyFrom(encode(found[0][:prompt_tokens]))
-    rows = [experts[prompt_tokens:].reshape(-1) for experts in found]
+    sizes = [prompt.size for prompt in prompts]
+    of_prompts: dict[bytes, np.ndarray] = {}
+    for prompt, experts in zip(prompts, found, strict=True):
+        of_prompts.setdefault(prompt.tobytes(), experts[: prompt.size])
+    tensors.prompt_routed_experts.CopyFrom(encode(np.concatenate(list(of_prompts.values()))))
+    rows = [experts[size:].reshape(-1) for experts, size in zip(found, sizes, strict=True)]
     tensors.completion_routed_experts.CopyFrom(encode_ragged(rows, dtype))
 
 

@@ -13,7 +13,7 @@ In every case the lease ends exactly once: by the upload, by its release, or by 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from enum import Enum
 
@@ -24,7 +24,9 @@ from quartet_common import tracing
 from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger, log_fields
-from quartet_rollout.agents.served import EpisodeTask, Played, ServedEnvironments
+from quartet_rollout.agents.completions import SeatCompletion
+from quartet_rollout.agents.experience import agents_info, agents_tensors
+from quartet_rollout.agents.served import EpisodeTask, ServedEnvironments
 from quartet_rollout.broker import Leases, UploadBatcher
 from quartet_rollout.chats import text_before_continued
 from quartet_rollout.concurrency import Concurrency
@@ -32,7 +34,14 @@ from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, Engi
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import EpisodeContext, run_episode
 from quartet_rollout.environments.registry import Chosen, Environments, served_environment
-from quartet_rollout.experience import GeneratedGroup, completion_info, group_header, group_tensors, versions_of
+from quartet_rollout.experience import (
+    GeneratedGroup,
+    completion_info,
+    group_header,
+    group_tensors,
+    put_turns,
+    versions_of,
+)
 from quartet_rollout.generation import (
     GenerationRequest,
     PromptRefused,
@@ -214,8 +223,10 @@ class Group:
             async with aclosing(self._stream(token_ids, request, chosen)) as stream:
                 async for completion in stream:
                     completions.append(completion)
+                    self.generated += 1
+                    self._count(completion.token_ids.size - inserted_tokens(completion), completion.finish_reason)
                     info = transcript.completions.add()
-                    info.CopyFrom(completion_info(completion, self._finished(completion)))
+                    info.CopyFrom(completion_info(completion, self._reader.text(completion.token_ids)))
                     info.generated_after.CopyFrom(to_duration(time.monotonic() - began))
                     if template is not None:
                         item = items[completion.index] = reward_pb2.ScoreItem()
@@ -235,7 +246,10 @@ class Group:
         self._concurrency.finished(self.n)
         self._state.changes.notify()  # The prompt loop may lease again, before these completions are scored.
         self._check(completions)
-        tensors = group_tensors(token_ids, completions, request.settings)
+        tensors = group_tensors([token_ids] * len(completions), completions, request.settings)
+        turns = [one for one in completions if isinstance(one, PlayedCompletion)]
+        if any(one.turns > 1 for one in turns):
+            put_turns(tensors, turns, [range(one.turns) for one in turns], [[0.0] * one.turns for one in turns])
         return GeneratedGroup(header, tensors, transcript, [items[index] for index in sorted(items)])
 
     async def _play(self, spec: experience_pb2.EnvironmentSpec) -> GeneratedGroup:
@@ -243,42 +257,49 @@ class Group:
         instance = self.lease.instance
         if self._served is None:
             raise PromptRefused("environment.served", True, "a rollout with a model endpoint: rollout.http.address")
-        if instance.prompt.verifiers:
+        if instance.prompt.verifiers and not spec.add_verifiers:
             names = ", ".join(one.name for one in instance.prompt.verifiers)
-            raise PromptRefused("prompt.verifiers", names, "none: a served environment gives the only rewards")
+            raise PromptRefused("prompt.verifiers", names, "none, or environment.add_verifiers")
         request = self._reader.request(instance.prompt, self._spec, instance.purpose)
         request = seeded(scheduled(request, instance, self._spec, self._engine.policy_version), instance)
         _check_temperature(instance, request)
         transcript = experience_pb2.GroupTranscript(
             instance=instance, rollout_id=self._state.instance_id, started_at=now_timestamp()
         )
-        began = time.monotonic()
         task = EpisodeTask(self.lease.lease_id, self._spec.run_id, instance.prompt, spec, request, self.traceparent)
-        episodes: list[Played] = []
+        played: list[SeatCompletion] = []
         with tracing.span("play") as span:
             async with aclosing(self._served.play(task)) as stream:
-                async for played in stream:
-                    episodes.append(played)
-                    info = transcript.completions.add()
-                    info.CopyFrom(completion_info(played.completion, self._finished(played.completion)))
-                    info.score.CopyFrom(played.score)
-                    info.generated_after.CopyFrom(to_duration(time.monotonic() - began))
-            transcript.completions.sort(key=lambda info: info.index)
-            episodes.sort(key=lambda one: one.completion.index)
-            completions: list[EngineCompletion] = [one.completion for one in episodes]
-            prompts = [one.prompt_token_ids for one in episodes]
-            if any(not np.array_equal(prompts[0], other) for other in prompts):
-                raise LeaseReleased(
-                    "environment: its episodes began with different prompts; supported is one beginning for all "
-                    "episodes of a task",
-                    permanent=True,
-                )
-            transcript.prompt_text = self._reader.text(prompts[0])
-            header = group_header(self.lease, completions)
+                async for of_episode in stream:
+                    played += of_episode
+                    self.generated += 1
+            played.sort(key=lambda one: one.episode)
+            _same_seats(played)
+            transcript.prompt_text = self._reader.text(played[0].rows[0].prompt_token_ids)
+            template = None
+            if spec.add_verifiers:
+                template = self._score_item(request.settings.max_new_tokens, transcript.prompt_text)
+            items: list[reward_pb2.ScoreItem] = []
+            for index, one in enumerate(played):
+                info = transcript.completions.add()
+                info.CopyFrom(agents_info(one, index, transcript.prompt_text, self._reader.text))
+                self._count(info.tokens - info.inserted_tokens, one.rows[-1].completion.finish_reason)
+                if template is not None:
+                    item = reward_pb2.ScoreItem()
+                    item.CopyFrom(template)
+                    last = spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN
+                    item.completion = self._reader.text(one.last_turn) if last else info.text
+                    item.completion_tokens = info.tokens
+                    item.truncated = info.finish_reason == experience_pb2.FINISH_REASON_LENGTH
+                    items.append(item)
+                    self._score(item, info)
+            rows: list[EngineCompletion] = [row.completion for one in played for row in one.rows]
+            header = group_header(self.lease, rows)
+            header.completions = len(played)
             span.attributes.update(_traced(header))
         self._concurrency.finished(self.n)
-        self._check(completions)
-        return GeneratedGroup(header, group_tensors(prompts[0], completions, request.settings), transcript, [])
+        self._check(rows)
+        return GeneratedGroup(header, agents_tensors(played, request.settings), transcript, items)
 
     def _stream(
         self, token_ids: np.ndarray, request: GenerationRequest, chosen: Chosen | None
@@ -300,13 +321,9 @@ class Group:
         )
         return run_episode(context)
 
-    def _finished(self, completion: EngineCompletion) -> str:
-        """Count a completion, and return its text."""
-        self.generated += 1
-        purpose = _PURPOSES.get(self.lease.instance.purpose, "other")
-        TOKENS.labels(purpose).inc(completion.token_ids.size - inserted_tokens(completion))
-        COMPLETIONS.labels(completion.finish_reason).inc()
-        return self._reader.text(completion.token_ids)
+    def _count(self, sampled_tokens: int, finish_reason: str) -> None:
+        TOKENS.labels(_PURPOSES.get(self.lease.instance.purpose, "other")).inc(sampled_tokens)
+        COMPLETIONS.labels(finish_reason).inc()
 
     def _scored_text(self, completion: EngineCompletion, text: str, last_turn: bool) -> str:
         """Return what verifiers read of a completion: with the message that it continues, or only its last turn."""
@@ -350,6 +367,20 @@ class Group:
         finite = all(np.isfinite(completion.log_probs).all() for completion in completions)
         if instance.purpose == experience_pb2.PURPOSE_TRAIN and not finite:
             raise LeaseReleased("the engine gave log-probs that are not finite")
+
+
+def _same_seats(played: Sequence[SeatCompletion]) -> None:
+    """Raise LeaseReleased if an episode has other trainable seats than the first: there is nothing to compare."""
+    seats: dict[int, list[str]] = {}
+    for one in played:
+        seats.setdefault(one.episode, []).append(one.seat)
+    first, *others = [sorted(names) for names in seats.values()]
+    for names in others:
+        if names != first:
+            raise LeaseReleased(
+                f"environment: an episode has the trainable seats {names}, another {first}; allowed: the same in all",
+                permanent=True,
+            )
 
 
 def _check_temperature(instance: experience_pb2.PromptInstance, request: GenerationRequest) -> None:

@@ -75,9 +75,15 @@ def _check_engine(section: RolloutSection) -> None:
 def _check_endpoint(config: LoadedConfig[RolloutSection]) -> None:
     """Check [rollout.http], and that a run whose environment is served has it."""
     http, environment = config.section.http, config.run.environment
-    if environment is not None and environment.served and "verifiers" in config.run.model_fields_set:
+    if (
+        environment is not None
+        and environment.served
+        and not environment.add_verifiers
+        and "verifiers" in config.run.model_fields_set
+    ):
         raise ConfigError(
-            "run.verifiers: got some beside a served environment, whose rewards are the only ones; leave the key out"
+            "run.verifiers: got some beside a served environment, whose rewards are the only ones; leave the key out, "
+            "or set run.environment.add_verifiers"
         )
     if not http.address:
         if environment is not None and environment.served:

@@ -124,9 +124,19 @@ class InvalidGroups:
 REASON = "zero variance"
 
 
-def without_variance(groups: Mapping[str, experience_pb2.GroupTensors]) -> list[str]:
-    """Return the ids of the groups whose rewards are all equal."""
-    return [name for name, group in groups.items() if np.ptp(decode(group.rewards)) == 0]
+def without_variance(groups: Mapping[str, experience_pb2.GroupTensors], by_turn: bool) -> list[str]:
+    """Return the ids of the groups whose rewards are all equal, those of each seat.
+
+    `by_turn`: whether turns are compared; then a group in which any turn has a reward of its own is left out.
+    """
+
+    def equal(group: experience_pb2.GroupTensors) -> bool:
+        rewards = decode(group.rewards)
+        seats = decode(group.seats) if group.HasField("seats") else np.zeros(rewards.size)
+        of_turns = by_turn and np.frombuffer(group.turn_rewards.data, np.float32).any()
+        return not of_turns and all(np.ptp(rewards[seats == seat]) == 0 for seat in np.unique(seats))
+
+    return [name for name, group in groups.items() if equal(group)]
 
 
 JOIN_SECONDS = 5.0
@@ -160,6 +170,7 @@ class BatchFetcher:
         self._session = session
         self._invalid = invalid
         self._dynamic = settings.samples_dynamically
+        self._by_turn = settings.algorithm.credit != "episode"
         self._most_refills = settings.dynamic_sampling.max_refills
         self._on_arrival = on_arrival
         self._asked = -1
@@ -232,7 +243,7 @@ class BatchFetcher:
             # A replayed batch may have been trained before the restart, and must stay the same. The last batch of the
             # data cannot be refilled.
             final = manifest.replayed or manifest.end_of_data or refills >= self._most_refills
-            if self._dynamic and not final and (flat := without_variance(tensors)):
+            if self._dynamic and not final and (flat := without_variance(tensors, self._by_turn)):
                 self._session.drop(step, flat, REASON)
                 dropped, refills = dropped + len(flat), refills + 1
                 extra = {"step": step, "groups": len(flat), "refill": refills}

@@ -18,7 +18,7 @@ from quartet_trainer.config import EvaluationSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.errors import SessionLost
 from quartet_trainer.members import Reporter
-from quartet_trainer.records.journal import Journal, outcome_name, verifier_fields, writing
+from quartet_trainer.records.journal import Journal, agent_fields, outcome_name, verifier_fields, writing
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
@@ -44,14 +44,14 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     metrics = {f"{prefix}/prompts": float(len(transcripts)), f"{prefix}/dead": float(dead)}
     if dead or not completions:
         return metrics
-    count, scores = len(completions), [[one.score for one in transcript.completions] for transcript in transcripts]
+    count = len(completions)
     metrics |= {
         f"{prefix}/reward": sum(c.score.reward for c in completions) / count,
         f"{prefix}/format_acc": sum(c.score.format_acc for c in completions) / count,
         f"{prefix}/response_length": sum(c.tokens for c in completions) / count,
         f"{prefix}/truncated_ratio": sum(c.finish_reason == experience_pb2.FINISH_REASON_LENGTH for c in completions)
         / count,
-        **verifier_metrics((mean for group in scores for mean in verifier_means(group)), f"{prefix}/"),
+        **verifier_metrics((mean for each in transcripts for mean in verifier_means(each.completions)), f"{prefix}/"),
     }
     judged = [[c.score.ans_acc for c in transcript.completions if not c.score.unjudged] for transcript in transcripts]
     judged = [accuracies for accuracies in judged if accuracies]
@@ -110,6 +110,7 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
         "verifiers": verifier_fields(score),
         "prompt_id": transcript.instance.prompt.prompt_id,
         "policy_versions": sorted({span.policy_version for span in completion.version_spans}),
+        **agent_fields(completion),
     }
     if reference.test_cases:
         line["test_cases"] = {

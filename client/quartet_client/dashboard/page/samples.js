@@ -77,9 +77,10 @@ function completion(each) {
   const versions = made.length > 1 ? `versions ${made.join(", ")}` : `version ${made[0] ?? "unknown"}`;
   const ending = { length: ", cut off at the length limit", abort: ", aborted" }[each.finish_reason] ?? "";
   return h("article", { "data-right": scored ? (right ? "yes" : "no") : "" },
-    h("h3", {}, verdict),
+    h("h3", {}, each.seat ? `${each.seat}: ${verdict}` : verdict),
     each.reason ? h("p", { class: "soft" }, each.reason, each.parsed_answer ? ` (read: ${each.parsed_answer})` : "") : null,
     (each.verifiers ?? []).map(verifier),
+    each.turn_rewards ? h("p", { class: "soft" }, `turns: ${each.turn_rewards.map((one) => one === null ? "–" : number(one)).join(", ")}`) : null,
     thought ? text("Thought", thought, "thought") : h("p", { class: "label" }, "No thought"),
     text("Answer", answer),
     h("p", { class: "soft" }, `${each.tokens} tokens, weights of ${versions}${ending}`));

@@ -114,7 +114,7 @@ class TemperatureSchedule(_message.Message):
     def __init__(self, points: _Optional[_Iterable[_Union[TemperaturePoint, _Mapping]]] = ..., curve: _Optional[_Union[TemperatureCurve, str]] = ...) -> None: ...
 
 class EnvironmentSpec(_message.Message):
-    __slots__ = ("name", "parameters", "max_turns", "max_turn_tokens", "max_answer_tokens", "answer_deadline", "scored_text", "served")
+    __slots__ = ("name", "parameters", "max_turns", "max_turn_tokens", "max_answer_tokens", "answer_deadline", "scored_text", "served", "add_verifiers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class EnvironmentSpec(_message.Message):
     ANSWER_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SCORED_TEXT_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
+    ADD_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _struct_pb2.Struct
     max_turns: int
@@ -131,7 +132,8 @@ class EnvironmentSpec(_message.Message):
     answer_deadline: _duration_pb2.Duration
     scored_text: ScoredText
     served: bool
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_turns: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_answer_tokens: _Optional[int] = ..., answer_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_text: _Optional[_Union[ScoredText, str]] = ..., served: _Optional[bool] = ...) -> None: ...
+    add_verifiers: bool
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_turns: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_answer_tokens: _Optional[int] = ..., answer_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_text: _Optional[_Union[ScoredText, str]] = ..., served: _Optional[bool] = ..., add_verifiers: _Optional[bool] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "content", "template_fields")
@@ -215,7 +217,7 @@ class VersionSpan(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class CompletionInfo(_message.Message):
-    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens", "turns", "inserted_tokens", "generated_after", "scored_after")
+    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens", "turns", "inserted_tokens", "generated_after", "scored_after", "seat", "episode", "rows", "turn_infos", "environment")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +228,11 @@ class CompletionInfo(_message.Message):
     INSERTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_AFTER_FIELD_NUMBER: _ClassVar[int]
     SCORED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TURN_INFOS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     finish_reason: FinishReason
@@ -236,7 +243,34 @@ class CompletionInfo(_message.Message):
     inserted_tokens: int
     generated_after: _duration_pb2.Duration
     scored_after: _duration_pb2.Duration
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ..., turns: _Optional[int] = ..., inserted_tokens: _Optional[int] = ..., generated_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    seat: str
+    episode: int
+    rows: _containers.RepeatedCompositeFieldContainer[RowInfo]
+    turn_infos: _containers.RepeatedCompositeFieldContainer[TurnInfo]
+    environment: _reward_pb2.Score
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ..., turns: _Optional[int] = ..., inserted_tokens: _Optional[int] = ..., generated_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seat: _Optional[str] = ..., episode: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowInfo, _Mapping]]] = ..., turn_infos: _Optional[_Iterable[_Union[TurnInfo, _Mapping]]] = ..., environment: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ...) -> None: ...
+
+class RowInfo(_message.Message):
+    __slots__ = ("prompt_text", "text", "tokens", "begun")
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    prompt_text: str
+    text: str
+    tokens: int
+    begun: str
+    def __init__(self, prompt_text: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[int] = ..., begun: _Optional[str] = ...) -> None: ...
+
+class TurnInfo(_message.Message):
+    __slots__ = ("row", "end", "reward")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    end: int
+    reward: float
+    def __init__(self, row: _Optional[int] = ..., end: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
 
 class GroupTranscript(_message.Message):
     __slots__ = ("instance", "prompt_text", "completions", "rollout_id", "finished_at", "started_at")
@@ -255,7 +289,7 @@ class GroupTranscript(_message.Message):
     def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupTensors(_message.Message):
-    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged", "sampling", "prompt_routed_experts", "completion_routed_experts", "verifiers", "verifier_rewards")
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged", "sampling", "prompt_routed_experts", "completion_routed_experts", "verifiers", "verifier_rewards", "prompts", "row_prompts", "row_completions", "seats", "turn_ends", "turn_indices", "turn_rewards", "outcome_rewards")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +308,14 @@ class GroupTensors(_message.Message):
     COMPLETION_ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    TURN_ENDS_FIELD_NUMBER: _ClassVar[int]
+    TURN_INDICES_FIELD_NUMBER: _ClassVar[int]
+    TURN_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_REWARDS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _tensor_pb2.Tensor
     completion_token_ids: _tensor_pb2.RaggedTensor
     rollout_log_probs: _tensor_pb2.RaggedTensor
@@ -292,7 +334,15 @@ class GroupTensors(_message.Message):
     completion_routed_experts: _tensor_pb2.RaggedTensor
     verifiers: _containers.RepeatedScalarFieldContainer[str]
     verifier_rewards: _tensor_pb2.Tensor
-    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    prompts: _tensor_pb2.RaggedTensor
+    row_prompts: _tensor_pb2.Tensor
+    row_completions: _tensor_pb2.Tensor
+    seats: _tensor_pb2.Tensor
+    turn_ends: _tensor_pb2.RaggedTensor
+    turn_indices: _tensor_pb2.RaggedTensor
+    turn_rewards: _tensor_pb2.RaggedTensor
+    outcome_rewards: _tensor_pb2.Tensor
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., row_prompts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., row_completions: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., seats: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., turn_ends: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_indices: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_rewards: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., outcome_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
     __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged", "verifiers")

@@ -5,28 +5,75 @@ not in the loss. Every other call begins a row of its own: a rewritten history, 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from quartet_rollout.agents.episodes import Call
-from quartet_rollout.environments.conversation import Conversation
+from quartet_rollout.environments.conversation import Conversation, PlayedCompletion
 
 
-def rows_of(calls: Sequence[Call]) -> list[Conversation]:
+@dataclass(frozen=True)
+class Row:
+    """Calls of which each begins with all tokens of the one before."""
+
+    prompt_token_ids: np.ndarray
+    """int32 [P]: what the first call read."""
+    completion: PlayedCompletion
+    """What followed."""
+    turn_indices: tuple[int, ...]
+    """The position of each turn among all calls, from 0."""
+    begun: str
+    """Why the first call continued no other row; "" of the first row."""
+
+
+class _Growing:
+    def __init__(self, call: Call, begun: str):
+        self.conversation, self.begun = Conversation(call.prompt_token_ids), begun
+        self.calls: list[int] = []
+        self.reason = call.turn.finish_reason
+
+
+def rows_of(calls: Sequence[Call]) -> list[Row]:
     """Return the rows, in the order in which they began. Each call continues the longest row that it can."""
-    rows: list[Conversation] = []
-    for call in calls:
+    rows: list[_Growing] = []
+    for number, call in enumerate(calls):
         prompt = call.prompt_token_ids
-        before = max(
-            (row for row in rows if begins_with(prompt, row.token_ids)), key=lambda row: row.size, default=None
+        row = max(
+            (one for one in rows if begins_with(prompt, one.conversation.token_ids)),
+            key=lambda one: one.conversation.size,
+            default=None,
         )
-        if before is None:
-            before = Conversation(prompt)
-            rows.append(before)
-        elif (inserted := prompt[before.token_ids.size :]).size:
-            before.insert(inserted)
-        before.add_turn(call.turn)
-    return rows
+        if row is None:
+            row = _Growing(call, _why(number, prompt, rows))
+            rows.append(row)
+        elif (inserted := prompt[row.conversation.token_ids.size :]).size:
+            row.conversation.insert(inserted)
+        row.conversation.add_turn(call.turn)
+        row.calls.append(number)
+        row.reason = call.turn.finish_reason
+    return [
+        Row(one.conversation.prompt_token_ids, one.conversation.completed(n, one.reason), tuple(one.calls), one.begun)
+        for n, one in enumerate(rows)
+    ]
+
+
+def _why(number: int, prompt: np.ndarray, rows: Sequence[_Growing]) -> str:
+    if not rows:
+        return ""
+    shared = [_shared(prompt, one.conversation.token_ids) for one in rows]
+    nearest = int(np.argmax(shared))
+    return (
+        f"call {number} read {prompt.size} tokens, of which the first {shared[nearest]} are those of conversation "
+        f"{nearest} ({rows[nearest].conversation.token_ids.size} tokens)"
+    )
+
+
+def _shared(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many first tokens are the same."""
+    size = min(one.size, other.size)
+    differs = one[:size] != other[:size]
+    return int(differs.argmax()) if differs.any() else size
 
 
 def begins_with(token_ids: np.ndarray, first: np.ndarray) -> bool:

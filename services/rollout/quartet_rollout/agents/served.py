@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import grpc
-import numpy as np
-from quartet.v1 import environment_pb2, environment_pb2_grpc, experience_pb2, reward_pb2
+from quartet.v1 import environment_pb2, environment_pb2_grpc, experience_pb2
 
 from quartet_common.diagnosis import Peer
 from quartet_common.durations import to_duration, to_seconds
@@ -16,11 +15,9 @@ from quartet_common.handshake import WaitingFor
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_common.sampling import to_message
-from quartet_common.values import LARGEST_FLOAT32
-from quartet_rollout.agents.episodes import Call, Episode, Episodes
-from quartet_rollout.agents.rows import rows_of
+from quartet_rollout.agents.completions import SeatCompletion, seat_completions
+from quartet_rollout.agents.episodes import Episode, Episodes
 from quartet_rollout.environments.base import EnvironmentFailed
-from quartet_rollout.environments.conversation import PlayedCompletion
 from quartet_rollout.generation import GenerationRequest
 from quartet_rollout.metrics import ENVIRONMENT_SECONDS, EPISODES, TURNS
 
@@ -32,18 +29,7 @@ _GRACE_SECONDS = 10.0
 """Of the call beyond the episode's own time: the service reports what took too long."""
 _MOST_BREAKS = 3
 """Times that the service may end under an episode before its group is given back."""
-_LONGEST_REASON = 1000
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
-
-
-@dataclass(frozen=True)
-class Played:
-    """A completion with what the environment says that it is worth."""
-
-    completion: PlayedCompletion
-    prompt_token_ids: np.ndarray
-    """int32 [P]."""
-    score: reward_pb2.Score
 
 
 @dataclass(frozen=True)
@@ -83,8 +69,8 @@ class ServedEnvironments:
         self._awaited = f"environment service at {peer.address}"
         self._episodes = episodes
 
-    async def play(self, task: EpisodeTask) -> AsyncGenerator[Played, None]:
-        """Yield the completions of a prompt as they finish.
+    async def play(self, task: EpisodeTask) -> AsyncGenerator[list[SeatCompletion], None]:
+        """Yield the completions of each episode as it finishes.
 
         Raises EnvironmentFailed when one has no reward, or cannot be trained on; the others are cancelled.
         """
@@ -97,7 +83,7 @@ class ServedEnvironments:
                 one.cancel()
             await asyncio.gather(*playing, return_exceptions=True)
 
-    async def _play_one(self, task: EpisodeTask, index: int) -> Played:
+    async def _play_one(self, task: EpisodeTask, index: int) -> list[SeatCompletion]:
         began = time.monotonic()
         try:
             with ENVIRONMENT_SECONDS.labels(task.environment.name).time():
@@ -109,7 +95,7 @@ class ServedEnvironments:
                     f"episode {index}: {failure.message or 'it was answered with nothing'}{where}",
                     permanent=response.HasField("failure") and not failure.retryable,
                 )
-            played = _played(episode, response.finished, index, time.monotonic() - began)
+            played = seat_completions(episode, response.finished, index, time.monotonic() - began)
         except EnvironmentFailed:
             EPISODES.labels("failed").inc()
             raise
@@ -169,51 +155,3 @@ def _failed(error: grpc.aio.AioRpcError, index: int, seconds: float) -> Environm
             return EnvironmentFailed(f"episode {index}: not played within {seconds:g} s")
         case _:
             return EnvironmentFailed(f"episode {index}: {describe(error)}")
-
-
-def _played(episode: Episode, result: environment_pb2.EpisodeResult, index: int, seconds: float) -> Played:
-    """Return an episode's completion. Raises EnvironmentFailed for one that may not be trained on."""
-
-    def refused(why: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"episode {index}: {why}", permanent=True)
-
-    if episode.trouble:
-        raise EnvironmentFailed(f"episode {index}: {episode.trouble}")
-    if len(result.seats) != 1 or not result.seats[0].trainable:
-        came = ", ".join(seat.name or "one without a name" for seat in result.seats) or "none"
-        raise refused(f"its seats are {came}; one trainable seat is supported")
-    if not episode.calls:
-        raise refused("its agent made no call to the endpoint, so there is nothing to train on")
-    rows = rows_of(episode.calls)
-    if len(rows) != 1:
-        raise refused(
-            f"its {len(episode.calls)} calls make {len(rows)} conversations; supported is one, in which each call "
-            "begins with all of the call before: keep the whole history, thoughts included, as it was answered"
-        )
-    last: Call = episode.calls[-1]
-    return Played(
-        rows[0].completed(index, last.turn.finish_reason),
-        episode.calls[0].prompt_token_ids,
-        _score(result, seconds, refused),
-    )
-
-
-def _score(
-    result: environment_pb2.EpisodeResult, seconds: float, refused: Callable[[str], EnvironmentFailed]
-) -> reward_pb2.Score:
-    """Return the rewards as a score: the weighted sum, and that of the turns."""
-    seat = result.seats[0]
-    if not seat.rewards:
-        raise refused("it was finished without a reward")
-    score = reward_pb2.Score(outcome=reward_pb2.OUTCOME_UNJUDGED, unjudged=True, reason=result.notes[:_LONGEST_REASON])
-    parts = [(one.name, one.value, one.weight if one.HasField("weight") else 1.0) for one in seat.rewards]
-    if seat.turns:
-        parts.append(("turns", sum(one.value for one in seat.turns), 1.0))
-    for name, value, weight in parts:
-        score.verifiers.add(name=name, reward=value, weight=weight, outcome=reward_pb2.OUTCOME_UNJUDGED)
-        score.reward += weight * value
-        for number in (value, weight, score.reward):
-            if not abs(number) <= LARGEST_FLOAT32:
-                raise refused(f"its reward '{name}' is {value:g} with weight {weight:g}; allowed: finite numbers")
-    score.elapsed.CopyFrom(to_duration(seconds))
-    return score

@@ -18,8 +18,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TOKENS_IN = "/inference/v1/generate"
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", TOKENS_IN)
+COMPLETIONS, TOKENS_IN = "/v1/completions", "/inference/v1/generate"
+GENERATING = ("/v1/chat/completions", COMPLETIONS, "/v1/responses", TOKENS_IN)
 """Paths that sample, by POST."""
 READING = ("/v1/models", "/tokenize", "/detokenize", "/version")
 """Paths that read. None that changes weights, adapters or the engine is let through."""
@@ -118,6 +118,9 @@ class Gate:
                 except ContractError as error:
                     raise Refusal(_STATUS_OF_FULL, error.message, retry=True) from error
             else:
+                if path == COMPLETIONS and body.get("max_tokens") is None:
+                    # vLLM (entrypoints/openai/completion/protocol.py) ends an answer after 16 tokens by default.
+                    body["max_tokens"] = caller.episode.settings.max_new_tokens
                 _use_sampling(body if path != TOKENS_IN else body.setdefault("sampling_params", {}), caller.episode)
             data = json.dumps(body).encode()
             await self._app(_resized(scope, len(data)), _replayed(data, receive), send)

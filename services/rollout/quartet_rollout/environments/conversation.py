@@ -119,10 +119,15 @@ class PlayedCompletion(EngineCompletion):
 
     loss_mask: np.ndarray | None = None
     """uint8 [T]: 1 where the policy generated the token, 0 where it was inserted."""
-    turns: int = 1
-    """Turns of the policy."""
+    turn_ends: tuple[int, ...] = ()
+    """One past the last token of each turn of the policy."""
     last_turn: tuple[int, int] = (0, 0)
     """First token of the last turn, and one past its last."""
+
+    @property
+    def turns(self) -> int:
+        """Turns of the policy."""
+        return len(self.turn_ends)
 
 
 def inserted_tokens(completion: EngineCompletion) -> int:
@@ -136,30 +141,34 @@ class Conversation:
 
     def __init__(self, prompt_token_ids: np.ndarray):
         """`prompt_token_ids`: int32 [P]."""
-        self._prompt = np.asarray(prompt_token_ids, dtype=np.int32)
+        self.prompt_token_ids = np.asarray(prompt_token_ids, dtype=np.int32)
         self._pieces: list[EngineCompletion] = []
         """Turns and answers, in order; answers have no version spans."""
         self._last_turn = (0, 0)
+        self._turn_ends: list[int] = []
         self.size = 0
         """Tokens of the completion."""
-        self.turns = 0
+
+    @property
+    def turns(self) -> int:
         """Turns of the policy."""
+        return len(self._turn_ends)
 
     @property
     def completion_token_ids(self) -> np.ndarray:
         """int32 [T]."""
-        return self.token_ids[self._prompt.size :]
+        return self.token_ids[self.prompt_token_ids.size :]
 
     @property
     def token_ids(self) -> np.ndarray:
         """int32 [P + T]: prompt and completion, the policy's next input."""
-        return np.concatenate([self._prompt, *(piece.token_ids for piece in self._pieces)])
+        return np.concatenate([self.prompt_token_ids, *(piece.token_ids for piece in self._pieces)])
 
     def add_turn(self, turn: EngineCompletion) -> None:
         """Append a turn of the policy."""
         self._last_turn = (self.size, self.size + turn.token_ids.size)
-        self.turns += 1
         self._append(turn)
+        self._turn_ends.append(self.size)
 
     def insert(self, token_ids: np.ndarray) -> None:
         """Append an answer. At least one token of the policy must come before it."""
@@ -190,6 +199,6 @@ class Conversation:
             mask=SamplingMask(np.concatenate(counts), np.concatenate(candidates)) if masked else None,
             routed_experts=self._pieces[-1].routed_experts,
             loss_mask=np.repeat(np.asarray(marks, np.uint8), sizes),
-            turns=self.turns,
+            turn_ends=tuple(self._turn_ends),
             last_turn=self._last_turn,
         )

@@ -130,6 +130,8 @@ def read_environment(
     deadline = to_seconds(spec.answer_deadline)
     if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
         raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
+    if spec.add_verifiers:
+        raise PromptRefused(f"{field}.add_verifiers", True, "none: only a served environment has rewards of its own")
     if spec.scored_text not in experience_pb2.ScoredText.values():
         allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
         raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)

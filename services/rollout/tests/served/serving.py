@@ -41,11 +41,12 @@ WORDLESS = range(95, VOCAB_SIZE)
 """Special tokens and ids without a text: what an agent sends back lacks them."""
 
 
-def finished(*rewards: float, turns: tuple[float, ...] = (), **seat: Any) -> Response:
+def finished(*rewards: float, turns: tuple[float, ...] = (), seats: int = 1, **seat: Any) -> Response:
     names = [{"name": f"part{n}", "value": value} for n, value in enumerate(rewards)]
     given = [{"turn": n, "value": value} for n, value in enumerate(turns)]
-    one = environment_pb2.SeatResult(**{"trainable": True, "rewards": names, "turns": given, **seat})
-    return Response(finished=environment_pb2.EpisodeResult(seats=[one], notes="it was played"))
+    one = {"trainable": True, "rewards": names, "turns": given, **seat}
+    several = [environment_pb2.SeatResult(name=f"seat-{n}" if seats > 1 else "", **one) for n in range(seats)]
+    return Response(finished=environment_pb2.EpisodeResult(seats=several, notes="it was played"))
 
 
 def failed(message: str, retryable: bool) -> Response:
@@ -89,7 +90,7 @@ class Playing:
 
     def __init__(self, world: worlds.World, environment: InTestEnvironment, run: Callable[..., Any]):
         assert world.service is not None and world.service.state.engine is not None
-        self.broker, self.environment, self._run = world.broker, environment, run
+        self.broker, self.reward, self.environment, self._run = world.broker, world.reward, environment, run
         self.state, self.engine, self.episodes = (
             world.service.state,
             world.service.state.engine,

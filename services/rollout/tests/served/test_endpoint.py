@@ -15,12 +15,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from quartet.v1 import environment_pb2
+from quartet.v1 import environment_pb2, experience_pb2
 from serving import PATIENCE, SAID, WORDLESS, Playing, Request, Response, failed, finished, say, talk
 
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.agents.rows import rows_of
+from quartet_rollout.experience import GeneratedGroup
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
@@ -82,7 +83,7 @@ def test_a_conversation_is_one_row_with_the_log_probs_of_its_tokens(playing: Pla
         assert turn.version_spans == ((3, 0, turn.token_ids.size),)
         assert turn.log_probs.shape == turn.token_ids.shape and (turn.log_probs < 0).all()
     (row,) = rows_of(episode.calls)
-    played = row.completed(0, "stop")
+    played = row.completion
     assert played.loss_mask is not None and played.turns == 3
     assert int(played.loss_mask.sum()) == sum(call.turn.token_ids.size for call in episode.calls)
     sampled = np.concatenate([call.turn.log_probs for call in episode.calls])
@@ -97,6 +98,18 @@ def test_a_recorded_log_prob_is_that_of_the_model(playing: Playing, run: Any) ->
     assert call.prompt_token_ids.tolist() == [5, 6, 7]
     expected = playing.log_probs([5, 6, 7], call.turn.token_ids, temperature=0.7)
     assert np.allclose(call.turn.log_probs, expected, atol=1e-4)
+
+
+def test_a_call_that_names_no_limit_has_that_of_its_episode(playing: Playing, run: Any) -> None:
+    episode = playing.open(max_new_tokens=24, logit_bias=dict.fromkeys(WORDLESS, -100.0))
+    for path, body in (
+        ("/v1/completions", {"prompt": "1+2="}),
+        ("/v1/chat/completions", {"messages": SAID}),
+        ("/inference/v1/generate", {"token_ids": [5, 6, 7]}),
+    ):
+        answer = run(playing.post(path, episode.key, **body))
+        assert answer.status_code == 200, answer.text
+        assert episode.calls[-1].turn.token_ids.size == 24
 
 
 def test_tokens_in_gives_the_names_that_renderers_read(playing: Playing, run: Any) -> None:
@@ -238,8 +251,12 @@ async def _answer(response: Response) -> Response:
         (finished(1e60), "its reward 'part0' is 1e+60"),
         (finished(), "without a reward"),
         (Response(), "answered with nothing"),
-        (Response(finished=environment_pb2.EpisodeResult()), "its seats are none"),
-        (finished(1.0, trainable=False), "one trainable seat is supported"),
+        (Response(finished=environment_pb2.EpisodeResult()), "it has no trainable seat"),
+        (finished(1.0, trainable=False), "it has no trainable seat"),
+        (finished(1.0, turns=(0.0, 0.0, 1.0)), "turn 2 has a reward; its turns are 0 to 1, its calls to the endpoint"),
+        (finished(1.0, sessions=["judge"]), "calls with the header X-Session-ID [''] are of no seat; its seats have ["),
+        (finished(1.0, seats=2), "seat 'seat-0' has no session; with several seats each needs its own"),
+        (finished(1.0, seats=2, sessions=["", "x"]), "session '' is of two seats; allowed: one"),
     ],
 )
 def test_what_is_no_reward_is_refused(playing: Playing, response: Response, said: str) -> None:
@@ -255,13 +272,169 @@ def test_an_episode_without_a_call_cannot_be_trained_on(playing: Playing) -> Non
     assert "its agent made no call" in release.failure and release.permanent
 
 
-def test_two_conversations_of_one_episode_are_refused(playing: Playing) -> None:
+def checked(playing: Playing) -> tuple[Any, Any]:
+    """The last group's tensors and transcript, the log-probs of its rows compared with the model's."""
+    tensors, transcript = playing.broker.tensors(-1), playing.broker.transcript(-1)
+    prompts, of_row = decode_ragged(tensors.prompts), decode(tensors.row_prompts)
+    masks = decode_ragged(tensors.loss_mask) if tensors.loss_mask.lengths else None
+    for number, row in enumerate(decode_ragged(tensors.completion_token_ids)):
+        sampled = np.ones(row.size, bool) if masks is None else masks[number] == 1
+        expected = playing.log_probs(prompts[of_row[number]], row, bias=WORDLESS)
+        recorded = decode_ragged(tensors.rollout_log_probs)[number]
+        assert np.allclose(recorded[sampled], expected[sampled], atol=1e-4)
+    ends, spans = decode_ragged(tensors.turn_ends), decode_ragged(tensors.version_spans)
+    for row, end, span in zip(decode_ragged(tensors.completion_token_ids), ends, spans, strict=True):
+        assert end[-1] == row.size == span[-1]
+    return tensors, transcript
+
+
+def test_a_sub_agent_has_a_row_of_its_own_and_the_reward_is_there_once(playing: Playing) -> None:
     async def play(request: Request) -> Response:
-        for text in ("why?", "who?"):
+        answer = await say(request, SAID)
+        await say(request, [{"role": "user", "content": f"sum up: {request.index}"}])
+        await say(request, [*SAID, {"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}])
+        return finished(float(request.index), turns=(0.5, 0.0, 0.25))
+
+    header = playing.put(play).group.header
+    assert header.completions == 2 and header.reward_mean == 1.25
+    assert header.reward_std == pytest.approx(np.std([0.75, 1.75], ddof=1))
+    tensors, transcript = checked(playing)
+    assert not tensors.HasField("prompt_token_ids") and tensors.sampling.n == 2
+    assert decode(tensors.row_completions).tolist() == [0, 0, 1, 1]
+    assert decode(tensors.row_prompts).tolist() == [0, 1, 0, 2]
+    assert decode(tensors.seats).tolist() == [0, 0]
+    assert [each.tolist() for each in decode_ragged(tensors.turn_indices)] == [[0, 2], [1], [0, 2], [1]]
+    assert [each.tolist() for each in decode_ragged(tensors.turn_rewards)] == [[0.5, 0.25], [0.0], [0.5, 0.25], [0.0]]
+    assert decode(tensors.outcome_rewards).tolist() == [0.0, 1.0] and decode(tensors.rewards).tolist() == [0.75, 1.75]
+    first = transcript.completions[0]
+    assert first.tokens == sum(tensors.completion_token_ids.lengths[:2]) and first.turns == 3
+    assert [row.tokens for row in first.rows] == list(tensors.completion_token_ids.lengths[:2])
+    assert "call 1 read" in first.rows[1].begun and "sum up: 0" in first.rows[1].prompt_text
+    assert first.rows[1].begun in first.text and first.version_spans[-1].end == first.tokens
+    assert [(turn.row, turn.reward) for turn in first.turn_infos] == [(0, 0.5), (1, 0.0), (0, 0.25)]
+
+
+def test_seats_are_completions_of_their_own(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        for seat in ("black", "white", "judge", "black"):
+            await say(request, [{"role": "user", "content": f"{seat} plays"}], extra_headers={"X-Session-ID": seat})
+        value = 1.0 if request.index else -0.5
+        seats = [
+            environment_pb2.SeatResult(
+                name=name, sessions=[name], trainable=name != "judge", rewards=[{"value": reward}]
+            )
+            for name, reward in (("black", value), ("white", -value), ("judge", 0.0))
+        ]
+        return Response(finished=environment_pb2.EpisodeResult(seats=seats))
+
+    header = playing.put(play).group.header
+    assert header.completions == 4 and header.reward_mean == 0.0
+    assert header.reward_std == pytest.approx(np.std([1.0, -0.5], ddof=1))
+    tensors, transcript = checked(playing)
+    assert decode(tensors.seats).tolist() == [0, 1, 0, 1]
+    assert decode(tensors.row_completions).tolist() == [0, 0, 1, 2, 2, 3], "black made two calls of one prompt"
+    assert decode(tensors.rewards).tolist() == [-0.5, 0.5, 1.0, -1.0]
+    assert [(info.episode, info.index, info.seat) for info in transcript.completions] == [
+        (0, 0, "black"),
+        (0, 1, "white"),
+        (1, 2, "black"),
+        (1, 3, "white"),
+    ]
+    assert not any("judge" in row.prompt_text for info in transcript.completions for row in info.rows)
+
+
+def test_verifiers_are_added_where_that_is_asked_and_an_environments_part_is_kept_with_the_completions(
+    playing: Playing,
+) -> None:
+    last = experience_pb2.SCORED_TEXT_LAST_TURN
+
+    async def play(request: Request) -> Response:
+        for text in ("one", "two"):
             await say(request, [{"role": "user", "content": text}])
+        return finished(float(request.index), turns=(0.25,))
+
+    playing.reward.reward = 2.0
+    put = playing.put(play, add_verifiers=True, scored_text=last)
+    tensors, transcript = checked(playing)
+    assert decode(tensors.rewards).tolist() == [2.25, 3.25] and decode(tensors.outcome_rewards).tolist() == [2.0, 3.0]
+    assert [mean.name for mean in put.group.header.verifiers] == ["part0", "turns", "length", "none", "length-2"]
+    assert put.group.header.ans_acc == 0.5, "the verifier's"
+    for item, info in zip(playing.reward.items[-2:], transcript.completions, strict=True):
+        assert item.completion == info.rows[1].text and item.completion_tokens == info.tokens
+
+    playing.reward.raises_on = "two"
+    kept = playing.release(play, add_verifiers=True).unscored
+    playing.reward.raises_on, playing.reward.reward = "", None
+    group = GeneratedGroup.of_unscored(kept, attempt=2)
+    for info in group.transcript.completions:
+        info.score.reward = 5.0
+    assert group.scored().header.reward_mean == 5.75
+    assert decode(group.tensors.outcome_rewards).tolist() == [5.0, 6.0]
+
+
+def test_episodes_that_begin_differently_are_a_group(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        await say(request, [{"role": "user", "content": f"game {request.index}"}])
+        return finished(float(request.index))
+
+    playing.put(play)
+    tensors, transcript = checked(playing)
+    assert decode(tensors.row_prompts).tolist() == [0, 1] and decode(tensors.row_completions).tolist() == [0, 1]
+    assert "game 0" in transcript.prompt_text
+    assert [len(info.rows) for info in transcript.completions] == [0, 1]
+
+
+def test_a_seat_that_is_silent_or_missing_in_an_episode_is_refused(playing: Playing) -> None:
+    async def play(request: Request) -> Response:
+        await say(request, SAID, extra_headers={"X-Session-ID": "a"})
+        seat = {"trainable": True, "rewards": [{"value": 1.0}]}
+        names = ("a", "b") if request.index else ("a",)
+        seats = [environment_pb2.SeatResult(name=name, sessions=[name], **seat) for name in names]
+        return Response(finished=environment_pb2.EpisodeResult(seats=seats))
+
+    release = playing.release(play)
+    assert "seat 'b' made no call to the endpoint" in release.failure and not release.permanent
+
+
+def test_an_agent_that_uses_another_episodes_key_made_no_call_of_its_own(playing: Playing) -> None:
+    requests: dict[int, Request] = {}
+
+    async def play(request: Request) -> Response:
+        requests[request.index] = request
+        while len(requests) < 2:
+            await asyncio.sleep(0.01)
+        if request.index == 0:
+            await say(requests[1], SAID)  # as one that keeps the client of another task would
+            return finished(1.0)
+        await asyncio.sleep(20)
+        return finished(0.0)
+
+    release = playing.release(play)
+    assert "episode 0: its agent made no call to the endpoint" in release.failure and release.permanent
+
+
+def test_a_call_that_goes_on_after_its_episode_is_no_part_of_it(playing: Playing) -> None:
+    calls: list[asyncio.Task[str]] = []
+
+    async def play(request: Request) -> Response:
+        if request.index:
+            return await talk(request)
+        await say(request, SAID)
+        await playing.engine.pause("keep")
+        begun = playing.episodes.find(request.endpoint.api_key)
+        assert begun is not None
+        calls.append(asyncio.create_task(say(request, SAID)))
+        while begun.begun < 2:
+            await asyncio.sleep(0.01)
         return finished(1.0)
 
-    assert "make 2 conversations" in playing.release(play).failure
+    async def resumed() -> None:
+        await playing.engine.resume()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    release = playing.release(play)
+    playing._run(resumed())
+    assert "the episode ended while a call was under way" in release.failure and not release.permanent
 
 
 def test_an_episode_beyond_its_deadline_fails(playing: Playing) -> None:

@@ -27,26 +27,28 @@ def call(prompt: list[int], sampled: list[int], version: int = 0, answer: str | 
 def test_calls_that_continue_are_one_row_with_the_inserted_tokens_masked() -> None:
     calls = [call([8, 9], [3, 6], version=1), call([8, 9, 3, 6, 7, 8], [4, 6], version=2)]
     (row,) = rows_of(calls)
-    played = row.completed(0, "stop")
+    played = row.completion
+    assert row.prompt_token_ids.tolist() == [8, 9] and row.turn_indices == (0, 1) and not row.begun
     assert played.token_ids.tolist() == [3, 6, 7, 8, 4, 6]
     assert played.loss_mask is not None and played.loss_mask.tolist() == [1, 1, 0, 0, 1, 1]
     assert played.log_probs.tolist() == [-1, -2, 0, 0, -1, -2]
     assert played.version_spans == ((1, 0, 4), (2, 4, 6))
-    assert played.turns == 2 and played.last_turn == (4, 6)
+    assert played.turn_ends == (2, 6) and played.last_turn == (4, 6)
 
 
 def test_a_rewritten_history_begins_another_row() -> None:
     calls = [call([8, 9], [3, 6]), call([8, 9, 4, 6, 7], [4, 6]), call([8, 9, 3, 6, 7], [1, 6])]
     first, second = rows_of(calls)
-    assert first.completed(0, "stop").token_ids.tolist() == [3, 6, 7, 1, 6]
-    assert second.completed(0, "stop").token_ids.tolist() == [4, 6]
+    assert first.completion.token_ids.tolist() == [3, 6, 7, 1, 6] and first.turn_indices == (0, 2)
+    assert second.prompt_token_ids.tolist() == [8, 9, 4, 6, 7] and second.completion.token_ids.tolist() == [4, 6]
+    assert second.begun == "call 1 read 5 tokens, of which the first 2 are those of conversation 0 (4 tokens)"
 
 
 def test_two_answers_to_one_prompt_are_two_rows_and_the_longer_is_continued() -> None:
     calls = [call([8], [1]), call([8, 1], [2]), call([8], [1]), call([8, 1, 2, 7], [4])]
     first, second = rows_of(calls)
-    assert first.completed(0, "stop").token_ids.tolist() == [1, 2, 7, 4]
-    assert second.completed(0, "stop").token_ids.tolist() == [1]
+    assert first.completion.token_ids.tolist() == [1, 2, 7, 4]
+    assert second.completion.token_ids.tolist() == [1]
 
 
 def test_a_history_tokenized_anew_is_read_as_it_was_sampled() -> None:
@@ -54,7 +56,7 @@ def test_a_history_tokenized_anew_is_read_as_it_was_sampled() -> None:
     again = [8, 9, 3, 4, 6, 7, 8, 9, 10]  # "ab" "c" "<end>" "\n" …
     assert as_sampled(again, [sampled], decode) == [8, 9, 1, 5, 6, 7, 8, 9, 10]
     (row,) = rows_of([sampled, call(as_sampled(again, [sampled], decode), [4])])
-    assert row.completed(0, "stop").token_ids.tolist() == [1, 5, 6, 7, 8, 9, 10, 4]
+    assert row.completion.token_ids.tolist() == [1, 5, 6, 7, 8, 9, 10, 4]
 
 
 def test_the_longest_earlier_call_is_continued() -> None:

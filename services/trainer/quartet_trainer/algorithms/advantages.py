@@ -44,6 +44,11 @@ def group_std(rewards: Tensor, groups: Tensor) -> Tensor:
     return (squares / (sizes - 1).clamp(min=1)).sqrt()
 
 
+def same_position(groups: Tensor, indices: Tensor) -> Tensor:
+    """Number the pairs of group and position, both int64 [U], from 0."""
+    return torch.unique(torch.stack([groups, indices]), dim=1, return_inverse=True)[1]
+
+
 def token_rewards(rewards: Tensor, penalties: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """-penalty at every trained token, plus the completion's reward at its last one; `rewards` [N], `penalties` [T]."""
     given = torch.where(mask, -penalties.double(), 0.0)

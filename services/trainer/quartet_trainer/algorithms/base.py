@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quartet_trainer.algorithms.losses import TokenLosses
+    from quartet_trainer.algorithms.turns import Turns
 
 # Types with a description: a class that has another default repeats the type alone.
 Aggregation = Annotated[
@@ -25,6 +26,13 @@ Aggregation = Annotated[
 ]
 KlEstimator = Annotated[Literal["k1", "k2", "k3"], Field(description="Estimator of the KL to the initial weights.")]
 KlIn = Annotated[Literal["loss", "reward"], Field(description="Added to the loss, or subtracted from the reward.")]
+Credit = Annotated[
+    Literal["episode", "turn", "gigpo"],
+    Field(
+        description="What an advantage compares: episode: completions by their rewards; turn: turns of one position by "
+        "the rewards from there on; gigpo: completions, plus turns that began with the same tokens."
+    ),
+]
 MaskTruncated = Annotated[bool, Field(description="Leave truncated completions out of the loss.")]
 RewardClip = Annotated[float, Field(ge=0, description="Rewards are clipped to +- this; 0: no clipping.")]
 MaxMeanRatio = Annotated[float, Field(ge=0, description="Mean ratio above which a batch is skipped; 0: no limit.")]
@@ -43,7 +51,7 @@ class Scored:
     rewards: Tensor
     """float64 [N], clipped if the algorithm clips them."""
     groups: Tensor
-    """int64 [N]: the group of each completion."""
+    """int64 [N]: the group of each completion; of agents in several seats, the group's part of one seat."""
     rows: Tensor
     """int64 [T]: the completion of each token, not decreasing."""
     mask: Tensor
@@ -52,6 +60,8 @@ class Scored:
     """float64 [T]: kl_coefficient * KL if the KL is taken from the reward, otherwise 0; 0 outside the mask."""
     values: Tensor | None = None
     """float64 [T]: the critic's value of the state in which the token was chosen; None without a critic."""
+    turns: Turns | None = None
+    """The turns of the completions, for credit by turn."""
 
     def net_rewards(self) -> Tensor:
         """Rewards minus the sum of their completion's KL penalties, float64 [N]."""
@@ -115,6 +125,11 @@ class Algorithm(Section):
     aggregation: Aggregation = "token-mean"
     kl_estimator: KlEstimator = "k3"
     kl_in: KlIn = "loss"
+    credit: Credit = "episode"
+    turn_discount: float = Field(
+        1.0, ge=0, le=1, description="Discount of later rewards, per turn (credit turn, gigpo)."
+    )
+    state_weight: float = Field(1.0, ge=0, description="Weight of the advantage within equal states (credit gigpo).")
     mask_truncated: MaskTruncated = False
     reward_clip: RewardClip = 0.0
     max_mean_ratio: MaxMeanRatio = 0.0
@@ -152,13 +167,39 @@ class Algorithm(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _credit_is_of_completions(self) -> Self:
+        if self.credit == "episode":
+            return self
+        if type(self).advantages is not Algorithm.advantages:
+            raise ValueError(f"credit: {self.name} has an advantage of its own for each token; allowed: episode")
+        if self.kl_in == "reward" or self.reward_clip:
+            what = "kl_in = 'reward'" if self.kl_in == "reward" else "reward_clip"
+            raise ValueError(f"credit: {what} changes the reward of whole completions; leave it out, or set episode")
+        return self
+
     def value_model(self) -> CriticSection | None:
         """The settings of the critic, for an algorithm that needs values and estimates returns; None: no critic."""
         return None
 
     def advantages(self, scored: Scored) -> Estimate:
-        """Estimate the advantage of each token; here its completion's."""
-        return Estimate(self.completion_advantages(scored.net_rewards(), scored.groups)[scored.rows])
+        """Estimate the advantage of each token; here its completion's, or by `credit` its turn's.
+
+        The advantage of a turn is `completion_advantages` of the rewards from it on, the last turn's including the
+        completion's other rewards, over the group's turns of the same position; or over those that began with the same
+        tokens, added to the completion's (GiGPO, Feng et al. 2025, arXiv:2505.10978).
+        """
+        from quartet_trainer.algorithms.advantages import same_position
+
+        turns = scored.turns
+        if self.credit == "turn" and turns is not None:
+            places = same_position(scored.groups[turns.completions], turns.indices)
+            return Estimate(self.completion_advantages(turns.returns(self.turn_discount), places)[turns.of_token])
+        advantages = self.completion_advantages(scored.net_rewards(), scored.groups)[scored.rows]
+        if self.credit == "gigpo" and turns is not None:
+            within = self.completion_advantages(turns.returns(self.turn_discount), turns.states)[turns.of_token]
+            advantages = advantages + self.state_weight * within
+        return Estimate(advantages)
 
     def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """The advantage of each completion, [N], from rewards, float64 [N], and groups, int64 [N]."""

@@ -15,9 +15,9 @@ from quartet_trainer.batch.shared_prompts import Packing, share_prompts
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """M completions with their prompts, and their t trained tokens, flat.
+    """M rows with their prompts, and their t trained tokens, flat.
 
-    Rows are padded on the right to the longest (L): padding follows every real token, so a causal model needs no
+    They are padded on the right to the longest (L): padding follows every real token, so a causal model needs no
     attention mask. With `packing`, there is a single row that has each prompt once.
     """
 
@@ -30,7 +30,7 @@ class MicroBatch:
     targets: Tensor
     """int64 [t]: its id."""
     sequences: Tensor
-    """int64 [t]: its completion in the micro-batch, in [0, M). Completions are never split."""
+    """int64 [t]: its row in the micro-batch, in [0, M). Rows are never split."""
     tokens: Tensor
     """int64 [t]: its index among the T completion tokens of the global batch."""
     temperatures: Tensor
@@ -80,9 +80,9 @@ class MicroBatch:
         return MicroBatch(**{name: move(value) for name, value in vars(self).items()})
 
 
-def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> MicroBatch:
-    """Gather `completions` (int64 indices into the batch) for one forward pass."""
-    chosen = torch.from_numpy(completions)
+def collate(batch: ExperienceBatch, plan: StepPlan, rows: np.ndarray) -> MicroBatch:
+    """Gather `rows` (int64 indices into the batch) for one forward pass."""
+    chosen = torch.from_numpy(rows)
     completion_lengths = batch.completion_lengths[chosen]
     sequences = torch.repeat_interleave(torch.arange(chosen.numel()), completion_lengths)
     first = completion_lengths.cumsum(0) - completion_lengths
@@ -92,12 +92,12 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
     sequences, offset, token = sequences[trained], offset[trained], token[trained]
     if plan.share_prompts:
         laid = share_prompts(batch, chosen, plan.max_padding)
-        source, packing, rows = laid.source, laid.packing, torch.zeros_like(sequences)
+        source, packing, lines = laid.source, laid.packing, torch.zeros_like(sequences)
         input_ids = batch.tokens[source].long()
         columns = laid.completion_starts[sequences] + offset - 1
         columns = torch.where(offset == 0, laid.prompt_ends[sequences], columns)
     else:
-        source, packing, rows = _padded(batch, chosen), None, sequences
+        source, packing, lines = _padded(batch, chosen), None, sequences
         input_ids = torch.where(source < 0, 0, batch.tokens[source]).long()
         columns = batch.prompt_lengths[chosen][sequences] + offset - 1
     counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
@@ -107,7 +107,7 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
         mask_counts=counts,
         mask_ids=ids,
         input_ids=input_ids,
-        rows=rows,
+        rows=lines,
         columns=columns,
         targets=batch.completion_tokens[token].long(),
         sequences=sequences,

@@ -13,71 +13,18 @@ from torch import Tensor
 
 from quartet_common.model_folder import at_most
 from quartet_common.sampling import unreplayable
+from quartet_trainer.algorithms.turns import Turns
+from quartet_trainer.batch.layout import Layout, decode_layout, decode_turns, join_turns
+from quartet_trainer.batch.tensors import (
+    ExperienceError,
+    all_rows,
+    must_be_finite,
+    one_dimension,
+    rows,
+    view,
+)
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE
 from quartet_weights.routed_experts import Routing
-
-_NUMPY: dict[int, np.dtype] = {
-    tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
-    tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
-    tensor_pb2.DTYPE_INT64: np.dtype(np.int64),
-    tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
-}
-
-
-class ExperienceError(ValueError):
-    """A group violates the contract; the message is one sentence that names the field and what was expected."""
-
-
-def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
-    """Decode a one-dimensional tensor. Raises ExperienceError."""
-    values = view(message.dtype, message.data, dtype, where)
-    if list(message.shape) != [values.size]:
-        raise ExperienceError(
-            f"{where} has shape {list(message.shape)} and {values.size} elements; it has one dimension"
-        )
-    return values
-
-
-def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
-    """Decode the concatenated rows of a ragged tensor, which must have these lengths. Raises ExperienceError."""
-    values, own = rows(message, dtype, where)
-    if not np.array_equal(own, lengths):
-        raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
-    return values
-
-
-def rows(message: tensor_pb2.RaggedTensor, dtype: int, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Decode a ragged tensor into its concatenated rows and their lengths, int64. Raises ExperienceError."""
-    values = view(message.dtype, message.data, dtype, where)
-    lengths = np.array(message.lengths, dtype=np.int64)
-    if (lengths < 0).any():
-        raise ExperienceError(f"{where} has a row of {lengths.min()} elements")
-    if lengths.sum() != values.size:
-        raise ExperienceError(f"{where} has {values.size} elements in rows of {lengths.sum()}")
-    return values, lengths
-
-
-def view(given: int, data: bytes, dtype: int, where: str) -> np.ndarray:
-    """View bytes of dtype `given` as elements of `dtype`. Raises ExperienceError if they differ."""
-    if given != dtype:
-        raise ExperienceError(f"{where} is {_name(given)}; the contract says {_name(dtype)}")
-    if len(data) % _NUMPY[dtype].itemsize:
-        raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
-    return np.frombuffer(data, dtype=_NUMPY[dtype])
-
-
-def _name(dtype: int) -> str:
-    return (
-        tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
-        if dtype in tensor_pb2.Dtype.values()
-        else str(dtype)
-    )
-
-
-def must_be_finite(values: np.ndarray, where: str) -> None:
-    """Raise ExperienceError if they are not."""
-    if not np.isfinite(values).all():
-        raise ExperienceError(f"{where} has values that are not finite")
 
 
 @dataclass(frozen=True)
@@ -139,10 +86,11 @@ def decode_candidates(
 
 
 def decode_routed_experts(
-    group: experience_pb2.GroupTensors, prompt_tokens: int, lengths: np.ndarray, routing: Routing
+    group: experience_pb2.GroupTensors, layout: Layout, lengths: np.ndarray, routing: Routing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode the experts of the prompt's and of all completions' tokens, each [tokens, layers, chosen]. A completion's
+    """Decode the experts of the prompts' and of all completions' tokens, each [tokens, layers, chosen]. A completion's
     last token gets those of the previous token. Raises ExperienceError."""
+    prompt_tokens = int(layout.prompt_lengths.sum())
     if not group.HasField("prompt_routed_experts"):
         raise ExperienceError("prompt_routed_experts is missing; with run.router_replay = true every group has it")
     message, shape = group.prompt_routed_experts, (routing.hidden_layers, routing.chosen)
@@ -169,61 +117,71 @@ def decode_routed_experts(
     prompt, given = prompt.reshape(-1, *shape), given.reshape(-1, *shape)
     row = np.repeat(np.arange(lengths.size), lengths)
     offset = np.arange(row.size) - (np.cumsum(lengths) - lengths)[row]
-    place = np.where(
-        lengths[row] > 1, 1 + (np.cumsum(computed) - computed)[row] + np.minimum(offset, computed[row] - 1), 0
-    )
-    return prompt, np.concatenate([prompt[-1:], given])[place]
+    after = prompt.shape[0] + (np.cumsum(computed) - computed)[row] + np.minimum(offset, computed[row] - 1)
+    last_of_prompt = (np.cumsum(layout.prompt_lengths) - 1)[layout.row_prompts]
+    return prompt, np.concatenate([prompt, given])[np.where(lengths[row] > 1, after, last_of_prompt[row])]
 
 
 @dataclass(frozen=True)
 class ExperienceBatch:
-    """N completions of B groups, T completion tokens in all, on the CPU, without padding."""
+    """N rows of C completions of B groups, T completion tokens in all, on the CPU, without padding.
+
+    A row is what one forward pass reads: a prompt and what followed. A completion is one row, or an agent's several.
+    """
 
     tokens: Tensor
-    """int32: all prompts, one per group, then the T completion tokens."""
+    """int32: all prompts, each once for its group, then the T completion tokens."""
+    prompts: Tensor
+    """int64 [N]: the prompt of each row, counted over the batch; rows of one prompt have one group."""
     prompt_starts: Tensor
-    """int64 [N]: index into `tokens` of the completion's prompt."""
+    """int64 [N]: index into `tokens` of the row's prompt."""
     prompt_lengths: Tensor
     """int64 [N], each >= 1."""
     completion_starts: Tensor
-    """int64 [N]: index of the completion's first among the T completion tokens."""
+    """int64 [N]: index of the row's first among the T completion tokens."""
     completion_lengths: Tensor
     """int64 [N], each >= 0."""
     rows: Tensor
-    """int64 [T]: the completion of each completion token."""
+    """int64 [T]: the row of each completion token, not decreasing."""
+    completions: Tensor
+    """int64 [N]: the completion of each row, not decreasing."""
     groups: Tensor
-    """int64 [N]: the group of each completion."""
+    """int64 [C]: the group of each completion."""
+    compared: Tensor
+    """int64 [C]: those with the same number, of one group and seat, are compared with one another."""
     rollout_log_probs: Tensor
     """float32 [T]: under the distribution that the token was sampled from."""
     loss_mask: Tensor
     """bool [T]: true where the policy generated the token."""
+    turns: Turns
+    """The turns of the policy."""
     rewards: Tensor
-    """float32 [N]."""
+    """float32 [C]."""
     temperatures: Tensor
     """float32 [N], each > 0."""
     truncated: Tensor
-    """bool [N]: the completion ended at its length limit."""
+    """bool [N]: the row ended at its length limit."""
     format_acc: Tensor
-    """float32 [N]."""
+    """float32 [C]."""
     ans_acc: Tensor
-    """float32 [N]; 0 where the answer was not judged."""
+    """float32 [C]; 0 where the answer was not judged."""
     ans_judged: Tensor
-    """bool [N]: a verifier judged whether the answer is right."""
+    """bool [C]: a verifier judged whether the answer is right."""
     candidates: Candidates | None = None
     """With sampling masks."""
     routed_experts: Tensor | None = None
     """With router replay: uint8 or int32 [tokens, hidden layers, experts of a token], in the order of `tokens`. A
-    completion's last token, for which the engine ran no forward pass, has those of the previous token."""
-
-    @property
-    def completions(self) -> int:
-        """N."""
-        return self.rewards.numel()
+    row's last token, for which the engine ran no forward pass, has those of the previous token."""
 
     @property
     def completion_tokens(self) -> Tensor:
         """int32 [T]: the part of `tokens` after the prompts."""
         return self.tokens[self.tokens.numel() - self.rows.numel() :]
+
+    @property
+    def completion_of_token(self) -> Tensor:
+        """int64 [T], not decreasing."""
+        return self.completions[self.rows]
 
 
 def decode_groups(
@@ -256,28 +214,35 @@ def decode_groups(
             )
     except ExperienceError as error:
         raise ExperienceError(f"group {len(parts)}: {error}") from error
-    prompt_lengths = np.array([part["prompt"].size for part in parts])
-    sizes = np.array([part["lengths"].size for part in parts])
-    group_of_row = np.repeat(np.arange(len(parts)), sizes)
-    lengths = np.concatenate([part["lengths"] for part in parts])
+    layouts = [part.layout for part in parts]
+    prompt_lengths = np.concatenate([layout.prompt_lengths for layout in layouts])
+    lengths = np.concatenate([part.arrays["lengths"] for part in parts])
 
     def join(*names: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([part[name] for name in names for part in parts]))
+        return torch.from_numpy(np.concatenate([part.arrays[name] for name in names for part in parts]))
 
     candidates = None
     if sampling_masks:
         counts = join("mask_counts").long()
         candidates = Candidates(counts=counts, starts=counts.cumsum(0) - counts, token_ids=join("mask_ids"))
+    sizes = [layout.seats.size for layout in layouts]
+    prompts = _count_on([one.row_prompts for one in layouts], [one.prompt_lengths.size for one in layouts])
+    completions = _count_on([one.row_completions for one in layouts], sizes)
+    compared = _count_on([one.seats for one in layouts], [int(one.seats.max()) + 1 for one in layouts])
     return ExperienceBatch(
-        tokens=join("prompt", "completions"),
-        prompt_starts=torch.from_numpy((np.cumsum(prompt_lengths) - prompt_lengths)[group_of_row]),
-        prompt_lengths=torch.from_numpy(prompt_lengths[group_of_row]),
+        tokens=join("prompts", "completions"),
+        prompts=torch.from_numpy(prompts),
+        prompt_starts=torch.from_numpy((np.cumsum(prompt_lengths) - prompt_lengths)[prompts]),
+        prompt_lengths=torch.from_numpy(prompt_lengths[prompts]),
         completion_starts=torch.from_numpy(np.cumsum(lengths) - lengths),
         completion_lengths=torch.from_numpy(lengths),
         rows=torch.from_numpy(np.repeat(np.arange(lengths.size), lengths)),
-        groups=torch.from_numpy(group_of_row),
+        completions=torch.from_numpy(completions),
+        groups=torch.from_numpy(np.repeat(np.arange(len(parts)), sizes)),
+        compared=torch.from_numpy(compared),
         rollout_log_probs=join("log_probs"),
         loss_mask=join("loss_mask").bool(),
+        turns=join_turns([part.turns for part in parts]),
         rewards=join("rewards"),
         temperatures=join("temperatures"),
         truncated=join("truncated").bool(),
@@ -289,6 +254,21 @@ def decode_groups(
     )
 
 
+def _count_on(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+    """Concatenate indices that count from 0 in each part, so that they count on from part to part."""
+    return np.concatenate([part + start for part, start in zip(parts, np.cumsum([0, *counts])[:-1], strict=True)])
+
+
+@dataclass(frozen=True)
+class DecodedGroup:
+    """One group."""
+
+    layout: Layout
+    turns: Turns
+    arrays: dict[str, np.ndarray]
+    """The other fields by name, views of the message's bytes."""
+
+
 def decode_group(
     group: experience_pb2.GroupTensors,
     vocabulary_size: int,
@@ -296,9 +276,9 @@ def decode_group(
     sampling_masks: bool = False,
     routing: Routing | None = None,
     longest: int | None = None,
-) -> dict[str, np.ndarray]:
-    """Decode one group into arrays by name, views of the message's bytes. Arguments and errors: see `decode_groups`."""
-    prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
+) -> DecodedGroup:
+    """Decode one group. Arguments and errors: see `decode_groups`."""
+    layout, prompts, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
     if group.HasField("loss_mask") and group.loss_mask.lengths:
         loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")
     else:
@@ -309,16 +289,22 @@ def decode_group(
             f"version_spans has rows of {spans.tolist()[:8]}; each completion has one row, of triples"
         )
 
-    def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
+    def values(field: str, size: int, of: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
         array = one_dimension(getattr(group, field), dtype, field)
-        if array.size != lengths.size:
-            raise ExperienceError(f"{field} has {array.size} values for {lengths.size} completions")
+        if array.size != size:
+            raise ExperienceError(f"{field} has {array.size} values for {size} {of}")
         must_be_finite(array, field)
         return array
 
+    def per_row(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
+        return values(field, lengths.size, "rows" if group.HasField("prompts") else "completions", dtype)
+
+    def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
+        return values(field, layout.seats.size, "completions", dtype)
+
     log_probs = all_rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, "rollout_log_probs")
     must_be_finite(log_probs, "rollout_log_probs")
-    temperatures = per_completion("temperatures")
+    temperatures = per_row("temperatures")
     if temperatures.min() < LOWEST_TEMPERATURE:
         raise ExperienceError(
             f"temperatures has {temperatures.min():g}; only completions sampled at {LOWEST_TEMPERATURE:g} or above can "
@@ -331,43 +317,43 @@ def decode_group(
             "computed again"
         )
     arrays = {
-        "prompt": prompt,
+        "prompts": prompts,
         "completions": completions,
         "lengths": lengths,
         "log_probs": log_probs,
         "loss_mask": loss_mask,
         "temperatures": temperatures,
         **{name: per_completion(name) for name in ("rewards", "format_acc", "ans_acc")},
-        "truncated": per_completion("truncated", tensor_pb2.DTYPE_UINT8),
-        "ans_judged": np.ones(lengths.size, dtype=np.uint8),
+        "truncated": per_row("truncated", tensor_pb2.DTYPE_UINT8),
+        "ans_judged": np.ones(layout.seats.size, dtype=np.uint8),
     }
     if group.HasField("ans_judged"):
         arrays["ans_judged"] = per_completion("ans_judged", tensor_pb2.DTYPE_UINT8)
+    outcomes = per_completion("outcome_rewards") if group.HasField("outcome_rewards") else arrays["rewards"]
+    turns = decode_turns(group, layout, completions, lengths, loss_mask, outcomes)
     if sampling_masks:
         masks = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
         arrays["mask_counts"], arrays["mask_ids"] = masks
     if routing is not None:
-        experts = decode_routed_experts(group, prompt.size, lengths, routing)
+        experts = decode_routed_experts(group, layout, lengths, routing)
         arrays["prompt_experts"], arrays["completion_experts"] = experts
-    return arrays
+    return DecodedGroup(layout, turns, arrays)
 
 
 def _decode_tokens(
     group: experience_pb2.GroupTensors, vocabulary_size: int, longest: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Decode the prompt's ids, all completions' ids and the completions' lengths."""
-    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, "prompt_token_ids")
+) -> tuple[Layout, np.ndarray, np.ndarray, np.ndarray]:
+    """Decode the layout, all prompts' ids, all completions' ids and the rows' lengths."""
     completions, lengths = rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, "completion_token_ids")
-    if prompt.size == 0:
-        raise ExperienceError("prompt_token_ids is empty; a prompt has at least one token")
     if lengths.size == 0:
         raise ExperienceError("completion_token_ids has no row; a group has at least one completion")
-    tokens = prompt.size + int(lengths.max())
+    layout, prompts = decode_layout(group, lengths.size)
+    tokens = int((layout.prompt_lengths[layout.row_prompts] + lengths).max())
     if longest is not None and tokens > longest:
         raise ExperienceError(f"a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
-    for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
+    for name, ids in ((layout.prompts_field, prompts), ("completion_token_ids", completions)):
         if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
             raise ExperienceError(
                 f"{name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
             )
-    return prompt, completions, lengths
+    return layout, prompts, completions, lengths

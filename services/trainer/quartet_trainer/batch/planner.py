@@ -1,4 +1,4 @@
-"""Plans which completions a step computes, on which rank and in which micro-batches."""
+"""Plans which rows a step computes, on which rank and in which micro-batches."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ ENOUGH_TOKENS = 512
 """Micro-batches up to this size are not divided to save padding: the overhead of another pass would be larger."""
 
 
-def shard_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
-    """The rank of each completion: assigned in alternating order of ranks, so that their tokens are nearly equal."""
+def shard_rows(longest_first: np.ndarray, world_size: int) -> np.ndarray:
+    """The rank of each row: assigned in alternating order of ranks, so that their tokens are nearly equal."""
     rounds, seats = np.divmod(np.arange(longest_first.size), world_size)
     return np.where(rounds % 2 == 0, seats, world_size - 1 - seats)
 
 
-def shard_groups(
-    chosen: np.ndarray, groups: np.ndarray, prompt_lengths: np.ndarray, completion_lengths: np.ndarray, world_size: int
+def shard_prompts(
+    chosen: np.ndarray, prompts: np.ndarray, prompt_lengths: np.ndarray, completion_lengths: np.ndarray, world_size: int
 ) -> np.ndarray:
-    """The rank of each completion, if a rank computes a prompt once for all its completions of a group.
+    """The rank of each row, if a rank computes a prompt once for all its rows.
 
-    Whole groups are assigned, the largest first, each to the rank with the fewest tokens; or single completions, if
-    that leaves the busiest rank with fewer tokens, as with few groups, or completions much longer than their prompts.
+    The rows of a prompt are assigned together, the most tokens first, to the rank with the fewest tokens; or singly, if
+    that leaves the busiest rank with fewer tokens, as with few prompts, or completions much longer than their prompts.
 
     Args:
-        chosen: int64 [n]: completions, longest first.
-        groups, prompt_lengths, completion_lengths: int64 [N], of all completions.
+        chosen: int64 [n]: rows, longest first.
+        prompts, prompt_lengths, completion_lengths: int64 [N], of all rows.
         world_size: ranks.
     """
-    singly = shard_completions(chosen, world_size)
+    singly = shard_rows(chosen, world_size)
     if world_size == 1:
         return singly
-    names, first, group = np.unique(groups[chosen], return_index=True, return_inverse=True)
-    tokens = np.bincount(group, weights=completion_lengths[chosen]) + prompt_lengths[chosen[first]]
+    names, first, prompt = np.unique(prompts[chosen], return_index=True, return_inverse=True)
+    tokens = np.bincount(prompt, weights=completion_lengths[chosen]) + prompt_lengths[chosen[first]]
     loads = [(0.0, rank) for rank in range(world_size)]
     rank_of = np.empty(names.size, dtype=np.int64)
     for one in np.argsort(-tokens, kind="stable"):
         load, rank_of[one] = heapq.heappop(loads)
         heapq.heappush(loads, (load + tokens[one], int(rank_of[one])))
     alone = np.bincount(singly, weights=completion_lengths[chosen], minlength=world_size)
-    seen = np.unique(np.stack([singly, group]), axis=1)
+    seen = np.unique(np.stack([singly, prompt]), axis=1)
     alone += np.bincount(seen[0], weights=prompt_lengths[chosen[first]][seen[1]], minlength=world_size)
-    return singly if alone.max(initial=0.0) < max(load for load, _ in loads) else rank_of[group]
+    return singly if alone.max(initial=0.0) < max(load for load, _ in loads) else rank_of[prompt]
 
 
-def sort_by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Order completions by group; groups, and completions within them, longest first."""
-    _, first, group = np.unique(groups[longest_first], return_index=True, return_inverse=True)
-    return longest_first[np.argsort(first[group], kind="stable")]
+def sort_by_prompt(longest_first: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    """Order rows by prompt; prompts, and rows of each, longest first."""
+    _, first, prompt = np.unique(prompts[longest_first], return_index=True, return_inverse=True)
+    return longest_first[np.argsort(first[prompt], kind="stable")]
 
 
 def split_padded(
@@ -103,13 +103,13 @@ class StepPlan:
     advantages: Tensor
     """float64 [T]."""
     needed: Tensor
-    """bool [N]: completions that some rank computes."""
+    """bool [N]: rows that some rank computes."""
     micro_batches: list[np.ndarray]
-    """This rank's completions (int64 indices), one array per forward pass; never empty, see `idle`."""
+    """This rank's rows (int64 indices), one array per forward pass; never empty, see `idle`."""
     idle: bool
-    """This rank has no completions: its only micro-batch has weight 0, so that it takes part in collectives."""
+    """This rank has no rows: its only micro-batch has weight 0, so that it takes part in collectives."""
     share_prompts: bool
-    """A micro-batch has each prompt once. The completions of a group are then consecutive in it."""
+    """A micro-batch has each prompt once. The rows of a prompt are then consecutive in it."""
     max_padding: float
     """As given to `plan_step`."""
     old_log_probs: Tensor | None = None
@@ -129,35 +129,35 @@ def plan_step(
     world_size: int,
     share_prompts: bool = False,
 ) -> StepPlan:
-    """Choose the completions to compute, distribute them over the ranks, and divide this rank's into micro-batches.
+    """Choose the rows to compute, distribute them over the ranks, and divide this rank's into micro-batches.
 
     Args:
         batch: the global batch.
         mask, weights, advantages: [T] as in `StepPlan`.
-        skip_zero_advantage: skip completions whose every trained token has advantage 0. Weights, and so the gradient,
+        skip_zero_advantage: skip rows whose every trained token has advantage 0. Weights, and so the gradient,
             do not change.
-        micro_batch_tokens: maximum tokens of a micro-batch, padding included; a longer completion is alone. With shared
-            prompts, a prompt counts once for each completion.
+        micro_batch_tokens: maximum tokens of a micro-batch, padding included; a longer row is alone. With shared
+            prompts, a prompt counts once for each row.
         max_padding: maximum share of padding in micro-batches of more than `ENOUGH_TOKENS`; with shared prompts, in the
             blocks of the attention.
         rank, world_size: this rank's index among the data-parallel ranks, and their number.
         share_prompts: see `StepPlan`.
     """
     counts = mask & (advantages != 0) if skip_zero_advantage else mask
-    needed = torch.zeros(batch.completions, dtype=torch.bool)
+    needed = torch.zeros(batch.prompts.numel(), dtype=torch.bool)
     needed[batch.rows[counts]] = True
 
     lengths = (batch.prompt_lengths + batch.completion_lengths).numpy()
     chosen = np.flatnonzero(needed.numpy())
     longest_first = chosen[np.argsort(-lengths[chosen], kind="stable")]
     if share_prompts:
-        groups = batch.groups.numpy()
-        rank_of = shard_groups(
-            longest_first, groups, batch.prompt_lengths.numpy(), batch.completion_lengths.numpy(), world_size
+        prompts = batch.prompts.numpy()
+        rank_of = shard_prompts(
+            longest_first, prompts, batch.prompt_lengths.numpy(), batch.completion_lengths.numpy(), world_size
         )
-        share = sort_by_group(longest_first[rank_of == rank], groups)
+        share = sort_by_prompt(longest_first[rank_of == rank], prompts)
     else:
-        share = longest_first[shard_completions(longest_first, world_size) == rank]
+        share = longest_first[shard_rows(longest_first, world_size) == rank]
     idle = share.size == 0
     if idle:
         share = np.array([int(lengths.argmin())])

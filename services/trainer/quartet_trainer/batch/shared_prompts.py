@@ -1,4 +1,4 @@
-"""A micro-batch as one row without padding, in which a group's prompt is computed once for all its completions.
+"""A micro-batch as one row without padding, in which a prompt is computed once for all its rows.
 
 Only attention mixes tokens; the rest of a model runs over the row as it is. Attention treats the row as segments: a
 prompt attends to itself, a completion to its prompt and itself. `Packing` describes them in the terms of
@@ -137,10 +137,10 @@ def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) ->
 
     Args:
         batch: the groups of the step.
-        chosen: int64 [M]: completions, those of a group consecutive.
+        chosen: int64 [M]: rows, those of a prompt consecutive.
         max_padding: see `Packing`.
     """
-    _, group, sizes = torch.unique_consecutive(batch.groups[chosen], return_inverse=True, return_counts=True)
+    _, prompt, sizes = torch.unique_consecutive(batch.prompts[chosen], return_inverse=True, return_counts=True)
     first = chosen[sizes.cumsum(0) - sizes]
     prompts, completions = batch.prompt_lengths[first], batch.completion_lengths[chosen]
     of_prompt, prompt_offset = _runs(prompts)
@@ -154,16 +154,16 @@ def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) ->
     )
     prompt_starts, completion_starts = _starts(prompts), prompts.sum() + _starts(completions)
     answered = (completions > 0).nonzero()[:, 0]
-    keys_before, queries = prompts[group][answered], completions[answered]
-    begins = torch.stack([prompt_starts[group][answered], completion_starts[answered]], dim=1).flatten()
+    keys_before, queries = prompts[prompt][answered], completions[answered]
+    begins = torch.stack([prompt_starts[prompt][answered], completion_starts[answered]], dim=1).flatten()
     run, place = _runs(torch.stack([keys_before, queries], dim=1).flatten())
     query_counts, key_counts = torch.cat([prompts, queries]), torch.cat([prompts, keys_before + queries])
     return PackedRow(
         source=source[None],
-        prompt_ends=(prompt_starts + prompts - 1)[group],
+        prompt_ends=(prompt_starts + prompts - 1)[prompt],
         completion_starts=completion_starts,
         packing=Packing(
-            positions=torch.cat([prompt_offset, prompts[group][of_row] + offset])[None],
+            positions=torch.cat([prompt_offset, prompts[prompt][of_row] + offset])[None],
             query_starts=nn.functional.pad(query_counts.cumsum(0), (1, 0)).int(),
             keys=torch.cat([torch.arange(prompt_offset.numel()), begins[run] + place]),
             key_starts=nn.functional.pad(key_counts.cumsum(0), (1, 0)).int(),

@@ -81,8 +81,8 @@ class Accumulator:
                 value_loss, value_sums = self._head.loss(micro_batch, values, targets)
                 loss, micro_sums = loss + value_loss, micro_sums | value_sums
             if not plan.idle and self._plugin.counts:
-                completions = plan.micro_batches[index - len(texts)]
-                whole = int(batch.prompt_lengths[completions].sum() + batch.completion_lengths[completions].sum())
+                rows = plan.micro_batches[index - len(texts)]
+                whole = int(batch.prompt_lengths[rows].sum() + batch.completion_lengths[rows].sum())
                 forward = micro_batch.input_ids.numel()
                 real = forward if micro_batch.packing else whole
                 sizes = {"forward_tokens": forward, "real_tokens": real, "micro_batches": 1}

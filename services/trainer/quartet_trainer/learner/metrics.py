@@ -65,6 +65,7 @@ METRICS: dict[str, Metric] = {
     "groups": Metric("batch/groups"),
     "completions": Metric("batch/completions"),
     "completions_skipped": Metric("batch/completions_skipped"),
+    "rows": Metric("batch/rows"),
     "completion_tokens": Metric("batch/completion_tokens"),
     "trained_tokens": Metric("batch/trained_tokens"),
     "computed_tokens": Metric("batch/computed_tokens", SUM),
@@ -106,7 +107,10 @@ def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
 def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
     """The metrics of the batch itself, the same on every rank."""
     groups = int(batch.groups.max()) + 1
-    stds = group_std(batch.rewards, batch.groups)
+    stds = group_std(batch.rewards, batch.compared)
+    completions = batch.groups.numel()
+    lengths = torch.bincount(batch.completion_of_token, minlength=completions).double()
+    computed = torch.zeros(completions, dtype=torch.bool).index_fill_(0, batch.completions[plan.needed], True)
     trained = plan.mask.sum().clamp(min=1)
     return {
         "reward_mean": batch.rewards.double().mean().item(),
@@ -115,12 +119,13 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
         "format_acc": batch.format_acc.double().mean().item(),
         **_accuracy(batch),
         "advantage_abs_mean": (plan.advantages.abs()[plan.mask].sum() / trained).item(),
-        "completion_length_mean": batch.completion_lengths.double().mean().item(),
-        "completion_length_max": float(batch.completion_lengths.max()),
+        "completion_length_mean": lengths.mean().item(),
+        "completion_length_max": lengths.max().item(),
         "truncated_ratio": batch.truncated.double().mean().item(),
         "groups": float(groups),
-        "completions": float(batch.completions),
-        "completions_skipped": float((~plan.needed).sum()),
+        "completions": float(completions),
+        "completions_skipped": float((~computed).sum()),
+        "rows": float(batch.completions.numel()),
         "completion_tokens": float(batch.rows.numel()),
         "trained_tokens": float(plan.mask.sum()),
     }
@@ -129,7 +134,7 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
 def _accuracy(batch: ExperienceBatch) -> dict[str, float]:
     """The metrics of the batch's judged answers; empty if none was judged."""
     right = batch.ans_acc[batch.ans_judged]
-    groups, group_of = batch.groups[batch.ans_judged].unique(return_inverse=True)
+    groups, group_of = batch.compared[batch.ans_judged].unique(return_inverse=True)
     if not right.numel():
         return {}
     least = torch.ones(groups.numel()).scatter_reduce_(0, group_of, right, "amin")

@@ -121,7 +121,10 @@ class Planner:
         if algorithm.reward_clip:
             rewards = rewards.clamp(-algorithm.reward_clip, algorithm.reward_clip)
         kl_penalty = torch.zeros_like(ones) if kl is None else self._settings.kl_coefficient * kl
-        estimate = algorithm.advantages(Scored(rewards, batch.groups, batch.rows, mask, kl_penalty, values))
+        scored = Scored(
+            rewards, batch.compared, batch.completion_of_token, mask, kl_penalty, values=values, turns=batch.turns
+        )
+        estimate = algorithm.advantages(scored)
         metrics = {} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()}
         if values is not None and estimate.returns is not None:
             metrics |= target_metrics(mask, values, estimate.returns)
@@ -136,12 +139,16 @@ class Planner:
 
     def _update(self, batch: ExperienceBatch, estimated: _Estimated, groups: Tensor | None = None) -> Update:
         """Plan the optimizer step on these groups, int64; None: on all."""
-        mask, completions = estimated.mask, batch.completions
+        mask, completions, completion_of_token = estimated.mask, batch.groups.numel(), batch.completion_of_token
         if groups is not None:
             chosen = torch.isin(batch.groups, groups)
-            mask, completions = mask & chosen[batch.rows], int(chosen.sum())
+            mask, completions = mask & chosen[completion_of_token], int(chosen.sum())
         weights = token_weights(
-            self._algorithm.aggregation, mask, batch.rows, completions=completions, length=self._max_new_tokens
+            self._algorithm.aggregation,
+            mask,
+            completion_of_token,
+            completions=completions,
+            length=self._max_new_tokens,
         )
         plan = self._plan(batch, mask, weights, estimated.advantages, skip=self._skip)
         targets = None

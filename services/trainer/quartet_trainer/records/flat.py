@@ -34,10 +34,11 @@ class FlatRewards:
         self.steps += 1
         for transcript in transcripts:
             scores = [each.score for each in transcript.completions]
-            of_group = {score.reward for score in scores}
-            self._rewards |= of_group
+            of_group = {(each.seat, each.score.reward) for each in transcript.completions}
+            seats = len({seat for seat, _ in of_group}) or 1
+            self._rewards |= {score.reward for score in scores}
             self._outcomes.update(score.outcome for score in scores)
-            self._equal &= len(of_group if self._grouped else self._rewards) <= 1
+            self._equal &= len(of_group) <= seats if self._grouped else len(self._rewards) <= 1
             self._malformed &= all(score.outcome == reward_pb2.OUTCOME_MALFORMED for score in scores)
             self._texts &= all(any(one.reference_is_text for one in score.verifiers) for score in scores)
             if scores and not self._example:

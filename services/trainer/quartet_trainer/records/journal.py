@@ -15,7 +15,7 @@ from quartet.v1 import experience_pb2, reward_pb2
 from quartet_common.ledger import append_whole
 from quartet_common.log import get_logger
 from quartet_common.text import one_line, visible
-from quartet_common.verifier_scores import references, verifier_text
+from quartet_common.verifier_scores import references, turns_text, verifier_text
 from quartet_trainer.disk_space import is_full
 from quartet_trainer.errors import TrainingError
 
@@ -62,14 +62,32 @@ def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.
     # Transcripts are optional in PutExperience.
     shown = [each for each in transcripts if each.completions]
     texts = [each.prompt_text + each.completions[0].text for each in shown]
-    scores = [_score_fields(each, each.completions[0].score) for each in shown]
+    scores = [_score_fields(each, each.completions[0]) for each in shown]
     line = {"train_step": step, "rollout": texts, "scores": scores}
     _append(path, visible(json.dumps(line, ensure_ascii=False)) + "\n")
 
 
-def _score_fields(group: experience_pb2.GroupTranscript, score: reward_pb2.Score) -> dict[str, Any]:
+def _score_fields(group: experience_pb2.GroupTranscript, completion: experience_pb2.CompletionInfo) -> dict[str, Any]:
+    score = completion.score
     own = {"reward": score.reward, "outcome": outcome_name(score.outcome), "reason": score.reason}
-    return {**own, "references": references(group), "verifiers": verifier_fields(score)}
+    return {**own, "references": references(group), "verifiers": verifier_fields(score), **agent_fields(completion)}
+
+
+def agent_fields(completion: experience_pb2.CompletionInfo) -> dict[str, Any]:
+    """Return what only agents have: the seat, the rewards of turns, and the conversations if there are several."""
+    fields: dict[str, Any] = {}
+    if completion.seat:
+        fields |= {"seat": completion.seat, "episode": completion.episode}
+    if any(rewards := turn_rewards(completion)):
+        fields["turn_rewards"] = rewards
+    if completion.rows:
+        fields["conversations"] = [{"prompt": row.prompt_text, "text": row.text} for row in completion.rows]
+    return fields
+
+
+def turn_rewards(completion: experience_pb2.CompletionInfo) -> list[float | None]:
+    """Return the rewards of its turns in the order of time; None for a turn without one."""
+    return [turn.reward if turn.HasField("reward") else None for turn in completion.turn_infos]
 
 
 def verifier_fields(score: reward_pb2.Score) -> list[dict[str, Any]]:
@@ -114,8 +132,11 @@ def _heading(completion: experience_pb2.CompletionInfo) -> str:
     cut = ", cut off" if completion.finish_reason == experience_pb2.FINISH_REASON_LENGTH else ""
     why = f": {score.reason}" if score.reason else ""
     verifiers = [f"- {one_line(verifier_text(**each))}\n" for each in verifier_fields(score)]
+    seat = f", seat {completion.seat} of episode {completion.episode}" if completion.seat else ""
+    if turns := turns_text(turn_rewards(completion)):
+        verifiers.append(f"- {turns}\n")
     return (
-        f"### Completion {completion.index}: reward {score.reward:g}, {outcome}{one_line(why)}\n\n"
+        f"### Completion {completion.index}{one_line(seat)}: reward {score.reward:g}, {outcome}{one_line(why)}\n\n"
         f"{completion.tokens} tokens{cut}; weights {versions or 'unknown'}; answer read: "
         + (f"`{one_line(score.parsed_answer)}`" if score.parsed_answer else "none")
         + "".join(["\n\n", *verifiers] if verifiers else ())

@@ -7,13 +7,16 @@ from quartet_trainer.records.flat import FlatRewards
 
 
 def group(
-    *rewards: float, outcome: int = reward_pb2.OUTCOME_INCORRECT, text: bool = False
+    *rewards: float, outcome: int = reward_pb2.OUTCOME_INCORRECT, text: bool = False, seats: str = ""
 ) -> experience_pb2.GroupTranscript:
     part = reward_pb2.VerifierScore(reference_is_text=text)
     scores = [reward_pb2.Score(reward=one, outcome=outcome, reason="no tag", verifiers=[part]) for one in rewards]
     return experience_pb2.GroupTranscript(
         instance=experience_pb2.PromptInstance(instance_id="pass-0/7"),
-        completions=[experience_pb2.CompletionInfo(text="a\nb", score=score) for score in scores],
+        completions=[
+            experience_pb2.CompletionInfo(text="a\nb", score=score, seat=seats[n : n + 1])
+            for n, score in enumerate(scores)
+        ],
     )
 
 
@@ -22,6 +25,8 @@ def group(
     [
         (True, [group(0, 0), group(0, 0)], "every reward is 0, so that nothing is learned: 4 completions in 1 step"),
         (True, [group(0, 0), group(1, 1)], "every reward is equal in each group, so that nothing is learned"),
+        (True, [group(1, -1, 1, -1, seats="abab")], "every reward is equal in each group, so that nothing is learned"),
+        (True, [group(1, -1, -1, 1, seats="abab")], ""),
         (False, [group(0.5), group(0.5)], "every reward is 0.5, so that nothing is learned"),
         (True, [group(0, 1, outcome=reward_pb2.OUTCOME_MALFORMED)], "no answer was found: 2 completions in 1 step"),
         (True, [group(0, 0, text=True), group(0, 1, text=True)], "every reference is text, not mathematics"),

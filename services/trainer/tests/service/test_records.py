@@ -11,6 +11,7 @@ from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
+from quartet_common.verifier_scores import verifier_means
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import evaluation_metrics, metric_names, write_evaluation
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
@@ -131,6 +132,37 @@ def test_an_evaluation_has_each_verifiers_means_which_may_choose_the_best_checkp
     assert means == {"reward/f/mean": 1, "reward/f/ans_acc": 0.5, "reward/length/mean": -1}
     assert {f"eval/held/{name}" for name in means} <= set(metric_names(["held"], 1, ["a.py:f", "length"]))
     assert not [name for name in evaluation_metrics("held", [scored("", right)], dead=1) if "/reward/" in name]
+
+
+def test_what_an_agent_did_is_shown_by_seat_turn_and_conversation(tmp_path: Path):
+    transcript = make_transcript("pass-0/0", 7, [1.0])
+    completion = transcript.completions[0]
+    completion.seat, completion.episode = "black", 2
+    for reward in (0.5, None, -1.0):
+        completion.turn_infos.add(reward=reward)
+    for text in ("one", "two"):
+        completion.rows.add(prompt_text="2+3=?", text=text)
+    sample = write_sample(tmp_path, 7, [transcript]).read_text()
+    assert (
+        "### Completion 0, seat black of episode 2: reward 1, correct" in sample and "- turns: 0.5, –, -1\n" in sample
+    )
+    append_rollouts(tmp_path / "rollouts.jsonl", 7, [transcript])
+    (score,) = json.loads((tmp_path / "rollouts.jsonl").read_text())["scores"]
+    for line in (score, json.loads(write_evaluation(tmp_path, "held", 7, [transcript]).read_text())):
+        assert (line["seat"], line["episode"], line["turn_rewards"]) == ("black", 2, [0.5, None, -1.0])
+        assert [each["text"] for each in line["conversations"]] == ["one", "two"]
+
+
+def test_rewards_by_name_are_averaged_for_each_seat_in_whatever_order_they_came():
+    transcript = make_transcript("pass-0/0", 7, [1.0, 0.0, 0.0])
+    for completion, seat, names in zip(
+        transcript.completions, ("a", "b", "a"), (["won", "fast"], ["won"], ["fast"]), strict=True
+    ):
+        completion.seat = seat
+        for number, name in enumerate(names):
+            completion.score.verifiers.add(name=name, reward=number + completion.score.reward, outcome=7)
+    means = {each.name: (each.reward, each.completions) for each in verifier_means(transcript.completions)}
+    assert means == {"a/won": (1.0, 1), "a/fast": (1.0, 2), "b/won": (0.0, 1)}
 
 
 def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
