@@ -80,7 +80,9 @@ def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_han
     assert [row["step"] for row in steps] == list(range(STEPS))
     for row in steps:
         assert 0 < row["batch/trained_tokens"] < row["batch/completion_tokens"]  # what is between turns is inserted
-        assert (row["batch/completions"], row["batch/rows"]) == (GROUPS * COMPLETIONS, 2 * GROUPS * COMPLETIONS)
+        assert row["batch/completions"] == GROUPS * COMPLETIONS
+        # Two conversations each; rarely a text's tokens do not split where a turn ended, and another one begins.
+        assert 2 <= row["batch/rows"] / row["batch/completions"] <= 3
         assert row["reward/writer/digits/mean"] >= 0 and row["reward/writer/length/mean"] > 0
         assert row["reward/writer/turns/mean"] > 0.1
     # The trainer's log-probs equal those recorded over HTTP, of streamed turns too.
