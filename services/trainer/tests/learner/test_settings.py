@@ -156,8 +156,8 @@ def test_a_preset_has_no_keys_for_another_algorithm() -> None:
             'algorithm = "grpo"',
             ["trainer.algorithm.gae_lambda=0.9", "trainer.algorithm.gamma=1.0"],
             "trainer.algorithm.gae_lambda: got 0.9 in --set: a key of ppo; allowed with grpo: aggregation, clip_high, "
-            "clip_low, correction, credit, dual_clip, icepop_range, kl_estimator, kl_in, mask_truncated, max_mean_ratio, "
-            "old_log_probs, reward_clip, sequence_mask_cap, sequence_mask_mean, state_weight, "
+            "clip_low, correction, credit, dual_clip, icepop_range, kl_estimator, kl_in, mask_truncated, "
+            "max_mean_ratio, old_log_probs, reward_clip, sequence_mask_cap, sequence_mask_mean, state_weight, "
             "std_epsilon, tis_cap, turn_discount",
         ),
         (
