@@ -28,7 +28,7 @@ from sizes import SIZES
 
 from quartet_common.ports import free_port
 
-PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 4
+PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 3
 STOPS = range(40, 48)
 AGENT = """
 from quartet_environment import Endpoint, Task
@@ -151,7 +151,7 @@ def main(sizes: list[str]) -> None:
             (Path(folder) / "redis").mkdir()
             os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(Path(folder) / "redis"))
             command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__, "--side", size, folder]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=2 * LIMIT_SECONDS)
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=2 * (ROUNDS + 2) * LIMIT_SECONDS)
             figures.append(Figure(**json.loads(done.stdout)))
     report(*figures)
 

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from quartet_common.checkpoints import part_of
+from quartet_common.python_file import in_a_file, takes_arguments
 from quartet_common.refusals import sentences, unknown_section
 from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.sampling import SamplingSection
@@ -55,12 +56,11 @@ SentParameters = Annotated[dict[str, Any], AfterValidator(_sendable)]
 """Parameters that travel as a Struct."""
 
 
-_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 
 
 def _in_a_file(path: str) -> str:
-    if not _FUNCTION.fullmatch(path):
+    if not in_a_file(path):
         raise ValueError('allowed: a Python file and a function in it, "reward.py:close"')
     return path
 
@@ -73,22 +73,7 @@ def by_name(value: Any) -> Any:
     """Return the table of a name, or of a function in a file; other values as they are."""
     if not isinstance(value, str):
         return value
-    return {"file" if _FUNCTION.fullmatch(value) else "name": value}
-
-
-def in_a_file(value: str) -> bool:
-    """Return whether a value is a function, or class, in a Python file."""
-    return bool(_FUNCTION.fullmatch(value))
-
-
-def _takes_arguments(path: str) -> bool:
-    """Return whether `path`, "FILE.py:NAME", names a function with arguments, by the file's text; it is not run."""
-    file, _, name = path.rpartition(":")
-    try:
-        text = Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(rf"^(async[ \t]+)?def[ \t]+{name}[ \t]*\(\s*[^)\s]", text, re.MULTILINE) is not None
+    return {"file" if in_a_file(value) else "name": value}
 
 
 def all_by_name(value: Any) -> Any:
@@ -108,7 +93,7 @@ class PluginSection(Section):
         """Take a function that is given under `name`, as other systems name it, as `file`."""
         if not isinstance(fields, Mapping):
             return fields
-        if _FUNCTION.fullmatch(str(fields.get("name"))) and "file" not in fields:
+        if in_a_file(str(fields.get("name"))) and "file" not in fields:
             return {**fields, "name": "", "file": fields["name"]}
         return {"name": "", **fields} if fields.get("file") else fields
 
@@ -190,7 +175,7 @@ class EnvironmentSection(PluginSection):
         if not isinstance(fields, Mapping) or "served" in fields:
             return fields
         path = str(fields.get("file") or fields.get("name"))
-        return {**fields, "served": True} if _FUNCTION.fullmatch(path) and _takes_arguments(path) else fields
+        return {**fields, "served": True} if in_a_file(path) and takes_arguments(path) else fields
 
 
 AnyEnvironment = Annotated[

@@ -5,6 +5,7 @@ It imports little, since worker processes load it.
 """
 
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,6 +41,24 @@ def install_command(*packages: str) -> str:
     if find_spec("pip"):
         return f"{sys.executable} -m pip install {names}"
     return f"uv pip install --python {sys.executable} {names}"
+
+
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+
+
+def in_a_file(value: str) -> bool:
+    """Return whether a value is a function, or class, in a Python file."""
+    return bool(_FUNCTION.fullmatch(value))
+
+
+def takes_arguments(path: str) -> bool:
+    """Return whether `path`, "FILE.py:NAME", names a function with arguments, by the file's text; it is not run."""
+    file, _, name = path.rpartition(":")
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(rf"^(async[ \t]+)?def[ \t]+{name}[ \t]*\(\s*[^)\s]", text, re.MULTILINE) is not None
 
 
 class FileError(Exception):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig, in_a_file
+from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.python_file import in_a_file
 from quartet_common.run_file import Problems
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.function import ENTRY_POINT_GROUP, lacking

@@ -207,8 +207,8 @@ async def _serve(config: vf.EnvConfig, ready: "asyncio.Future[vf.Env]") -> None:
     try:
         environment = load_environment(config)
         async with environment.serving():
-            # So that each rollout has a server of its own, which ends with it: one for all would keep a connection pool
-            # for each episode's key.
+            # verifiers 0.4 (v1/env.py, Env.serving) shares one server among all rollouts, which keeps a connection pool
+            # for each episode's key. Without it each rollout has a server of its own, which ends with it.
             environment._interception = None
             ready.set_result(environment)
             await asyncio.Event().wait()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from quartet_common.config import in_a_file
+from quartet_common.python_file import in_a_file
 from quartet_trainer.learner_settings import LearnerSettings, check_schedule, schedule_in_file
 
 
