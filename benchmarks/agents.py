@@ -158,11 +158,11 @@ def main(sizes: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--size", choices=SIZES, help="this one only; default: 30 M and 125 M")
+    parser.add_argument("--size", choices=SIZES, help="this one only; default: 0.3 M and 30 M")
     parser.add_argument("--side", nargs=2, metavar=("SIZE", "FOLDER"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.side:
         sys.path.append(str(ROOT / "services" / "rollout" / "tests" / "engines"))
         print(json.dumps(asdict(measure(chosen.side[0], Path(chosen.side[1])))))
     else:
-        main([chosen.size] if chosen.size else ["30 M", "125 M"])
+        main([chosen.size] if chosen.size else ["0.3 M", "30 M"])

@@ -52,6 +52,7 @@ BENCHMARKS = (
     Benchmark("loading_memory", "trainer", 600),
     Benchmark("weight_stall", "rollout", 900),
     Benchmark("engines", "dev", 2400),
+    Benchmark("agents", "dev", 1500),
     Benchmark("simulate", "dev", 600),
 )
 
