@@ -43,6 +43,7 @@ def install_command(*packages: str) -> str:
     return f"uv pip install --python {sys.executable} {names}"
 
 
+_LONGEST_TEXT = 100_000
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
@@ -112,6 +113,7 @@ def _file_of(name: str) -> str | None:
 
 def describe(error: BaseException, file: str) -> dict[str, str]:
     """Return what code of a user's file raised: the reason, the place in the file, and the traceback."""
+    _shorten(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(Path(file).resolve())] or frames
     place = f"{own[-1].filename}:{own[-1].lineno}"
@@ -122,6 +124,13 @@ def describe(error: BaseException, file: str) -> dict[str, str]:
         "place": place,
         "traceback": "".join(traceback.format_exception(error))[-4000:],
     }
+
+
+def _shorten(error: BaseException | None) -> None:
+    """Shorten an exception's long arguments, and its causes': Python takes seconds to make text of 100 MB, twice."""
+    while error is not None:
+        error.args = tuple(each[:_LONGEST_TEXT] if isinstance(each, str | bytes) else each for each in error.args)
+        error = error.__cause__ or error.__context__
 
 
 def _installing(error: BaseException) -> str:

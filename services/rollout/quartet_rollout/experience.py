@@ -27,6 +27,12 @@ def completion_info(completion: EngineCompletion, text: str) -> experience_pb2.C
     )
     for version, begin, end in completion.version_spans:
         info.version_spans.add(policy_version=version, begin=begin, end=end)
+    if isinstance(completion, PlayedCompletion) and completion.has_turn_rewards:
+        for end, reward in zip(completion.turn_ends, completion.turn_rewards, strict=True):
+            info.turn_infos.add(end=end, reward=reward)
+        total = sum(filter(None, completion.turn_rewards))
+        info.environment.MergeFrom(reward_pb2.Score(outcome=reward_pb2.OUTCOME_UNJUDGED, unjudged=True, reward=total))
+        info.environment.verifiers.add(name="turns", reward=total, weight=1.0, outcome=reward_pb2.OUTCOME_UNJUDGED)
     return info
 
 
@@ -173,14 +179,14 @@ def put_turns(
     tensors: experience_pb2.GroupTensors,
     rows: Sequence[PlayedCompletion],
     indices: Sequence[Sequence[int]],
-    rewards: Sequence[Sequence[float]],
+    rewards: Sequence[Sequence[float | None]],
 ) -> None:
     """Set the turns of all rows: for each, their positions in its completion, and their rewards."""
     ends = [np.asarray(row.turn_ends, np.int32) for row in rows]
     tensors.turn_ends.CopyFrom(encode_ragged(ends, tensor_pb2.DTYPE_INT32))
     positions = [np.asarray(each, np.int32) for each in indices]
     tensors.turn_indices.CopyFrom(encode_ragged(positions, tensor_pb2.DTYPE_INT32))
-    given = [np.asarray(each, np.float32) for each in rewards]
+    given = [np.asarray([reward or 0.0 for reward in each], np.float32) for each in rewards]
     tensors.turn_rewards.CopyFrom(encode_ragged(given, tensor_pb2.DTYPE_FLOAT32))
 
 

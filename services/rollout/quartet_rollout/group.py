@@ -24,6 +24,7 @@ from quartet_common import tracing
 from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger, log_fields
+from quartet_common.tensors import encode
 from quartet_rollout.agents.completions import SeatCompletion
 from quartet_rollout.agents.experience import agents_info, agents_tensors
 from quartet_rollout.agents.served import EpisodeTask, ServedEnvironments
@@ -248,8 +249,9 @@ class Group:
         self._check(completions)
         tensors = group_tensors([token_ids] * len(completions), completions, request.settings)
         turns = [one for one in completions if isinstance(one, PlayedCompletion)]
-        if any(one.turns > 1 for one in turns):
-            put_turns(tensors, turns, [range(one.turns) for one in turns], [[0.0] * one.turns for one in turns])
+        if any(one.turns > 1 or one.has_turn_rewards for one in turns):
+            put_turns(tensors, turns, [range(one.turns) for one in turns], [one.turn_rewards for one in turns])
+            tensors.outcome_rewards.CopyFrom(encode(np.zeros(len(turns), np.float32)))
         return GeneratedGroup(header, tensors, transcript, [items[index] for index in sorted(items)])
 
     async def _play(self, spec: experience_pb2.EnvironmentSpec) -> GeneratedGroup:

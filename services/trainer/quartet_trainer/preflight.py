@@ -272,13 +272,16 @@ def _check_metrics(config: Config) -> None:
     """Check that early_stop.metric and checkpoint.best_metric are metrics of the run's evaluations."""
     sampling = config.run.evaluation_sampling
     verifiers = [verifier.spec_name for verifier in config.run.verifiers]
-    known = metric_names(evaluation_sets(config), sampling.n if sampling and sampling.n else 1, verifiers)
+    sets = evaluation_sets(config)
+    known = metric_names(sets, sampling.n if sampling and sampling.n else 1, verifiers)
+    # An environment names its rewards only when it gives them.
+    given = tuple(f"eval/{one}/reward/" for one in sets if config.run.environment is not None)
     with Problems() as problems:
         for key, name in (
             ("trainer.early_stop.metric", config.section.early_stop.metric),
             ("trainer.checkpoint.best_metric", config.section.checkpoint.best_metric),
         ):
-            if name and config.data and name not in known:
+            if name and config.data and name not in known and not name.startswith(given):
                 problems.add(f"{key}: no evaluation has '{name}'{did_you_mean(name, known) or '; no set is evaluated'}")
 
 

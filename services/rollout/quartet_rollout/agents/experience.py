@@ -68,9 +68,7 @@ def agents_tensors(completions: Sequence[SeatCompletion], settings: SamplingSett
         tensors.row_completions.CopyFrom(encode(np.asarray(of_row, np.int32)))
         tensors.seats.CopyFrom(encode(np.asarray([seats.index(one.seat) for one in completions], np.int32)))
     tensors.sampling.n = len(completions)
-    rewards = [
-        [one.turn_rewards.get(turn, 0.0) for turn in row.turn_indices] for one in completions for row in one.rows
-    ]
+    rewards = [[one.turn_rewards.get(turn) for turn in row.turn_indices] for one in completions for row in one.rows]
     put_turns(tensors, [row.completion for row in rows], [row.turn_indices for row in rows], rewards)
     tensors.outcome_rewards.CopyFrom(encode(np.asarray([one.outcome for one in completions], np.float32)))
     return tensors

@@ -90,7 +90,7 @@ class ServedEnvironments:
                 episode, response = await self._run(task, index)
             if response.WhichOneof("result") != "finished":
                 failure = response.failure
-                where = f" ({failure.place})" if failure.place else ""
+                where = f" ({failure.place})" if failure.place not in failure.message else ""
                 raise EnvironmentFailed(
                     f"episode {index}: {failure.message or 'it was answered with nothing'}{where}",
                     permanent=response.HasField("failure") and not failure.retryable,

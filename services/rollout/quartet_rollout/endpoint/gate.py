@@ -118,10 +118,12 @@ class Gate:
                 except ContractError as error:
                     raise Refusal(_STATUS_OF_FULL, error.message, retry=True) from error
             else:
-                if path == COMPLETIONS and body.get("max_tokens") is None:
-                    # vLLM (entrypoints/openai/completion/protocol.py) ends an answer after 16 tokens by default.
-                    body["max_tokens"] = caller.episode.settings.max_new_tokens
-                _use_sampling(body if path != TOKENS_IN else body.setdefault("sampling_params", {}), caller.episode)
+                parameters = body.setdefault("sampling_params", {}) if path == TOKENS_IN else body
+                if path in (COMPLETIONS, TOKENS_IN) and parameters.get("max_tokens") is None:
+                    # vLLM (entrypoints/openai/completion/protocol.py, sampling_params.py) ends an answer after 16
+                    # tokens by default.
+                    parameters["max_tokens"] = caller.episode.settings.max_new_tokens
+                _use_sampling(parameters, caller.episode)
             data = json.dumps(body).encode()
             await self._app(_resized(scope, len(data)), _replayed(data, receive), send)
 

@@ -71,19 +71,23 @@ class Turn:
 class Answer:
     """Text inserted after a turn, before the policy's next turn. With an empty text and role the policy continues."""
 
-    text: str
+    text: str = ""
     """Special tokens in it are tokenized as plain text, so an answer cannot end the policy's turn."""
     role: str = ""
     """Role of a chat message, e.g. "tool" or "user". For chat prompts the model's chat template then renders the text
     as a message, followed by the header of the policy's next turn. If empty, or for other prompts, the text is inserted
     unchanged."""
+    reward: float | None = None
+    """Reward of the turn, added to those of the verifiers; None for a turn without one."""
+    ends: bool = False
+    """Whether the completion ends with the turn; nothing is inserted then."""
 
 
 class Episode(Protocol):
     """One completion's conversation with its environment; created by `Environment.begin`."""
 
     async def answer(self, turn: Turn) -> Answer | None:
-        """Return the answer to a turn, or None to end the completion.
+        """Return the answer to a turn, or None to end the completion without a reward for the turn.
 
         Raises EnvironmentFailed if it cannot answer; any other exception is treated as a permanent failure. Cancelled
         at the deadline, and when the group is cancelled.

@@ -123,6 +123,13 @@ class PlayedCompletion(EngineCompletion):
     """One past the last token of each turn of the policy."""
     last_turn: tuple[int, int] = (0, 0)
     """First token of the last turn, and one past its last."""
+    turn_rewards: tuple[float | None, ...] = ()
+    """By the rollout's own environment, for each turn; None for one without. Those of agents are by seat."""
+
+    @property
+    def has_turn_rewards(self) -> bool:
+        """Whether any turn has a reward."""
+        return any(reward is not None for reward in self.turn_rewards)
 
     @property
     def turns(self) -> int:
@@ -146,6 +153,7 @@ class Conversation:
         """Turns and answers, in order; answers have no version spans."""
         self._last_turn = (0, 0)
         self._turn_ends: list[int] = []
+        self._turn_rewards: dict[int, float] = {}
         self.size = 0
         """Tokens of the completion."""
 
@@ -169,6 +177,10 @@ class Conversation:
         self._last_turn = (self.size, self.size + turn.token_ids.size)
         self._append(turn)
         self._turn_ends.append(self.size)
+
+    def reward_turn(self, reward: float) -> None:
+        """Note the reward of the last turn."""
+        self._turn_rewards[self.turns - 1] = reward
 
     def insert(self, token_ids: np.ndarray) -> None:
         """Append an answer. At least one token of the policy must come before it."""
@@ -201,4 +213,5 @@ class Conversation:
             loss_mask=np.repeat(np.asarray(marks, np.uint8), sizes),
             turn_ends=tuple(self._turn_ends),
             last_turn=self._last_turn,
+            turn_rewards=tuple(map(self._turn_rewards.get, range(self.turns))),
         )

@@ -16,6 +16,7 @@ from quartet.v1 import experience_pb2
 from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
+from quartet_common.values import LARGEST_FLOAT32
 from quartet_rollout.engines.base import Engine, EngineCompletion, FinishReason, SamplingSettings
 from quartet_rollout.environments.base import Answer, EnvironmentFailed, Episode, Start, Tools, Turn
 from quartet_rollout.environments.conversation import AnswerWriter, Conversation, PlayedCompletion
@@ -131,7 +132,9 @@ async def _converse(
         if turn.finish_reason != "stop" or conversation.turns >= chosen.spec.max_turns or not turn.token_ids.size:
             return turn.finish_reason
         answer = await _answer(context, conversation, episode, turn)
-        if answer is None:
+        if answer is not None and answer.reward is not None:
+            conversation.reward_turn(answer.reward)
+        if answer is None or answer.ends:
             return "stop"
         room = context.request.settings.max_new_tokens - conversation.size
         tokens = context.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.spec.max_answer_tokens)
@@ -195,6 +198,9 @@ async def _answer(
         raise _raised(context, error) from error
     if answer is not None and not isinstance(answer, Answer):
         raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None", permanent=True)
+    reward = None if answer is None else answer.reward
+    if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= LARGEST_FLOAT32):
+        raise EnvironmentFailed(f"its reward of a turn is {reward!r}; allowed: a finite number", permanent=True)
     return answer
 
 

@@ -15,6 +15,7 @@ class EchoParameters(Parameters):
     text: str = Field("!", description="What it answers.")
     role: str = Field("", description="Role of the answer.")
     answers: int = Field(100, ge=0, description="Turns that it answers.")
+    rewards: list[float | None] = Field([], description="Rewards of the turns; with the last, the completion ends.")
 
 
 class Echo:
@@ -45,6 +46,8 @@ class EchoEpisode:
         self.turns.append(turn)
         if len(self.turns) > self.parameters.answers:
             return None
+        if rewards := self.parameters.rewards:
+            return Answer("!", reward=rewards[turn.number], ends=len(self.turns) == len(rewards))
         return Answer(self.parameters.text, role=self.parameters.role)
 
     async def close(self) -> None:
@@ -106,6 +109,8 @@ class Broken:
                 raise asyncio.CancelledError("its own task")
             case "close":
                 return None
+            case "nan":
+                return Answer("!", reward=float("nan"))
             case "odd":
                 return "text alone"
         raise ZeroDivisionError("division by zero")

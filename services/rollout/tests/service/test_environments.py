@@ -103,6 +103,21 @@ async def test_the_last_turn_alone_may_be_scored(world):
     assert sorted(item.completion_tokens for item in world.reward.items) == [7, 8]
 
 
+@pytest.mark.parametrize("rewards", [[0.25, None, 0.5], [0.75]])
+async def test_rewards_of_turns_are_added_to_those_of_verifiers(world, rewards):
+    await world.put(prompt(environment(parameters={"rewards": rewards})))
+    tensors, infos = world.broker.tensors(), world.broker.transcript().completions
+    assert [info.turns for info in infos] == [len(rewards)] * 2 and not infos[0].text.endswith("!")
+    assert [each.tolist() for each in decode_ragged(tensors.turn_rewards)] == [[each or 0 for each in rewards]] * 2
+    assert [each.tolist() for each in decode_ragged(tensors.turn_indices)] == [list(range(len(rewards)))] * 2
+    assert [each[-1] for each in decode_ragged(tensors.turn_ends)] == [info.tokens for info in infos]
+    verified = decode(tensors.outcome_rewards)
+    assert verified.any() and decode(tensors.rewards).tolist() == (verified + 0.75).tolist()
+    turns = infos[0].turn_infos
+    assert [turn.reward if turn.HasField("reward") else None for turn in turns] == rewards
+    assert {one.name: one.reward for one in infos[0].score.verifiers}["turns"] == 0.75
+
+
 async def test_the_run_s_environment_is_that_of_prompts_without_one(world):
     world.broker.run.spec.environment.CopyFrom(environment(max_turns=2))
     world.broker.run.spec.sampling.max_new_tokens = 30
@@ -148,6 +163,7 @@ async def test_a_failure_of_an_environment_is_never_a_reward(world):
         ("permanent", "the level does not exist", True),
         ("hangs", "no answer to turn 0 within 0.1 s", False),
         ("odd", "it answered str; allowed: Answer or None", True),
+        ("nan", "its reward of a turn is nan; allowed: a finite number", True),
         ("cancels", "it raised CancelledError: its own task", True),
         ("unprintable", "it raised Unprintable: its text cannot be made (RuntimeError)", True),
     ):

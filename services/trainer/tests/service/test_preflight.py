@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,25 @@ def test_what_cannot_be_trained_is_refused(
         check(model_path, tmp_path, *overrides)
     for problem, start in zip(refusal.value.problems, sentences, strict=True):
         assert problem.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_known"),
+    [
+        (["trainer.early_stop.metric=eval/held/reward/math/mean"], True),
+        (["trainer.early_stop.metric=eval/held/reward/won/mean"], False),
+        (["trainer.early_stop.metric=eval/held/reward/won/mean", "run.environment={name='chess', served=true}"], True),
+    ],
+)
+def test_a_watched_metric_is_of_an_evaluation_or_a_reward_of_the_environment(
+    model_path: Path, tmp_path: Path, overrides: list[str], is_known: bool
+):
+    data = {"train": "train.jsonl", "evaluation": {"held": "held.jsonl"}}
+    verifiers = [] if "run.environment" in overrides[-1] else ["run.verifiers=[{name='math'}]"]
+    basics = [f"model.path={model_path}", f"run.folder={tmp_path}", "trainer.evaluation.sets=['held']"]
+    config = load_config("trainer", TrainerSection, None, [*basics, *verifiers, *overrides])
+    with nullcontext() if is_known else pytest.raises(ConfigError, match="early_stop.metric: no evaluation has"):
+        preflight(dataclasses.replace(config, data=data))
 
 
 @pytest.fixture
