@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from pydantic import ConfigDict
 
@@ -228,16 +228,26 @@ async def _read(
     if not has_tasks(config):
         return await asyncio.to_thread(read, config)
     command = service_command(Service(ENVIRONMENT, ENVIRONMENT, ""), config.path, overrides)
-    pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
-    async with _running(command, **pipes) as process:
-        deadline = time.monotonic() + config.section.start_timeout_seconds
-        while not await _listens(config.addresses.environment):
-            if process.returncode is not None or time.monotonic() > deadline:
-                raise InputError(
-                    "data: the environment service did not start and gives no tasks; start it alone to see why"
-                )
-            await asyncio.sleep(0.2)
-        return await asyncio.to_thread(read, config)
+    with tempfile.TemporaryFile() as errors:
+        async with _running(command, stdout=asyncio.subprocess.DEVNULL, stderr=errors) as process:
+            await _until_it_listens(process, errors, config)
+            return await asyncio.to_thread(read, config)
+
+
+async def _until_it_listens(
+    process: asyncio.subprocess.Process, errors: IO[bytes], config: LoadedConfig[LauncherSection]
+) -> None:
+    """Wait for the environment service. Raises InputError, with the last line of its errors if it ended."""
+    what, seconds = "data: the environment service, which has the tasks,", config.section.start_timeout_seconds
+    deadline = time.monotonic() + seconds
+    while not await _listens(config.addresses.environment):
+        if process.returncode is not None:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise InputError(f"{what} ended with status {process.returncode}: {said}")
+        if time.monotonic() > deadline:
+            raise InputError(f"{what} did not serve within {seconds:g} s (launcher.start_timeout_seconds)")
+        await asyncio.sleep(0.2)
 
 
 async def _listens(address: str) -> bool:

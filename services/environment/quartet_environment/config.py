@@ -11,7 +11,9 @@ class EnvironmentServiceSection(Section):
     """Environments that are served, and the processes that play their episodes."""
 
     files: list[FunctionPath] = Field(
-        [], description='Environments beside the run\'s own: "FILE.py:FUNCTION". Those of packages are served as well.'
+        [],
+        description='Environments beside the run\'s own: "FILE.py:FUNCTION". Those of packages are served as well: the '
+        "ones that the run file names; all if it names none.",
     )
     max_episodes: int = Field(
         1024,

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.python_file import in_a_file
 from quartet_common.run_file import Problems
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.function import ENTRY_POINT_GROUP, lacking
 from quartet_environment.pool import EpisodePool
+from quartet_server.data_rows import sections_of_rows
 from quartet_server.worker_process import WorkerCommand
 
 _MODULE = "quartet_environment.player"
@@ -36,9 +37,14 @@ class Environment:
 
 
 def named_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, str]:
-    """Return the names of the environments, each with the key of the run file, or the entry point, that names it."""
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    names = {point.name: f"entry point {point.value}" for point in points if not lacking(point)}
+    """Return the names of the environments, each with the key of the run file, or the entry point, that names it.
+
+    Where the run file names environments, those of packages are left out that it does not name: some take a core for
+    half a minute to be imported.
+    """
+    names = {point.name: f"entry point {point.value}" for point in installed()}
+    if names and (used := {name for name, *_ in used_environments(config)}):
+        names = {name: point for name, point in names.items() if name in used}
     run = config.run.environment
     if run is not None and run.file and run.served:
         names[run.file] = "run.environment.file"
@@ -46,6 +52,25 @@ def named_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[
         if in_a_file(name := str(source["environment"])):
             names.setdefault(name, f"{key}.environment")
     return names | {path: f"environment.files[{i}]" for i, path in enumerate(config.section.files)}
+
+
+def installed() -> list[EntryPoint]:
+    """Return the entry points of packages' environments, without those that lack a package."""
+    return [point for point in entry_points(group=ENTRY_POINT_GROUP) if not lacking(point)]
+
+
+def used_environments(
+    config: LoadedConfig[EnvironmentServiceSection],
+) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    """Yield the environments of the run and of its data: name, the key that names it, its table, its parameters."""
+    sections = list(sections_of_rows(config.data, "environment", EnvironmentSection))
+    if config.run.environment is not None:
+        sections = [("run.environment", config.run.environment), *sections]
+    for where, one in sections:
+        if one.served:
+            yield one.spec_name, f"{where}.file" if one.file else where, where, one.parameters
+    for key, source in task_sources(config.data):
+        yield str(source["environment"]), f"{key}.environment", key, source.get("parameters") or {}
 
 
 def task_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -123,5 +123,12 @@ def test_packages_bring_environments(file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert checked('run.environment={name="brought", served=true}')["environments"] == ["brought"]
+    assert checked()["environments"] == ["brought"]
+    assert checked('run.environment="agent.py:play"')["environments"] == ["agent.py:play"]
+    (problem,) = refused('run.environment={name="bought", served=true}')
+    assert (
+        problem
+        == "run.environment: no environment 'bought' is served; allowed: brought; add a file to environment.files"
+    )
     (problem,) = refused('run.environment={name="brought", served=true, parameters={level="x"}}')
     assert problem.startswith("run.environment.parameters.level: got 'x'")

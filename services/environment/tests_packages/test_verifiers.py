@@ -134,7 +134,7 @@ def tokenizer(folder: Path) -> Path:
             True,
         ),
         ({"id": "duel", "env": {"timeout": {"episode": 0.001}}}, 200, "exceeded its 0.001s deadline", True),
-        ({"id": "duel", "taskset": {"second_speaks": False}}, 200, "seat 'second' sampled no token", False),
+        ({"id": "duel", "taskset": {"second_speaks": False}}, 200, "seat 'second' sampled no token", True),
         ({"id": "duel", "trainable": ["referee"]}, 200, "Reward whose value of seat 'referee' is empty", False),
     ],
 )

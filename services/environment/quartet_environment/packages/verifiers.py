@@ -174,7 +174,7 @@ def _check(episode: vf.Episode, trained: list[vf.Trace]) -> None:
         raise NotTrusted(f"none of its seats is trainable: {', '.join(episode.by_agent)}")
     for trace in trained:
         if trace.usage is None or not trace.usage.completion_tokens:
-            raise NotTrusted(f"seat '{trace.agent.name}' sampled no token")
+            raise NotTrusted(f"seat '{trace.agent.name}' sampled no token", _SERVICE_UNAVAILABLE)  # by chance
         if unscored := [name for name, reward in trace.rewards.items() if reward is None]:
             raise NotTrusted(f"seat '{trace.agent.name}' was not scored by {', '.join(unscored)}")
 
