@@ -4,9 +4,10 @@
   episodes at once, each of 8 turns, by the `openai` client of a function in a file: recorded, sent to the trainer's
   queue.
 - The limit: the same rollout plays the same conversations by an environment in its own process, without HTTP.
+- What recording costs: the agent makes all calls but the last with an application's key, which are not recorded.
 
 Random models like the demo's, a thread. A turn ends at one of eight tokens, after some 12 tokens; a text follows it.
-Both are rounds of the same services, in alternating order; tokens that the policy sampled are counted. The figures are
+All are rounds of the same services, in alternating order; tokens that the policy sampled are counted. The figures are
 medians.
 """
 
@@ -28,18 +29,25 @@ from sizes import SIZES
 
 from quartet_common.ports import free_port
 
-PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 3
+PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 5
+KEY = "an-application"
 STOPS = range(40, 48)
 AGENT = """
+from pathlib import Path
+import openai
 from quartet_environment import Endpoint, Task
 
-async def play(task: Task, endpoint: Endpoint, *, turns: int) -> float:
-    text = task.messages[0]["content"]
-    for _ in range(turns):
-        said = await endpoint.client.completions.create(
-            model=endpoint.model, prompt=text, extra_body={"skip_special_tokens": False}
-        )
+async def play(task: Task, endpoint: Endpoint, *, turns: int, key: str = "") -> float:
+    text, tokens = task.messages[0]["content"], 0
+    sampling = {**task.sampling, "extra_body": {**task.sampling["extra_body"], "skip_special_tokens": False}}
+    client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key) if key else endpoint.client
+    for turn in range(turns):
+        calls = endpoint.client if turn == turns - 1 else client
+        said = await calls.completions.create(model=endpoint.model, prompt=text, **sampling)
         text += said.choices[0].text + " 1+1="
+        tokens += said.usage.completion_tokens
+    with Path(__file__).with_name("tokens").open("a") as file:
+        file.write(f"{tokens}\\n")
     return float(task.index)
 """
 IN_PROCESS = """
@@ -78,22 +86,28 @@ def services(model: Path, folder: Path):
         settings = [f"run.id={RUN}", f"model.path={model}", "rollout.engine=vllm", "rollout.vllm.max_num_seqs=64"]
         settings += [f"addresses.broker={broker}", f"addresses.reward={reward}", f"addresses.environment={environment}"]
         settings += [f'rollout.environments=["{talk}"]', f'rollout.http.address="127.0.0.1:{free_port()}"']
+        settings += [f"rollout.http.keys_file={folder / 'keys'}", "rollout.max_direct_completions=64"]
+        (folder / "keys").write_text(f"{KEY}\n")
         rollout = stack.enter_context(service("rollout", folder, settings))
         bounds = {"max_turns": TURNS, "max_turn_tokens": 128}
         served = experience_pb2.EnvironmentSpec(name=agent, served=True, **bounds)
         served.parameters["turns"] = TURNS
-        yield broker, rollout, {"HTTP": served, "in process": experience_pb2.EnvironmentSpec(name=talk, **bounds)}
+        unrecorded = experience_pb2.EnvironmentSpec()
+        unrecorded.CopyFrom(served)
+        unrecorded.parameters["key"] = KEY
+        in_process = experience_pb2.EnvironmentSpec(name=talk, **bounds)
+        yield broker, rollout, {"HTTP": served, "in process": in_process, "unrecorded": unrecorded}
 
 
-def measure(size: str, folder: Path) -> Figure:
-    """Compare both sides with a model of this size."""
+def measure(size: str, folder: Path) -> list[Figure]:
+    """Compare all sides with a model of this size."""
     import grpc
     from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, rollout_pb2, rollout_pb2_grpc
 
     model = folder / "model"
     python = str(ENVIRONMENTS / "rollout" / "bin" / "python")
     subprocess.run([python, str(ROOT / "benchmarks" / "sizes.py"), size, str(model)], check=True, timeout=LIMIT_SECONDS)
-    rates: dict[str, list[float]] = {"HTTP": [], "in process": []}
+    rates: dict[str, list[float]] = {"HTTP": [], "in process": [], "unrecorded": []}
     with contextlib.ExitStack() as stack:
         broker, rollout, environments = stack.enter_context(services(model, folder))
         stub = broker_pb2_grpc.BrokerServiceStub(stack.enter_context(grpc.insecure_channel(broker)))
@@ -112,7 +126,7 @@ def measure(size: str, folder: Path) -> Figure:
 
         def round_of(side: str) -> float:
             nonlocal made
-            began, before = time.perf_counter(), tokens()
+            began, before = time.perf_counter(), tokens(side)
             instances = []
             for number in range(made, made + PROMPTS):
                 reference = reward_pb2.Reference(answer="3")
@@ -127,9 +141,12 @@ def measure(size: str, folder: Path) -> Figure:
                 if stats.dead or time.perf_counter() - began > LIMIT_SECONDS:
                     raise RuntimeError(f"{side}: {stats}\n{(folder / 'rollout.log').read_text()[-2000:]}")
                 time.sleep(0.02)
-            return (tokens() - before) / (time.perf_counter() - began)
+            return (tokens(side) - before) / (time.perf_counter() - began)
 
-        def tokens() -> int:
+        def tokens(side: str) -> int:
+            if side == "unrecorded":  # the rollout does not count them
+                counts = folder / "tokens"
+                return sum(map(int, counts.read_text().split())) if counts.exists() else 0
             return ours.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS).tokens_total
 
         for turn in range(-1, ROUNDS):
@@ -138,8 +155,11 @@ def measure(size: str, folder: Path) -> Figure:
                 if turn >= 0:
                     rates[side].append(rate)
     print(f"{size}: { {side: [round(rate) for rate in each] for side, each in rates.items()} }", file=sys.stderr)
-    http, limit = (statistics.median(rates[side]) for side in ("HTTP", "in process"))
-    return Figure(f"agents: episodes over HTTP, {size} parameters", "tokens/s", http, limit, "in process", "higher")
+    http, limit, unrecorded = (statistics.median(each) for each in rates.values())
+    return [
+        Figure(f"agents: episodes over HTTP, {size} parameters", "tokens/s", http, limit, "in process", "higher"),
+        Figure(f"agents: recorded episodes, {size} parameters", "tokens/s", http, unrecorded, "unrecorded", "higher"),
+    ]
 
 
 def main(sizes: list[str]) -> None:
@@ -152,7 +172,7 @@ def main(sizes: list[str]) -> None:
             os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(Path(folder) / "redis"))
             command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__, "--side", size, folder]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=2 * (ROUNDS + 2) * LIMIT_SECONDS)
-            figures.append(Figure(**json.loads(done.stdout)))
+            figures += [Figure(**each) for each in json.loads(done.stdout)]
     report(*figures)
 
 
@@ -163,6 +183,6 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     if chosen.side:
         sys.path.append(str(ROOT / "services" / "rollout" / "tests" / "engines"))
-        print(json.dumps(asdict(measure(chosen.side[0], Path(chosen.side[1])))))
+        print(json.dumps([asdict(each) for each in measure(chosen.side[0], Path(chosen.side[1]))]))
     else:
         main([chosen.size] if chosen.size else ["0.3 M", "30 M"])

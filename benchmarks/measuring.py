@@ -100,8 +100,10 @@ class Side:
 
 
 @contextlib.contextmanager
-def service(kind: str, folder: Path, settings: list[str]) -> Iterator[str]:
-    """Run a service of this checkout; yield its address once it serves. `settings`: KEY=VALUE of the run file.
+def service(kind: str, folder: Path, settings: list[str], seconds: float = START_SECONDS) -> Iterator[str]:
+    """Run a service of this checkout; yield its address once it serves, within so many seconds.
+
+    `settings`: KEY=VALUE of the run file.
 
     Raises:
         RuntimeError: it did not come up; the text is the end of its log.
@@ -116,7 +118,7 @@ def service(kind: str, folder: Path, settings: list[str]) -> Iterator[str]:
     with process(command, log, cwd=folder), grpc.insecure_channel(address) as channel:
         try:
             health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=START_SECONDS, wait_for_ready=True
+                health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True
             )
         except grpc.RpcError as error:
             raise RuntimeError(f"{kind} does not serve ({error.code()}): {log.read_text()[-2000:]}") from error

@@ -52,7 +52,8 @@ BENCHMARKS = (
     Benchmark("loading_memory", "trainer", 600),
     Benchmark("weight_stall", "rollout", 900),
     Benchmark("engines", "dev", 2400),
-    Benchmark("agents", "dev", 1500),
+    Benchmark("agents", "dev", 2100),
+    Benchmark("hostile_agents", "dev", 1500),
     Benchmark("simulate", "dev", 600),
 )
 
