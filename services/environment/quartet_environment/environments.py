@@ -112,26 +112,24 @@ def describe(
     name: str,
     field: str,
     section: EnvironmentServiceSection,
-    parameters: Mapping[str, Any] | None = None,
-    table: str = "",
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Load an environment in a process of its own; return "description", "schema" and "has_tasks".
 
     Args:
         field: what names it, for errors.
-        parameters: are checked, if given.
-        table: that has the parameters, for errors.
+        parameters: to check, each with the table that has them, for errors. All in one process: a package may take
+            many seconds to load.
 
     Raises:
-        ConfigError: it cannot be loaded, is no environment, or refuses a parameter.
+        ConfigError: it cannot be loaded, is no environment, or refuses parameters.
     """
-    given = [f"--parameters={json.dumps(parameters)}"] if parameters else []
-    command = [sys.executable, "-m", _MODULE, f"--function={name}", "--describe", *given]
+    command = [sys.executable, "-m", _MODULE, f"--function={name}", "--describe"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace"
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True, errors="replace"
     )
     try:
-        output, errors = process.communicate(timeout=section.start_seconds)
+        output, errors = process.communicate(json.dumps(parameters or {}), timeout=section.start_seconds)
         told = json.loads(output)
     except subprocess.TimeoutExpired:
         process.kill()
@@ -140,6 +138,7 @@ def describe(
     except ValueError:
         told = {"error": f"'{name}' ended its process with status {process.returncode}: {errors[-500:].strip()}"}
     if "error" in told:
-        where = f"{table}." if told.get("of_parameters") else f"{field}: "
-        raise ConfigError(f"{where}{told['error']}")
+        raise ConfigError(f"{field}: {told['error']}")
+    if told["refused"]:
+        raise ConfigError(*told["refused"])
     return told

@@ -10,7 +10,7 @@ Run by `python -m quartet_environment.player`. Requests and answers, with the nu
     <- {"event": "beat", "stalled": 0.0}          each half second; how long the event loop has stood still, in seconds
     <- {"event": "hung", "id": 1 | null, "seconds": 10.0, "place": "FILE:LINE", "traceback": "…"}
 
-With `--describe` it prints what the environment is, and whether it takes the parameters that are given, as JSON; with
+With `--describe` it prints what the environment is, and what it refuses of the parameters on its input, as JSON; with
 `--tasks` it answers {"event": "tasks", "parameters": {…}, "limit": 10} with {"event": "task", "task": {…}} for each,
 then {"event": "end"}.
 """
@@ -107,7 +107,8 @@ class Player:
     async def _answer(self, message: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
         function = self._function
         try:
-            parameters = function.check(message["parameters"])
+            # In a thread: the check of a package's parameters may import for seconds, in which no episode could go on.
+            parameters = await asyncio.to_thread(function.check, message["parameters"])
             task = Task(**message["task"], parameters=parameters)
             return {"event": "finished", **read_result(await function.play(task, endpoint, parameters))}
         except InvalidParameter as error:
@@ -160,13 +161,12 @@ def main() -> None:
     parser.add_argument("--function", required=True)
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--tasks", action="store_true")
-    parser.add_argument("--parameters", type=json.loads, default={})
     parser.add_argument("--hang-seconds", type=float, default=10.0)
     parser.add_argument("--parent", type=int)
     arguments = parser.parse_args()
     if arguments.describe:
         output, sys.stdout = sys.stdout, sys.stderr  # keep what the file prints out of the description
-        print(json.dumps(_description(arguments.function, arguments.parameters)), file=output)
+        print(json.dumps(_description(arguments.function, json.load(sys.stdin))), file=output)
         return
     requests, answers = worker_protocol.become_worker(arguments.parent)
     if arguments.tasks:
@@ -177,16 +177,19 @@ def main() -> None:
     asyncio.run(Player(function, answers, arguments.hang_seconds).run(requests))
 
 
-def _description(source: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _description(source: str, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what an environment is, and which of the tables of parameters it refuses."""
     try:
         function = Function(source)
-        if parameters:
-            function.check(parameters)
-        return function.description()
-    except InvalidParameter as error:
-        return {"error": f"parameters.{error.key}: got {error.came}; allowed: {error.allowed}", "of_parameters": True}
     except (FileError, Refused) as error:
         return {"error": str(error)}
+    refused = []
+    for table, values in parameters.items():
+        try:
+            function.check(values)
+        except InvalidParameter as error:
+            refused.append(f"{table}.parameters.{error.key}: got {error.came}; allowed: {error.allowed}")
+    return {**function.description(), "refused": refused}
 
 
 def _send_tasks(source: str, requests: BinaryIO, answers: BinaryIO) -> None:

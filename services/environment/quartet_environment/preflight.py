@@ -18,20 +18,22 @@ def preflight(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Any]
     """
     section, named = config.section, named_environments(config)
     lacked = {point.name: lacking(point) for point in entry_points(group=ENTRY_POINT_GROUP)}
-    checked: set[str] = set()
+    fields, given = dict(named), dict[str, dict[str, Mapping[str, Any]]]()
+    missing = []
+    for name, field, table, parameters in used_environments(config):
+        if packages := lacked.get(name):
+            missing.append(f"{field}: '{name}' needs a package: {install_command(*packages)}")
+        elif name not in named:
+            missing.append(f"{field.removesuffix('.file')}: no environment '{name}' is served; {_allowed(named)}")
+        else:
+            if name not in given:
+                fields[name] = field
+            given.setdefault(name, {}).update({table: parameters} if parameters else {})
     with Problems() as problems:
-        for name, field, table, parameters in used_environments(config):
-            if packages := lacked.get(name):
-                problems.add(f"{field}: '{name}' needs a package: {install_command(*packages)}")
-            elif name not in named:
-                problems.add(f"{field.removesuffix('.file')}: no environment '{name}' is served; {_allowed(named)}")
-            elif name not in checked or parameters:
-                checked.add(name)
-                with problems.collecting():
-                    describe(name, field, section, parameters, table)
-        for name in named.keys() - checked:
+        for name, field in fields.items():
             with problems.collecting():
-                describe(name, named[name], section)
+                describe(name, field, section, given.get(name))
+        problems.add(*missing)
     return {"environments": sorted(named), "workers": section.workers}
 
 

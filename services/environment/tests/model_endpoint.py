@@ -1,13 +1,13 @@
 """A stand-in for the rollout's endpoint, whose vLLM cannot share an environment with verifiers or OpenEnv.
 
-A chat's answer is the last word of the last message, a completion's `text`. With tools it calls, one a turn, those
-that the first message of the user names, or those that are given. Tokens are answered with their last one, in the form
-that clients of `renderers` read.
+A chat's answer is the last word of the last message, a completion's `text`; with `writes`, what that function makes of
+the text so far. With tools it calls, one a turn, those that the first message of the user names, or those that are
+given. Tokens are answered with their last one, in the form that clients of `renderers` read.
 """
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,7 +48,10 @@ def answer_tokens(body: Json) -> Json:
 
 @contextmanager
 def model_endpoint(
-    status: int = 200, text: str = "", calls: Sequence[tuple[str, str]] | None = None
+    status: int = 200,
+    text: str = "",
+    calls: Sequence[tuple[str, str]] | None = None,
+    writes: Callable[[str], str] | None = None,
 ) -> Iterator[tuple[str, list[Json]]]:
     """The endpoint's base URL, and the requests that it gets."""
     requests: list[Json] = []
@@ -63,12 +66,20 @@ def model_endpoint(
                 self.send(status, {"error": {"message": "no more today"}})
                 return
             if "prompt" in body:
-                choice = {"index": 0, "text": text, "finish_reason": "stop"}
+                said = writes(body["prompt"]) if writes else text
+                choice = {"index": 0, "text": said, "finish_reason": "stop"}
                 self.send(
                     200, {"id": "a", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
                 )
                 return
-            self.send(200, answer_tokens(body) if self.path == "/inference/v1/generate" else answer(body, calls))
+            if self.path == "/inference/v1/generate":
+                self.send(200, answer_tokens(body))
+                return
+            chat = answer(body, calls)
+            if writes:
+                so_far = "".join(str(one["content"]) for one in body["messages"])
+                chat["choices"][0]["message"]["content"] = writes(so_far)
+            self.send(200, chat)
 
         def do_GET(self) -> None:  # noqa: N802
             self.send(200, {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 512}]})

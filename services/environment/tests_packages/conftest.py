@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parent / "tests"), str(HERE / "tasksets")]  # episodes
+TASKSETS = [str(HERE / "tasksets"), str(HERE.parents[2] / "examples" / "verifiers_game")]
+sys.path += [str(HERE.parent / "tests"), *TASKSETS]  # episodes
 # Worker processes, and the tool servers that verifiers starts, import tasksets by their names.
-os.environ["PYTHONPATH"] = str(HERE / "tasksets")
+os.environ["PYTHONPATH"] = os.pathsep.join(TASKSETS)

@@ -205,7 +205,7 @@ async def _environment(config: vf.EnvConfig) -> vf.Env:
 
 async def _serve(config: vf.EnvConfig, ready: "asyncio.Future[vf.Env]") -> None:
     try:
-        environment = load_environment(config)
+        environment = await asyncio.to_thread(load_environment, config)  # imports for seconds
         async with environment.serving():
             # verifiers 0.4 (v1/env.py, Env.serving) shares one server among all rollouts, which keeps a connection pool
             # for each episode's key. Without it each rollout has a server of its own, which ends with it.
