@@ -39,6 +39,9 @@ class EndpointServer:
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=max(1, int(self._drain_seconds)),
+            # httpx, and so the OpenAI client, keeps an idle connection for 5 s, as uvicorn does by default: a request
+            # on a connection that is just being closed fails.
+            timeout_keep_alive=60,
         )
         config.load()
         if self._security.tls:
