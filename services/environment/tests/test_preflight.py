@@ -97,6 +97,15 @@ def test_environments_of_rows_are_checked(file, tmp_path):
     assert "rows.jsonl, line 2: environment: no environment 'agent.py:anything' is served" in problems[1]
 
 
+def test_parameters_of_the_run_and_of_its_data_are_all_checked(file):
+    run = 'run.environment={file="agent.py:play", parameters={tries="many"}}'
+    problems = refused(run, 'data.train={environment="agent.py:play", parameters={count="few", level="easy"}}')
+    assert [problem.split(";")[0] for problem in problems] == [
+        "run.environment.parameters.tries: got 'many'",
+        "data.train.parameters.count: got 'few'",
+    ]
+
+
 def test_what_the_data_are_tasks_of_is_served(file):
     train = 'data.train={environment="agent.py:play"}'
     assert checked(train, 'data.evaluation={held={environment="agent.py:anything"}}')["environments"] == [
