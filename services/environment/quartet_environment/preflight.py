@@ -1,5 +1,6 @@
 """The checks before the environment service starts, which --dry-run runs alone."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
