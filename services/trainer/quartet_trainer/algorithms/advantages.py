@@ -22,13 +22,17 @@ def group_normalized(rewards: Tensor, groups: Tensor, epsilon: float) -> Tensor:
 
 def group_centered(rewards: Tensor, groups: Tensor) -> Tensor:
     """r - mean: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)."""
-    rewards = rewards.double()
-    sizes = torch.bincount(groups).double()
-    mean = torch.zeros_like(sizes).index_add_(0, groups, rewards) / sizes
+    rewards, mean = rewards.double(), group_mean(rewards, groups)
     lowest = torch.full_like(mean, torch.inf).scatter_reduce_(0, groups, rewards, "amin")
     highest = torch.full_like(mean, -torch.inf).scatter_reduce_(0, groups, rewards, "amax")
     varies = highest > lowest
     return torch.where(varies[groups], rewards - mean[groups], 0.0)
+
+
+def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Mean of each group's rewards, float64 [B]."""
+    sizes = torch.bincount(groups).double()
+    return torch.zeros_like(sizes).index_add_(0, groups, rewards.double()) / sizes
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""The built-in algorithms: each class has its own keys, defaults, advantages and loss; an example is its test."""
+"""The built-in algorithms: each class has its own keys, defaults, advantages and loss; an example is its test.
+
+DPPO, MaxRL and RLOO are in files of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ from quartet_trainer.algorithms.base import (
     RewardClip,
     Scored,
 )
+from quartet_trainer.algorithms.dppo import DPPO
+from quartet_trainer.algorithms.max_rl import MaxRL
+from quartet_trainer.algorithms.rloo import RLOO, RLOOSequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,24 +85,6 @@ class DAPO(GroupNormalized, ClippedRatio):
     mask_truncated: MaskTruncated = True
 
 
-class RLOO(ClippedRatio):
-    """RLOO: A = r - mean of the group's other completions (Ahmadian et al. 2024, arXiv:2402.14740).
-
-    The ratio is clipped per token; losses are summed over a completion, because the completion is the action.
-
-    >>> advantages([1, 0], [1, 1])
-    [1.0, -1.0, 0.0, 0.0]
-    """
-
-    name: Literal["rloo"] = "rloo"
-    aggregation: Aggregation = "sequence-mean-token-sum"
-
-    def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        from quartet_trainer.algorithms.advantages import leave_one_out
-
-        return leave_one_out(rewards, groups)
-
-
 class ReinforcePP(ClippedRatio):
     """REINFORCE++: no groups and no critic; token returns, whitened over the batch (Hu 2025, arXiv:2501.03262).
 
@@ -143,6 +131,8 @@ class ReinforcePPBaseline(ClippedRatio):
 
 class GSPO(GroupNormalized, ClippedRatio):
     """GSPO: GRPO with one ratio per completion, its tokens' geometric mean (Zheng et al. 2025, arXiv:2507.18071).
+
+    It is computed as GSPO-token, sg(ratio) * pi / sg(pi), which also takes a different advantage for each turn.
 
     The bounds are the paper's: a mean of log-ratios is far nearer to 0 than a single one. An engine's arithmetic, or
     one step of staleness, changes it by more than that: hence the ratio is to the policy just before the step.
@@ -223,5 +213,8 @@ class PPO(ClippedRatio):
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     kind.model_fields["name"].default: kind
-    for kind in (GRPO, DrGRPO, DAPO, RLOO, ReinforcePP, ReinforcePPBaseline, GSPO, CISPO, PPO)
+    for kind in (
+        *(GRPO, DrGRPO, DAPO, RLOO, RLOOSequence, ReinforcePP, ReinforcePPBaseline),
+        *(GSPO, CISPO, DPPO, MaxRL, PPO),
+    )
 }

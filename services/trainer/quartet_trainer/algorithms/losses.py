@@ -43,11 +43,15 @@ def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return (log_probs - old_log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
-def sequence_mean(values: Tensor, sequences: Tensor) -> Tensor:
-    """For each token, the mean of `values` [t] over its completion, `sequences` int64 [t]. Returns [t]."""
+def sequence_sum(values: Tensor, sequences: Tensor) -> Tensor:
+    """For each token, the sum of `values` [t] over its completion, `sequences` int64 [t]. Returns [t]."""
     count = int(sequences.max()) + 1 if sequences.numel() else 0
-    tokens = torch.bincount(sequences, minlength=count).to(values).clamp(min=1)
-    return (values.new_zeros(count).index_add(0, sequences, values) / tokens)[sequences]
+    return values.new_zeros(count).index_add(0, sequences, values)[sequences]
+
+
+def sequence_counts(values: Tensor, sequences: Tensor) -> Tensor:
+    """For each token, the number of its completion's tokens, [t], of the type of `values` [t]."""
+    return sequence_sum(torch.ones_like(values), sequences)
 
 
 def clipped_ratio_loss(
@@ -80,15 +84,18 @@ def sequence_ratio_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float = 0.0,
+    product: bool = False,
 ) -> TokenLosses:
     """The clipped surrogate with one ratio per completion, exp(mean over its tokens of log_probs - old_log_probs).
 
-    GSPO (Zheng et al. 2025, arXiv:2507.18071), in its token form: a token's ratio has the completion's value and the
-    gradient of its own log-prob. The mean over a completion is then the paper's loss, and tokens may have different
-    advantages.
+    GSPO-token (Zheng et al. 2025, arXiv:2507.18071): a token's ratio has the completion's value and the gradient of its
+    own log-prob. The mean over a completion is then GSPO's loss, and tokens may have different advantages. With
+    `product` the sum takes the mean's place: the ratio is that of the completion's probabilities.
     """
-    mean = sequence_mean((log_probs - old_log_probs).detach(), sequences)
-    exponent = mean.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND) + (log_probs - log_probs.detach())
+    difference = (log_probs - old_log_probs).detach()
+    total = sequence_sum(difference, sequences)
+    shared = total if product else total / sequence_counts(difference, sequences)
+    exponent = shared.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND) + (log_probs - log_probs.detach())
     return _clipped(exponent.exp(), advantages, clip_low, clip_high, dual_clip)
 
 

@@ -48,6 +48,19 @@ def cispo(difference: float, advantage: float, log_prob: float, high: float, low
     return -weight * advantage * log_prob, -weight * advantage
 
 
+def dppo(log_prob: float, old: float, advantage: float, divergence: str, low: float, high: float) -> Slope:
+    """-M r A; M is 0 where the token's two-way divergence is above its bound and the update would raise it."""
+    exponent, slope = held(log_prob - old)
+    p, q = math.exp(old), math.exp(log_prob)
+    if divergence == "tv":
+        apart = abs(p - q)
+    else:
+        apart = p * math.log(p / q) + (1 - p) * (math.log(max(1 - p, 1e-8)) - math.log(max(1 - q, 1e-8)))
+    if apart > (high if advantage > 0 else low) and (advantage > 0) == (q > p):
+        return 0.0, 0.0
+    return -math.exp(exponent) * advantage, -math.exp(exponent) * advantage * slope
+
+
 KLS: dict[str, Callable[[float], Slope]] = {
     # Of d = log p - log p_other.
     "k1": lambda d: held(d),
@@ -75,6 +88,11 @@ def centered(rewards: Sequence[float]) -> list[float]:
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
     return [r - (sum(rewards) - r) / max(1, len(rewards) - 1) for r in rewards] if len(rewards) > 1 else [0.0]
+
+
+def relative_to_mean(rewards: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(rewards)
+    return [r / mean - 1 if mean > 0 else 0.0 for r in rewards]
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
@@ -182,7 +200,9 @@ def read(
     return found
 
 
-OF_GROUP: dict[str, Callable[[Sequence[float]], list[float]]] = {"dr_grpo": centered, "rloo": leave_one_out}
+OF_GROUP: dict[str, Callable[[Sequence[float]], list[float]]] = {
+    "dr_grpo": centered, "rloo": leave_one_out, "rloo_sequence": leave_one_out, "max_rl": relative_to_mean,
+}  # fmt: skip
 
 
 def estimate(completions: list[Completion], algorithm: str, beta: float, kl: str, recompute: bool) -> None:
@@ -226,6 +246,12 @@ def policy_losses(
     differences, log_probs = (lp.detach() - old).tolist(), lp.tolist()
     if algorithm == "cispo":
         return with_slope([cispo(*at, high) for at in zip(differences, advantages, log_probs, strict=True)], lp)
+    if algorithm == "dppo":
+        each = zip(log_probs, old.tolist(), advantages, strict=True)
+        return with_slope([dppo(*at, "tv", 0.15, 0.15) for at in each], lp)
+    if algorithm == "rloo_sequence" and differences:  # one loss; each token adds the slope of its own log-prob
+        value, slope = surrogate(held(sum(differences))[0], advantages[0], low, high, dual)
+        return with_slope([(value / len(differences), slope)] * len(differences), lp)
     if algorithm == "gspo" and differences:  # of the mean; its gradient is the mean of its tokens'
         differences = [statistics.fmean(differences)] * len(differences)
     return with_slope([surrogate(d, a, low, high, dual) for d, a in zip(differences, advantages, strict=True)], lp)
@@ -252,6 +278,9 @@ OF_ALGORITHM: dict[str, dict[str, Any]] = {
         "clip_low": 3e-4, "clip_high": 4e-4, "old_log_probs": "recompute", "aggregation": "sequence-mean-token-mean",
     },
     "cispo": {"clip_high": 4.0},
+    "rloo_sequence": {"aggregation": "sequence-mean-token-sum", "old_log_probs": "recompute"},
+    "dppo": {},
+    "max_rl": {},
     "ppo": {"kl_in": "reward", "kl_estimator": "k1"},
 }  # fmt: skip
 

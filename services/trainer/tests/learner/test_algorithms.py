@@ -27,7 +27,7 @@ from learner_helpers import (
 from pydantic import ValidationError
 from reference import DEFAULTS, OF_ALGORITHM, OF_GROUP, SharedTrunk, batch_loss, load
 
-from quartet_common.tensors import encode, encode_ragged
+from quartet_common.tensors import decode, encode, encode_ragged
 from quartet_trainer import algorithms
 from quartet_trainer.algorithms import ALGORITHMS, Algorithm, Scored, read_algorithm
 from quartet_trainer.batch import decode_groups
@@ -64,7 +64,9 @@ CASES: list[dict[str, Any]] = [
     {"algorithm": "reinforce_pp", "kl_coefficient": 0.1, "correction": "none", **RECOMPUTE},
     {"algorithm": "reinforce_pp_baseline", "kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k3"},
     {"algorithm": "gspo", "old_log_probs": "rollout", "clip_low": 0.8, "clip_high": 3.0},
+    {"algorithm": "rloo_sequence", "old_log_probs": "rollout", "clip_low": 0.8, "clip_high": 3.0, "dual_clip": 4.0},
     {"algorithm": "cispo", "clip_high": 0.5},
+    {"algorithm": "dppo", "kl_coefficient": 0.3},
     PPO,
     {**PPO, "critic": {"form": "head", "value_coefficient": 2.0}},
     {**PPO, "critic": {"form": "head"}, "correction": "none", **RECOMPUTE},
@@ -90,6 +92,14 @@ def extremes() -> list[Any]:
     rare = make_group(rng, [3, 3], rewards=[1.0, -1.0])
     rare.rollout_log_probs.CopyFrom(rows(rare.rollout_log_probs, [[-1e-4, 0.0, -3.0]] * 2, np.float32))
     return [masked, none, ones, equal, huge, rare]
+
+
+def zero_or_one(batch: list[Any]) -> list[Any]:
+    """The batch with rewards as MaxRL means them: 1 where they are positive."""
+    copies = [type(group).FromString(group.SerializeToString()) for group in batch]
+    for group in copies:
+        group.rewards.CopyFrom(encode((decode(group.rewards) > 0).astype(np.float32)))
+    return copies
 
 
 def moved(learner: Any) -> Any:
@@ -129,6 +139,7 @@ def test_loss_and_gradient(
     logits_at_once: int,
 ) -> None:
     monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", logits_at_once)
+    batch = zero_or_one(batch) if values.get("algorithm") == "max_rl" else batch
     learner = moved(make_learner(model_path, micro_batch_tokens=micro_batch_tokens, **values))
     model, reference = (load(model_path) for _ in range(2))
     model.load_state_dict(learner._causal_lm.state_dict())

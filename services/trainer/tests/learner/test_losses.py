@@ -11,6 +11,7 @@ import reference
 import torch
 from torch import Tensor, tensor
 
+from quartet_trainer.algorithms import read_algorithm
 from quartet_trainer.algorithms.advantages import (
     generalized_advantages,
     group_centered,
@@ -21,6 +22,7 @@ from quartet_trainer.algorithms.advantages import (
     token_rewards,
     whitened,
 )
+from quartet_trainer.algorithms.dppo import DPPO
 from quartet_trainer.algorithms.losses import (
     KL_ESTIMATORS,
     clipped_ratio_loss,
@@ -30,8 +32,11 @@ from quartet_trainer.algorithms.losses import (
     masked_importance_weight,
     masked_sequence_weight,
     sequence_ratio_loss,
+    token_weights,
     truncated_importance_weight,
 )
+from quartet_trainer.algorithms.max_rl import MaxRL, relative_to_mean
+from quartet_trainer.algorithms.rloo import RLOOSequence
 from quartet_trainer.learner.metrics import target_metrics
 
 DIFFERENCES = [-400.0, -20.5, -19.5, -3.0, -0.25, 0.0, 0.25, 1.5, 3.0, 19.5, 20.5, 400.0]
@@ -81,6 +86,85 @@ def test_gspo_of_a_long_completion_of_huge_ratios(dtype: torch.dtype) -> None:
     new = torch.tensor([300.0, -300.0, 0.0, 0.0], dtype=dtype, requires_grad=True)
     old, advantages = torch.zeros(4, dtype=dtype), torch.full((4,), 2.0, dtype=dtype)
     agree(sequence_ratio_loss(new, old, advantages, torch.zeros(4).long(), 0.2, 0.2).loss / 4, new, [(-0.5, -0.5)] * 4)
+
+
+NEW = [[-0.5, -1.2, -0.9, -2.0], [-1.0, -0.3, -2.2], [-0.7, -1.5], [-3.0, -0.2, -0.4, -1.1]]
+OLD = [[-0.6, -1.3, -0.9, -1.9], [-1.4, -0.2, -2.5], [-0.4, -1.3], [-2.9, -0.3, -0.4, -1.1]]
+ADVANTAGES = [1.5, -0.5, 0.25, -1.25]
+OF_TRL: dict[str, tuple[float, list[list[float]]]] = {
+    "rloo_sequence": (
+        0.08791758953840595,
+        [[-0.4144390942783677] * 4, [0.22776485004881353] * 3, [-0.03790816623203959] * 2, [0.3124999999999997] * 4],
+    ),
+    "gspo": (
+        0.03200712563139757,
+        [[-0.09612329254916521] * 4, [0.050891781590007075] * 3, [-0.024337524470981402] * 2, [0.078125] * 4],
+    ),
+}
+"""Loss and gradient of `RLOOTrainer`, and of `GRPOTrainer` with importance_sampling_level "sequence" and loss_type
+"grpo", of TRL 1.16 in float64, with epsilon 0.2, for these log-probs and advantages of completions."""
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+def test_losses_of_completions_are_those_of_trl(name: str) -> None:
+    lengths = tensor([len(tokens) for tokens in NEW])
+    new, old = (tensor([lp for tokens in rows for lp in tokens], dtype=torch.float64) for rows in (NEW, OLD))
+    sequences = torch.repeat_interleave(torch.arange(4), lengths)
+    advantages = tensor(ADVANTAGES, dtype=torch.float64)[sequences]
+    algorithm = read_algorithm({"name": name, "clip_low": 0.2, "clip_high": 0.2})
+    losses = algorithm.policy_loss(new.requires_grad_(), old, advantages, sequences).loss
+    weights = token_weights(algorithm.aggregation, torch.ones(13).bool(), sequences, completions=4, length=4)
+    loss = (weights * losses).sum()
+    (gradient,) = torch.autograd.grad(loss, new)
+    value, slopes = OF_TRL[name]
+    assert loss.item() == pytest.approx(value, rel=1e-9)
+    assert gradient.tolist() == pytest.approx([slope for row in slopes for slope in row], rel=1e-9)
+
+
+@dtypes
+def test_gspo_with_an_advantage_of_each_token(dtype: torch.dtype) -> None:
+    """GSPO-token: sg(s) * pi / sg(pi), with s = exp((0.2 - 0.4) / 2), clipped by the sign of the token's advantage."""
+    old, sequences = tensor([-1.0, -2.0], dtype=dtype), torch.zeros(2).long()
+    new = (old + tensor([0.2, -0.4], dtype=dtype)).requires_grad_()
+    s = math.exp(-0.1)
+    found = sequence_ratio_loss(new, old, tensor([3.0, -0.5], dtype=dtype), sequences, 0.05, 0.05)
+    agree(found.loss, new, [(-3.0 * s, -3.0 * s), (0.5 * 0.95, 0.0)])
+
+
+@dtypes
+def test_rloo_of_a_completion_of_huge_ratios(dtype: torch.dtype) -> None:
+    """e^300 and e^-300 make 1, of which each token has its part; a product of e^400 is held at e^20, bounded by 3 A."""
+    rloo = RLOOSequence(dual_clip=3.0)
+    new = torch.tensor([300.0, -300.0, 0.0, 0.0, 250.0, 150.0], dtype=dtype, requires_grad=True)
+    advantages, old = tensor([2.0] * 4 + [-1.0] * 2, dtype=dtype), torch.zeros(6, dtype=dtype)
+    found = rloo.policy_loss(new, old, advantages, tensor([0, 0, 0, 0, 1, 1]))
+    agree(found.loss, new, [(-0.5, -2.0)] * 4 + [(1.5, 0.0)] * 2)
+    assert found.clipped_high.tolist() == [False] * 4 + [True] * 2
+
+
+@dtypes
+@pytest.mark.parametrize("values", [{}, {"divergence": "kl"}, {"clip_low": 0.02, "clip_high": 0.3}], ids=str)
+def test_dppo(dtype: torch.dtype, values: dict[str, Any]) -> None:
+    """On likely and rare tokens, where a ratio and a divergence disagree, and at probabilities of 0 and 1."""
+    probabilities = [1e-12, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.66, 0.9, 0.99, 1 - 1e-5]
+    cases = [(p, q, a) for p in probabilities for q in probabilities for a in (-3.0, 0.0, 0.5)]
+    old, new, advantages = (tensor(column, dtype=torch.float64) for column in zip(*cases, strict=True))
+    old, new = old.log().to(dtype), new.log().to(dtype).requires_grad_()
+    found = DPPO(**values).policy_loss(new, old, advantages.to(dtype), torch.arange(len(cases)))
+    kind = values.get("divergence", "tv")
+    bounds = (values.get("clip_low", 0.05 if kind == "kl" else 0.15), values.get("clip_high", 0.15))
+    bounds = (bounds[0], 0.05) if kind == "kl" else bounds
+    each = zip(new.tolist(), old.tolist(), advantages.tolist(), strict=True)
+    agree(found.loss, new, [reference.dppo(*case, kind, *bounds) for case in each])
+    masked = found.clipped_low | found.clipped_high
+    assert torch.equal(masked, (found.loss == 0) & (advantages != 0)) and masked.any() and not masked.all()
+    assert not (found.clipped_low & (new > old)).any() and not (found.clipped_high & (new < old)).any()
+    # Twice as likely, and still rare: PPO's clip would take the token's gradient, a divergence of 1e-4 does not.
+    rare = DPPO(**values).policy_loss(tensor([2e-4]).log(), tensor([1e-4]).log(), tensor([1.0]), tensor([0]))
+    assert not rare.clipped_high.any()
+    certain = torch.zeros(1, dtype=dtype)  # a probability of 1, under one policy or both
+    for pair in ((certain, certain), (certain, certain - 1), (certain - 1, certain)):
+        assert DPPO(**values).policy_loss(*pair, torch.ones_like(certain), tensor([0])).loss.isfinite().all()
 
 
 @dtypes
@@ -135,7 +219,12 @@ def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return group_normalized(rewards, groups, 1e-4)
 
 
-ESTIMATES = {grpo: reference.normalized, group_centered: reference.centered, leave_one_out: reference.leave_one_out}
+ESTIMATES = {
+    grpo: reference.normalized,
+    group_centered: reference.centered,
+    leave_one_out: reference.leave_one_out,
+    relative_to_mean: reference.relative_to_mean,
+}
 
 
 @pytest.mark.parametrize("estimate", ESTIMATES)
@@ -149,6 +238,20 @@ def test_advantages(estimate: Callable[..., Tensor], scale: float) -> None:
     found = estimate(rewards, numbers)
     assert found[:7].tolist() == pytest.approx(expected, rel=1e-9, abs=0.0)
     assert not found[7:].any() and not group_std(rewards, numbers)[[1, 3]].any()
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_advantages_of_max_rl_are_the_gradient_of_the_likelihood(size: int) -> None:
+    """K successes of N: N - K over K, and -1 for a failure; nothing without a success, or below a mean of 0."""
+    groups = [[1.0] * solved + [0.0] * (size - solved) for solved in range(size + 1)] + [[0.5, *[-1.0] * (size - 1)]]
+    rewards = tensor([reward for group in groups for reward in group], dtype=torch.float64)
+    found = MaxRL().completion_advantages(rewards, torch.arange(len(groups)).repeat_interleave(size))
+    expected = [
+        (size - solved) / solved if index < solved else -1.0 if solved else 0.0
+        for solved in range(size + 1)
+        for index in range(size)
+    ]
+    assert found.tolist() == pytest.approx(expected + [0.0] * size, rel=1e-12)
 
 
 # --- Returns, values --------------------------------------------------------------------------------------------------

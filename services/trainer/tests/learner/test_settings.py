@@ -35,6 +35,11 @@ HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}
         ({"lora": {"r": 4, "target_modules": "q_proj"}}, r'such as \["q_proj", "v_proj"\], or "all-linear"'),
         ({"lora": {"r": 4, "target_modules": []}}, 'or "all-linear"'),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
+        (
+            {"algorithm": {"name": "max_rl", "kl_in": "reward"}},
+            "max_rl divides by the mean reward, which a KL would make",
+        ),
+        ({"algorithm": {"name": "dppo", "divergence": "js"}}, "'tv' or 'kl'"),
         ({"algorithm": {"correction": "icepop"}}, 'it needs old_log_probs = "recompute"'),
         ({**HEAD, "plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not'),
         ({"preset": "colossalchat"}, r"preset\n.*'colossalchat-grpo', .* or 'colossalchat-rloo'"),
