@@ -179,7 +179,27 @@ class LearnerSettings(Section):
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the KL to the initial weights; a reference model is kept only if > 0."
     )
+    kl_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="train/kl towards which kl_coefficient is adapted from its value on. Unset: not.",
+    )
+    kl_horizon: int = Field(
+        default=10_000, ge=1, description="Completions in which a KL far off multiplies kl_coefficient by about e^0.2."
+    )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the entropy in the loss, as a bonus.")
+    entropy_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="train/entropy, in nats, up to which there is a bonus, whose coefficient is adapted from "
+        "entropy_coefficient on. Unset: it is constant.",
+    )
+    entropy_coefficient_delta: float = Field(
+        default=0.005, gt=0, description="What is added after a step at or below entropy_target, else subtracted."
+    )
+    entropy_coefficient_max: float = Field(
+        default=1.0, gt=0, description="Most that entropy_coefficient becomes with entropy_target; the least is 0."
+    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="Skip forward and backward of completions that cannot change the gradient (advantage 0, no KL).",
@@ -213,6 +233,11 @@ class LearnerSettings(Section):
         "auto is bf16 on CUDA and with gemini, else fp32.",
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
+
+    @property
+    def entropy_bonus(self) -> bool:
+        """Whether the loss may have one."""
+        return self.entropy_coefficient > 0 or self.entropy_target is not None
 
     def on(self, device: str) -> LearnerSettings:
         """Return the settings with `precision` resolved for "cuda" or "cpu"."""
@@ -290,6 +315,25 @@ class LearnerSettings(Section):
             )
         if self.ptx.coefficient and self.ptx.data is None:
             raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of token ids")
+        return self
+
+    @model_validator(mode="after")
+    def _coefficients_adapt(self) -> LearnerSettings:
+        if self.kl_target is not None and not self.kl_coefficient:
+            raise ValueError(
+                "kl_target: it adapts kl_coefficient by factors; set kl_coefficient above 0, to begin with"
+            )
+        if self.entropy_target is not None and self.entropy_coefficient > self.entropy_coefficient_max:
+            raise ValueError(
+                f"entropy_coefficient: {self.entropy_coefficient:g} is above entropy_coefficient_max, "
+                f"{self.entropy_coefficient_max:g}"
+            )
+        for key, target in (
+            ("kl_horizon", "kl_target"),
+            *((key, "entropy_target") for key in ("entropy_coefficient_delta", "entropy_coefficient_max")),
+        ):
+            if getattr(self, target) is None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: without {target} nothing is adapted; set {target}, or leave it out")
         return self
 
     @model_validator(mode="after")

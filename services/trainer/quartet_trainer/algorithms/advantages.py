@@ -29,16 +29,16 @@ def group_centered(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(varies[groups], rewards - mean[groups], 0.0)
 
 
-def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Mean of each group's rewards, float64 [B]."""
-    sizes = torch.bincount(groups).double()
-    return torch.zeros_like(sizes).index_add_(0, groups, rewards.double()) / sizes
-
-
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     """r - mean of the group's others = G / (G - 1) * (r - mean): RLOO (Ahmadian et al. 2024, arXiv:2402.14740)."""
     sizes = torch.bincount(groups).double()
     return group_centered(rewards, groups) * (sizes / (sizes - 1).clamp(min=1))[groups]
+
+
+def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Mean of each group's rewards, float64 [B]."""
+    sizes = torch.bincount(groups).double()
+    return torch.zeros_like(sizes).index_add_(0, groups, rewards.double()) / sizes
 
 
 def group_std(rewards: Tensor, groups: Tensor) -> Tensor:

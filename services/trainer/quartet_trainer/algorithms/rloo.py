@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from quartet_trainer.algorithms.losses import TokenLosses
 
 
-class RLOO(ClippedRatio):
+class _LeaveOneOut(ClippedRatio):
+    aggregation: Aggregation = "sequence-mean-token-sum"
+
+    def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        from quartet_trainer.algorithms.advantages import leave_one_out
+
+        return leave_one_out(rewards, groups)
+
+
+class RLOO(_LeaveOneOut):
     """RLOO: A = r - mean of the group's other completions (Ahmadian et al. 2024, arXiv:2402.14740).
 
     The ratio is clipped per token; losses are summed over a completion, because the completion is the action.
@@ -23,15 +32,9 @@ class RLOO(ClippedRatio):
     """
 
     name: Literal["rloo"] = "rloo"
-    aggregation: Aggregation = "sequence-mean-token-sum"
-
-    def completion_advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        from quartet_trainer.algorithms.advantages import leave_one_out
-
-        return leave_one_out(rewards, groups)
 
 
-class RLOOSequence(RLOO):
+class RLOOSequence(_LeaveOneOut):
     """RLOO whose ratio is the completion's, the product of its tokens' ratios, as in TRL.
 
     The completion is the action: its loss is -min(ratio * A, clip(ratio) * A), and each of its tokens has an equal part

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, importance_ratio, k3
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate
+from quartet_trainer.learner.coefficients import Coefficients
 from quartet_trainer.learner.critic import CriticTargets, HeadCritic
 from quartet_trainer.learner.metrics import SUMS
 from quartet_trainer.learner.plugins import Plugin
@@ -24,10 +25,15 @@ class Accumulator:
     """
 
     def __init__(
-        self, settings: LearnerSettings, plugin: Plugin, texts: PretrainingTexts | None, head: HeadCritic | None
+        self,
+        settings: LearnerSettings,
+        plugin: Plugin,
+        coefficients: Coefficients,
+        texts: PretrainingTexts | None,
+        head: HeadCritic | None,
     ) -> None:
         """`plugin` is boosted and has the reference model, if any; `texts` are PTX's; `head` is a value head."""
-        self._settings = settings
+        self._coefficients = coefficients
         self._algorithm = settings.algorithm
         self._kl = KL_ESTIMATORS[settings.algorithm.kl_estimator]
         self._plugin = plugin
@@ -107,10 +113,10 @@ class Accumulator:
         Args:
             micro_batch: on the training device.
             log_probs: float [t], with gradient.
-            entropy: float [t], with gradient where `entropy_coefficient` > 0.
+            entropy: float [t], with gradient where the settings have a bonus.
             reference: float [t], the reference model's log-probs; None unless the KL is in the loss.
         """
-        settings, weights = self._settings, micro_batch.weights
+        coefficients, weights = self._coefficients, micro_batch.weights
         current, rollout = log_probs.detach(), micro_batch.rollout_log_probs
         old = rollout
         if self._algorithm.old_log_probs == "recompute":
@@ -123,9 +129,9 @@ class Accumulator:
         kl = torch.zeros_like(current) if reference is None else self._kl(log_probs, reference)
         loss = policy_loss
         if reference is not None:
-            loss = loss + settings.kl_coefficient * (weights * kl).sum()
-        if settings.entropy_coefficient:
-            loss = loss - settings.entropy_coefficient * (weights * entropy).sum()
+            loss = loss + coefficients.kl * (weights * kl).sum()
+        if coefficients.entropy:
+            loss = loss - coefficients.entropy * (weights * entropy).sum()
 
         with torch.no_grad():
             importance = importance_ratio(current, rollout)

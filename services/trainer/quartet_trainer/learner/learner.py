@@ -26,6 +26,7 @@ from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
 from quartet_trainer.learner.checks import CRITIC_KEY, check_model_folder, check_recorded, model_dtype
+from quartet_trainer.learner.coefficients import Coefficients
 from quartet_trainer.learner.critic import Critic, HeadCritic
 from quartet_trainer.learner.distributed import Announcements
 from quartet_trainer.learner.lora import check_base, write_adapter_files
@@ -123,8 +124,10 @@ class Learner:
         elif critic:
             self._critic = Critic(settings, critic, model_path, self._plugin, run.max_steps)
         self._head_rate = head.learning_rate if head else self._learning_rate
-        self._accumulator = Accumulator(settings, self._plugin, texts, head)
-        self._planner = Planner(settings, self._plugin, run.sampling.max_new_tokens, self._critic)
+        self._coefficients = Coefficients(settings)
+        self._accumulator = Accumulator(settings, self._plugin, self._coefficients, texts, head)
+        length = run.sampling.max_new_tokens
+        self._planner = Planner(settings, self._plugin, self._coefficients, length, self._critic)
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"
@@ -231,7 +234,7 @@ class Learner:
             total = sum(count * one.metrics[name] for count, one in zip(counts, done, strict=True))
             means[name] = total / max(1, sum(counts))
         router = self._plugin.router
-        return {
+        metrics = {
             **batch_metrics(batch, plan),
             **(router.metrics(distributed.sum_over_ranks(router.take())) if router else {}),
             **computed_metrics(
@@ -243,8 +246,11 @@ class Learner:
             ),
             **known,
             **means,
+            **self._coefficients.metrics(),
             "learning_rate": learning_rate,
         }
+        self._coefficients.adapt(metrics)
+        return metrics
 
     def _update(self, batch: ExperienceBatch, update: Update, number: int, learning_rate: float) -> _Done:
         """Take the batch's `number`-th optimizer step, and the critic's if there is one.
@@ -381,6 +387,7 @@ class Learner:
             "format": storage.FORMAT,
             "step": self.step,
             "settings": self._settings.model_dump(mode="json"),
+            "coefficients": self._coefficients.state(),
         }
         return lambda: self._writing_ranks.write(folder, manifest, share, rest)
 
@@ -427,6 +434,8 @@ class Learner:
         if self._critic:
             self._critic.load(folder / self._critic.file)
         self.step = manifest["step"]
+        if coefficients := manifest.get("coefficients"):  # older builds wrote none, and adapted none
+            self._coefficients.load(coefficients)
 
 
 def _copies(tensors: Tensors, wanted: Callable[[str], bool]) -> list[tuple[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from quartet_trainer.algorithms import Scored
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
+from quartet_trainer.learner.coefficients import Coefficients
 from quartet_trainer.learner.critic import Critic, CriticTargets, HeadCritic
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.plugins import Plugin
@@ -57,12 +58,18 @@ class Planner:
     """Plans the steps of one learner."""
 
     def __init__(
-        self, settings: LearnerSettings, plugin: Plugin, max_new_tokens: int, critic: Critic | HeadCritic | None
+        self,
+        settings: LearnerSettings,
+        plugin: Plugin,
+        coefficients: Coefficients,
+        max_new_tokens: int,
+        critic: Critic | HeadCritic | None,
     ) -> None:
         """`max_new_tokens` is the length by which the "constant" aggregation divides."""
         self._settings = settings
         self._algorithm = algorithm = settings.algorithm
         self._plugin = plugin
+        self._coefficients = coefficients
         self._max_new_tokens = max_new_tokens
         self._critic = critic
         self._joint = isinstance(critic, HeadCritic)
@@ -71,7 +78,7 @@ class Planner:
         self._kl_in_reward = settings.kl_coefficient > 0 and algorithm.kl_in == "reward"
         self._several = settings.epochs * settings.mini_batches > 1
         # With any of these losses, tokens of advantage 0 have a gradient too.
-        all_needed = kl_in_loss or self._joint or settings.entropy_coefficient > 0
+        all_needed = kl_in_loss or self._joint or settings.entropy_bonus
         self._skip = settings.skip_zero_advantage and not all_needed
 
     def updates(self, batch: ExperienceBatch, step: int) -> tuple[StepPlan, list[Update], dict[str, float]]:
@@ -120,7 +127,7 @@ class Planner:
         rewards = batch.rewards.double()
         if algorithm.reward_clip:
             rewards = rewards.clamp(-algorithm.reward_clip, algorithm.reward_clip)
-        kl_penalty = torch.zeros_like(ones) if kl is None else self._settings.kl_coefficient * kl
+        kl_penalty = torch.zeros_like(ones) if kl is None else self._coefficients.kl * kl
         scored = Scored(
             rewards, batch.compared, batch.completion_of_token, mask, kl_penalty, values=values, turns=batch.turns
         )

@@ -8,8 +8,8 @@ step-00000012/
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
   value_head.safetensors  in its place with critic.form = "head": the head alone, in the same way
-  manifest.json           written last: {"format", "step", "settings", "files": {name: bytes}} and the training loop's
-                          facts: {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
+  manifest.json           written last: {"format", "step", "settings", "coefficients", "files": {name: bytes}} and the
+                          training loop's facts: {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
 Each of N ranks writes a file of the weights and one of AdamW's state, NAME-IIIII-of-NNNNN.safetensors, into a folder on

@@ -242,6 +242,8 @@ def test_every_metric_has_a_documented_name(model_path: Path) -> None:
     for values, parts in (
         ({}, {""}),
         ({"kl_coefficient": 0.1}, {"", "reference model"}),
+        ({"kl_coefficient": 0.1, "kl_target": 0.1}, {"", "reference model", "KL target"}),
+        ({"entropy_target": 0.1}, {"", "entropy target"}),
         ({"algorithm": "ppo"}, {"", "critic", "separate critic"}),
         ({"algorithm": "ppo", "critic": {"form": "head"}}, {"", "critic"}),
     ):

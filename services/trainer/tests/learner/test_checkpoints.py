@@ -106,9 +106,10 @@ HEAD = {**SEPARATE, "critic": {"form": "head", "learning_rate": 1e-2}}
     [
         {"precision": "fp32", "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
         SEPARATE,
+        {"kl_coefficient": 0.3, "kl_target": 1e-3, "kl_horizon": 7, "entropy_target": 3.5, "learning_rate": 1e-2},
         {**HEAD, "lora": {"r": 4, "target_modules": ["q_proj"]}},
     ],
-    ids=["cosine", "critic", "value head, adapter"],
+    ids=["cosine", "critic", "coefficients that adapt", "value head, adapter"],
 )
 def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
     """From a checkpoint that was written while training went on."""

@@ -40,6 +40,13 @@ HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}
             "max_rl divides by the mean reward, which a KL would make",
         ),
         ({"algorithm": {"name": "dppo", "divergence": "js"}}, "'tv' or 'kl'"),
+        ({"kl_target": 0.1}, "kl_target: it adapts kl_coefficient by factors; set kl_coefficient above 0"),
+        ({"kl_coefficient": 0.1, "kl_horizon": 5}, "kl_horizon: without kl_target nothing is adapted"),
+        ({"entropy_coefficient_max": 0.1}, "entropy_coefficient_max: without entropy_target nothing is adapted"),
+        (
+            {"entropy_target": 0.1, "entropy_coefficient": 2},
+            "entropy_coefficient: 2 is above entropy_coefficient_max, 1",
+        ),
         ({"algorithm": {"correction": "icepop"}}, 'it needs old_log_probs = "recompute"'),
         ({**HEAD, "plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not'),
         ({"preset": "colossalchat"}, r"preset\n.*'colossalchat-grpo', .* or 'colossalchat-rloo'"),

@@ -200,7 +200,7 @@ class Plugin(ABC):
         return Policy(
             causal_lm,
             self._autocast,
-            entropy_gradient=self.settings.entropy_coefficient > 0,
+            entropy_gradient=self.settings.entropy_bonus,
             value_head=self.value_head,
             router=self.router,
             routing=self.routing,
