@@ -179,6 +179,12 @@ class LearnerSettings(Section):
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the KL to the initial weights; a reference model is kept only if > 0."
     )
+    reference_sync_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Optimizer steps after which the reference model takes the policy's weights; 0: it stays at the "
+        "initial ones.",
+    )
     kl_target: float | None = Field(
         default=None,
         gt=0,
@@ -315,6 +321,20 @@ class LearnerSettings(Section):
             )
         if self.ptx.coefficient and self.ptx.data is None:
             raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of token ids")
+        return self
+
+    @model_validator(mode="after")
+    def _reference_is_there(self) -> LearnerSettings:
+        if self.reference_sync_steps and not self.kl_coefficient:
+            raise ValueError(
+                "reference_sync_steps: without a KL there is no reference model; set kl_coefficient above 0, or leave "
+                "it out"
+            )
+        if self.reference_sync_steps and self.lora.r:
+            raise ValueError(
+                "reference_sync_steps: with adapters the reference is the base model, which does not change; set 0, or "
+                "lora.r = 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -113,6 +113,8 @@ class Learner:
             self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
         self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"
         self._plugin.reference_in_loss = self._kl_in_loss
+        self._reference_weights: list[tuple[str, torch.Tensor]] = []
+        """This rank's share of the reference model, for checkpoints; empty while it has the initial weights."""
         texts, config = None, self._causal_lm.config
         if settings.ptx.coefficient:
             lengths = [getattr(config, "max_position_embeddings", None), self._longest]
@@ -223,6 +225,8 @@ class Learner:
         peaks["log_prob_diff_max"] = max(one.peaks["log_prob_diff_max"] for one in done)
         peaks["train_step_seconds"] = time.perf_counter() - started
         self.step += 1
+        if self._settings.reference_sync_steps and self.step % self._settings.reference_sync_steps == 0:
+            self._sync_reference()
 
         sums = torch.stack([one.sums for one in done]).sum(0)
         sums[MEANS_OF_UPDATES] /= len(done)
@@ -281,6 +285,17 @@ class Learner:
         peaks |= {"optimizer_seconds": time.perf_counter() - started, "train_step_seconds": 0.0}
         return _Done(sums, peaks, {**critic, "grad_norm": grad_norm, "update_skipped": float(not updated)})
 
+    def _sync_reference(self) -> None:
+        """Let the reference model take the policy's weights, and keep this rank's share of them."""
+        self._plugin.sync_reference()
+        self._reference_weights = self._own_weights()
+
+    def _own_weights(self) -> list[tuple[str, torch.Tensor]]:
+        """Copy the weights of the files that this rank writes. Not with an adapter."""
+        files = storage.model_files(self._shapes_in_files(), self._plugin.dtype, self._ranks.world_size)
+        names = {name for in_file in self._files_of_this_rank(files).values() for name in in_file}
+        return _copies(as_in_files(self._causal_lm, self._plugin.model_weights()), lambda name: name in names)
+
     @property
     def _optimizer(self) -> OptimizerWrapper:
         return self._plugin.optimizer
@@ -334,10 +349,12 @@ class Learner:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """About the size of a checkpoint: weights, and two moments of those that are trained. Local."""
+        """About the size of a checkpoint: weights, those of a reference model that takes the policy's, and two moments
+        of those that are trained. Local."""
         plugin = self._plugin
         sizes = {name: math.prod(shape) * plugin.dtype.itemsize for name, shape in plugin.specs.items()}
-        return sum(size * (1 if name in plugin.frozen else 3) for name, size in sizes.items())
+        copies = 1 + bool(self._settings.reference_sync_steps)
+        return sum(size * (copies if name in plugin.frozen else copies + 2) for name, size in sizes.items())
 
     def snapshot(self, folder: Path, facts: dict[str, Any]) -> Callable[[], None]:
         """Copy this rank's share of a checkpoint into memory, and return a function that writes it.
@@ -354,12 +371,9 @@ class Learner:
         plugin, ranks, shapes = self._plugin, self._ranks, self._shapes_in_files()
         files = storage.model_files(shapes, plugin.dtype, ranks.world_size)
         own_files = self._files_of_this_rank(files)
-        if plugin.adapter:  # it is small: rank 0 writes all of it
-            named, names = plugin.weights(), set(plugin.specs if ranks.is_first else ())
-        else:
-            named = as_in_files(self._causal_lm, plugin.model_weights())
-            names = {name for in_file in own_files.values() for name in in_file}
-        weights = _copies(named, lambda name: name in names)
+        # An adapter is small: rank 0 writes all of it.
+        weights = _copies(plugin.weights(), lambda _: ranks.is_first) if plugin.adapter else self._own_weights()
+        folders = {"model": weights} | ({"reference": reference} if (reference := self._reference_weights) else {})
         of_moments = self._files_of_this_rank(storage.model_files(plugin.specs, plugin.dtype, ranks.world_size))
         parameters = {name for in_file in of_moments.values() for name in in_file}
         moments = _copies(plugin.moments(), lambda key: key.partition("/")[2] in parameters)
@@ -369,7 +383,8 @@ class Learner:
 
         def share(writing: Path) -> None:
             if not plugin.adapter:
-                storage.write_weights(weights, own_files, writing / "model", plugin.dtype)
+                for name, tensors in folders.items():
+                    storage.write_weights(tensors, own_files, writing / name, plugin.dtype)
             elif ranks.is_first:
                 storage.write_adapter(weights, writing / "adapter")
             storage.write_optimizer(moments, writing, ranks.rank, ranks.world_size)
@@ -378,7 +393,9 @@ class Learner:
             if plugin.adapter:
                 write_adapter_files(writing / "adapter", plugin.adapter.settings, self._model_path, self._base_checksum)
             else:
-                storage.write_model_metadata(files, shapes, writing / "model", self._model_path, self._published_dtype)
+                for name in folders:
+                    dtype = self._published_dtype
+                    storage.write_model_metadata(files, shapes, writing / name, self._model_path, dtype)
             if critic:
                 save_file(critic, writing / critic_file)
 
@@ -414,7 +431,7 @@ class Learner:
         self._writing_ranks.write(folder, None, write)
 
     def load(self, folder: Path) -> None:
-        """Restore weights, optimizer state, critic and `step` from a checkpoint.
+        """Restore weights, reference model, optimizer state, critic and `step` from a checkpoint, before any step.
 
         Raises:
             LearnerError: the checkpoint is incomplete or of another model.
@@ -429,6 +446,9 @@ class Learner:
             )
         if self._plugin.adapter:
             check_base(trained, self._model_path)
+        if self._settings.kl_coefficient and (folder / "reference").is_dir():
+            storage.read_model(self._plugin, folder / "reference")
+            self._sync_reference()
         storage.read_model(self._plugin, trained)
         storage.read_optimizer(self._plugin, folder)
         if self._critic:

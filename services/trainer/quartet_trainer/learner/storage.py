@@ -5,6 +5,7 @@ step-00000012/
   model/                  Hugging Face folder for transformers 4 and 5: weights in the trained precision, config.json
                           with the dtype in which they are published; tokenizer files copied
   adapter/                in place of model/ with lora.r: PEFT's adapter folder, and base.json: {"path", "checksum"}
+  reference/              the reference model, like model/, once it has taken the policy's weights
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
   value_head.safetensors  in its place with critic.form = "head": the head alone, in the same way

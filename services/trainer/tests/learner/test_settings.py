@@ -40,6 +40,11 @@ HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}
             "max_rl divides by the mean reward, which a KL would make",
         ),
         ({"algorithm": {"name": "dppo", "divergence": "js"}}, "'tv' or 'kl'"),
+        ({"reference_sync_steps": 5}, "without a KL there is no reference model; set kl_coefficient above 0"),
+        (
+            {"reference_sync_steps": 5, "kl_coefficient": 0.1, "lora": {"r": 4}},
+            "with adapters the reference is the base model, which does not change; set 0, or lora.r = 0",
+        ),
         ({"kl_target": 0.1}, "kl_target: it adapts kl_coefficient by factors; set kl_coefficient above 0"),
         ({"kl_coefficient": 0.1, "kl_horizon": 5}, "kl_horizon: without kl_target nothing is adapted"),
         ({"entropy_coefficient_max": 0.1}, "entropy_coefficient_max: without entropy_target nothing is adapted"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -217,6 +217,16 @@ class Plugin(ABC):
                 self._reference = Policy(load(), self._autocast).eval().requires_grad_(False)
                 with exact_buffers(self._reference):
                     self._reference.to(self.ranks.device, dtype)
+
+    @torch.no_grad()
+    def sync_reference(self) -> None:
+        """Let the reference model take the policy's weights, as they compute. Not with an adapter. Local."""
+        for own, kept in zip(*self._policy_and_reference(), strict=True):
+            kept.copy_(own)
+
+    def _policy_and_reference(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        """This rank's parts of the policy and of the reference model, in the same order."""
+        return self.causal_lm.parameters(), self._reference.parameters()
 
     def accumulate(self, count: int, load: Load, criterion: Criterion, texts: int = 0) -> dict[str, float]:
         """Run forward and backward of this rank's micro-batches: add the gradient of the sum of all ranks' losses.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -110,8 +110,11 @@ class Gemini(Ranged):
             shell = _Shell(Policy(without_weights(load().eval())))
         with exact_buffers(shell):
             self._reference, *_ = self.booster.boost(shell)
-        for own, kept in zip(self._chunks(self.model), self._chunks(self._reference), strict=True):
-            kept.payload.copy_(own.payload)
+        self.sync_reference()
+
+    def _policy_and_reference(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        own, kept = ([chunk.payload for chunk in self._chunks(model)] for model in (self.model, self._reference))
+        return own, kept
 
     def _chunks(self, model: nn.Module) -> list[Any]:
         """The chunks of a boosted model, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -168,9 +168,11 @@ class HybridParallel(Plugin):
         dtype = next(self.causal_lm.parameters()).dtype
         with exact_buffers(sharded):
             sharded.to(self.ranks.device, dtype)
-        for own, kept in zip(self.causal_lm.parameters(), sharded.parameters(), strict=True):
-            kept.copy_(own)
         self._reference_stage = self._make_stage(sharded)
+        self.sync_reference()
+
+    def _policy_and_reference(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        return self.causal_lm.parameters(), self._reference_stage.causal_lm.parameters()
 
     def accumulate(self, count: int, load: Load, criterion: Criterion, texts: int = 0) -> dict[str, float]:
         if self._staged:

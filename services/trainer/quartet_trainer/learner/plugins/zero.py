@@ -94,6 +94,10 @@ class LowLevelZero(Plugin):
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
         self._rows = ZeroRows(self.optimizer, dist.group.WORLD, self.ranks.device, partitions=self._partitions)
 
+    def sync_reference(self) -> None:
+        self.model._force_wait_all_gather()
+        super().sync_reference()
+
     def _rounds(self, count: int) -> int:
         return self._most(count) if self._partitions else count
 
