@@ -27,12 +27,24 @@ class EvaluationSection(Section):
 
 
 class DynamicSamplingSection(Section):
-    """[trainer.dynamic_sampling]: groups whose rewards are all equal are replaced by others."""
+    """[trainer.dynamic_sampling]: groups that teach nothing, as their rewards are all equal, are replaced by others."""
 
     enabled: bool | None = Field(None, description="Unset: as the algorithm has it.")
     max_refills: int = Field(
         3, ge=0, description="How many times a step's batch is refilled; after that it is trained as it is."
     )
+    accuracy_range: tuple[float, float] | None = Field(
+        None,
+        description="Groups whose mean answer accuracy is below the first or above the second are replaced too; "
+        "[0.01, 0.99] in ColossalChat. Unset: none.",
+    )
+
+    @field_validator("accuracy_range")
+    @classmethod
+    def _range_is_of_accuracies(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds is not None and not 0 <= bounds[0] < bounds[1] <= 1:
+            raise ValueError(f"must be two numbers from 0 to 1, the smaller first; got {list(bounds)}")
+        return bounds
 
 
 class CheckpointSection(Section):
@@ -195,6 +207,15 @@ class TrainerSection(LearnerSettings):
                 raise ValueError(
                     f"{key} is {name!r}, but evaluation.sets has {self.evaluation.sets}: name one of them after 'eval/'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _accuracy_is_sampled_by(self) -> Self:
+        if self.dynamic_sampling.accuracy_range and not self.samples_dynamically:
+            raise ValueError(
+                "dynamic_sampling.accuracy_range: no group is replaced; set dynamic_sampling.enabled = true, or leave "
+                "it out"
+            )
         return self
 
     @property

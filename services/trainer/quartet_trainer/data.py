@@ -139,6 +139,22 @@ def without_variance(groups: Mapping[str, experience_pb2.GroupTensors], by_turn:
     return [name for name, group in groups.items() if equal(group)]
 
 
+def outside_accuracy(groups: Mapping[str, experience_pb2.GroupTensors], bounds: tuple[float, float]) -> list[str]:
+    """Return the ids of the groups whose mean accuracy of judged answers is outside the bounds, that of each seat.
+
+    Answers that no verifier judged do not count, nor do seats without a judged one.
+    """
+
+    def outside(group: experience_pb2.GroupTensors) -> bool:
+        right = decode(group.ans_acc)
+        judged = decode(group.ans_judged) > 0 if group.HasField("ans_judged") else np.ones(right.size, dtype=bool)
+        seats = (decode(group.seats) if group.HasField("seats") else np.zeros(right.size))[judged]
+        means = [right[judged][seats == seat].mean() for seat in np.unique(seats)]
+        return bool(means) and not any(bounds[0] <= mean <= bounds[1] for mean in means)
+
+    return [name for name, group in groups.items() if outside(group)]
+
+
 JOIN_SECONDS = 5.0
 
 
@@ -172,6 +188,7 @@ class BatchFetcher:
         self._dynamic = settings.samples_dynamically
         self._by_turn = settings.algorithm.credit != "episode"
         self._most_refills = settings.dynamic_sampling.max_refills
+        self._accuracy = settings.dynamic_sampling.accuracy_range
         self._on_arrival = on_arrival
         self._asked = -1
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -243,12 +260,20 @@ class BatchFetcher:
             # A replayed batch may have been trained before the restart, and must stay the same. The last batch of the
             # data cannot be refilled.
             final = manifest.replayed or manifest.end_of_data or refills >= self._most_refills
-            if self._dynamic and not final and (flat := without_variance(tensors, self._by_turn)):
-                self._session.drop(step, flat, REASON)
-                dropped, refills = dropped + len(flat), refills + 1
-                extra = {"step": step, "groups": len(flat), "refill": refills}
-                log.info("groups without variance dropped", extra=extra)
+            if self._dynamic and not final and (count := self._drop_useless(step, tensors)):
+                dropped, refills = dropped + count, refills + 1
+                log.info("groups dropped by dynamic sampling", extra={"step": step, "groups": count, "refill": refills})
                 continue
             cost = {"batch/dropped_groups": float(dropped), "batch/refills": float(refills)} if self._dynamic else {}
             return Fetched(step, manifest, groups, list(tensors.values()), cost)
         return None
+
+    def _drop_useless(self, step: int, groups: Mapping[str, experience_pb2.GroupTensors]) -> int:
+        """Have the broker replace the groups that dynamic sampling does not take; return how many they are."""
+        flat = without_variance(groups, self._by_turn)
+        outside = [] if self._accuracy is None else outside_accuracy(groups, self._accuracy)
+        outside = [name for name in outside if name not in flat]
+        for names, reason in ((flat, REASON), (outside, "accuracy out of range")):
+            if names:
+                self._session.drop(step, names, reason)
+        return len(flat) + len(outside)

@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_broker import FakeBroker
+from pydantic import ValidationError
 from quartet.v1 import experience_pb2
 from training import Train
 
 from quartet_common.tensors import encode
-from quartet_trainer.data import without_variance
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.data import outside_accuracy, without_variance
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -58,3 +60,51 @@ def test_equal_rewards_and_only_they_are_without_variance():
         for name, values in rewards.items()
     }
     assert without_variance(groups, by_turn=False) == ["solved", "failed", "single"]
+
+
+def test_groups_outside_the_accuracy_are_those_of_judged_answers_of_each_seat():
+    """A mean within the bounds, its ends included, keeps a group; so does a seat's own."""
+
+    def group(right: list[float], judged: list[int] | None = None, seats: list[int] | None = None) -> Any:
+        tensors = experience_pb2.GroupTensors(ans_acc=encode(np.array(right, np.float32)))
+        if judged is not None:
+            tensors.ans_judged.CopyFrom(encode(np.array(judged, np.uint8)))
+        if seats is not None:
+            tensors.seats.CopyFrom(encode(np.array(seats, np.int32)))
+        return tensors
+
+    groups = {
+        "solved": group([1, 1, 1, 1]),
+        "failed": group([0, 0, 0, 0]),
+        "mixed": group([1, 0, 0, 0]),
+        "at the end": group([1, 1, 1, 0]),
+        "hard": group([1] + [0] * 7),
+        "solved where judged": group([1, 1, 0, 0], judged=[1, 1, 0, 0]),
+        "never judged": group([0, 0], judged=[0, 0]),
+        "mixed only over its seats": group([1, 0, 1, 0], seats=[0, 1, 0, 1]),
+        "mixed in one seat": group([1, 0, 1, 1], seats=[0, 1, 0, 1]),
+    }
+    dropped = ["solved", "failed", "hard", "solved where judged", "mixed only over its seats"]
+    assert outside_accuracy(groups, (0.25, 0.75)) == dropped
+
+
+def test_accuracy_gives_its_place_to_others_beside_variance(train: Train, broker: FakeBroker):
+    """The fake broker's groups have rewards 0 and 1, and every answer is right or wrong like its reward."""
+    broker.change(flat={"pass-0/1"}, spare=list("stuvwxyz"))
+    training = train(ON, "trainer.dynamic_sampling.accuracy_range=[0.9, 1.0]", "trainer.dynamic_sampling.max_refills=1")
+    assert training.start().join() == "all steps are done"
+    assert broker.drop_reasons["pass-0/1"] == "zero variance" and "pass-0/1" not in broker.batches[0]
+    others = {name: reason for name, reason in broker.drop_reasons.items() if name != "pass-0/1"}
+    assert others and set(others.values()) == {"accuracy out of range"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"enabled": True, "accuracy_range": [0.9, 0.1]}, "two numbers from 0 to 1, the smaller first"),
+        ({"accuracy_range": [0.01, 0.99]}, "accuracy_range: no group is replaced; set dynamic_sampling.enabled = true"),
+    ],
+)
+def test_accuracy_ranges_that_cannot_be_are_refused(value: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        TrainerSection(dynamic_sampling=value)
