@@ -20,13 +20,9 @@ def preflight(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Any]
     section, named = config.section, named_environments(config)
     lacked = {point.name: lacking(point) for point in entry_points(group=ENTRY_POINT_GROUP)}
     fields, given = dict(named), dict[str, dict[str, Mapping[str, Any]]]()
-    missing = []
-    for name, field, table, parameters in used_environments(config):
-        if packages := lacked.get(name):
-            missing.append(f"{field}: '{name}' needs a package: {install_command(*packages)}")
-        elif name not in named:
-            missing.append(f"{field.removesuffix('.file')}: no environment '{name}' is served; {_allowed(named)}")
-        else:
+    used = list(used_environments(config))
+    for name, field, table, parameters in used:
+        if name in named:
             if name not in given:
                 fields[name] = field
             given.setdefault(name, {}).update({table: parameters} if parameters else {})
@@ -34,7 +30,11 @@ def preflight(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Any]
         for name, field in fields.items():
             with problems.collecting():
                 describe(name, field, section, given.get(name))
-        problems.add(*missing)
+        for name, field, *_ in used:
+            if packages := lacked.get(name):
+                problems.add(f"{field}: '{name}' needs a package: {install_command(*packages)}")
+            elif name not in named:
+                problems.add(f"{field.removesuffix('.file')}: no environment '{name}' is served; {_allowed(named)}")
     return {"environments": sorted(named), "workers": section.workers}
 
 
