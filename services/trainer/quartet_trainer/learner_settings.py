@@ -345,8 +345,8 @@ class LearnerSettings(Section):
             )
         if self.entropy_target is not None and self.entropy_coefficient > self.entropy_coefficient_max:
             raise ValueError(
-                f"entropy_coefficient: {self.entropy_coefficient:g} is above entropy_coefficient_max, "
-                f"{self.entropy_coefficient_max:g}"
+                f"entropy_coefficient: got {self.entropy_coefficient:g}; allowed with entropy_target: at most "
+                f"entropy_coefficient_max, {self.entropy_coefficient_max:g}"
             )
         for key, target in (
             ("kl_horizon", "kl_target"),

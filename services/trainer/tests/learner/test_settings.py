@@ -50,7 +50,7 @@ HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}
         ({"entropy_coefficient_max": 0.1}, "entropy_coefficient_max: without entropy_target nothing is adapted"),
         (
             {"entropy_target": 0.1, "entropy_coefficient": 2},
-            "entropy_coefficient: 2 is above entropy_coefficient_max, 1",
+            "got 2; allowed with entropy_target: at most entropy_coefficient_max, 1",
         ),
         ({"algorithm": {"correction": "icepop"}}, 'it needs old_log_probs = "recompute"'),
         ({**HEAD, "plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not'),
