@@ -55,6 +55,7 @@ def test_each_algorithm_has_its_preset(algorithm: str, data: Path):
         ("-t 8 -tp 2 -pp 2", "run", {"groups_per_step": 64}),  # two data-parallel groups
         ("-t 4 -tp 2 -zero 2", "trainer", {"zero_stage": 2}),
         ("-t 4 -pp 2 -zero 2", "trainer", {"zero_stage": 1}),
+        ("-a DAPO", "trainer", {"dynamic_sampling": {"accuracy_range": [0.01, 0.99]}}),
     ],
 )
 def test_flags_become_keys(flags, section, expected):

@@ -191,6 +191,8 @@ def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_
         pp_size=given.pipeline_parallel_size if given.pipeline_parallel_size > 1 else None,
         zero_stage=(1 if given.pipeline_parallel_size > 1 else given.zero_stage) if given.zero_stage else None,
     )
+    if given.algo == "DAPO":
+        file.put("trainer.dynamic_sampling", accuracy_range=[0.01, 0.99])
     if given.enable_profiling:
         file.put("tracing", file=f"runs/{given.project}/spans.json")
 
@@ -206,9 +208,7 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
             'cosine set trainer.schedule = "cosine" and trainer.schedule_steps'
         )
     if given.algo == "DAPO":
-        file.remarks.append(
-            "DAPO there: groups of mean accuracy 0 or 1 are replaced; here those whose rewards are equal"
-        )
+        file.remarks.append("DAPO: beside groups of mean accuracy 0 or 1, those whose rewards are all equal are replaced")
         if given.kl_coeff:
             file.remarks.append("-kl is ignored by DAPO, there and here")
     if given.algo == "REINFORCE_PPB":

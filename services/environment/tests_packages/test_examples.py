@@ -81,7 +81,7 @@ async def test_the_calculator_has_an_answer_to_no_sum():
     assert [one["body"]["prompt"] for one in asked] == [PROBLEM, PROBLEM + "=?"]
 
 
-@pytest.mark.asyncio(loop_scope="module")  # verifiers' environments live as long as the loop
+@pytest.mark.asyncio(loop_scope="session")  # verifiers' environments live as long as the loop
 @pytest.mark.parametrize(
     ("answers", "rewards"),
     [(["{}", "{}"], (1, 1)), (["{}", "77"], (1, 0)), (["6", ""], (0, 0)), (["none", ""], (0, 0))],

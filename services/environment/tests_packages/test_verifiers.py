@@ -16,7 +16,7 @@ from quartet_environment.failures import of_exception
 from quartet_environment.function import Function, InvalidParameter
 from quartet_environment.seats import NoReward, read_result
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture(scope="module")
