@@ -34,13 +34,12 @@ KEY = "an-application"
 STOPS = range(40, 48)
 AGENT = """
 from pathlib import Path
-import openai
 from quartet_environment import Endpoint, Task
 
 async def play(task: Task, endpoint: Endpoint, *, turns: int, key: str = "") -> float:
     text, tokens = task.messages[0]["content"], 0
     sampling = {**task.sampling, "extra_body": {**task.sampling["extra_body"], "skip_special_tokens": False}}
-    client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key) if key else endpoint.client
+    client = endpoint.client.with_options(api_key=key) if key else endpoint.client
     for turn in range(turns):
         calls = endpoint.client if turn == turns - 1 else client
         said = await calls.completions.create(model=endpoint.model, prompt=text, **sampling)

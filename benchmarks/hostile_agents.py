@@ -60,7 +60,7 @@ async def play(task, endpoint):
         await say(endpoint, (folder / "key-1").read_text())
         return 1.0
     if act == "none": await say(endpoint, "none")
-    if act == "ended" and (folder / "ended").exists(): await say(endpoint, (folder / "ended").read_text())
+    if act == "ended" and (folder.parent / "ended").exists(): await say(endpoint, (folder.parent / "ended").read_text())
     if act == "sends": await say(endpoint, text="x" * 100 * 2**20)
     if act == "asks": await say(endpoint, text="1+1=?" * 3 * 2**20)
     await say(endpoint)
@@ -73,7 +73,7 @@ async def play(task, endpoint):
         for _ in range(100): print("x" * 2**20)
         raise ValueError("it has printed 100 MB")
     if act == "late": threading.Thread(target=late, args=(endpoint, folder / f"late-{task.index}")).start()
-    if act == "ended": (folder / "ended").write_text(endpoint.api_key)
+    if act == "ended": (folder.parent / "ended").write_text(endpoint.api_key)
     return 1.0
 
 def late(endpoint, file):
