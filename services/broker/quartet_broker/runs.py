@@ -45,6 +45,7 @@ def _run_file_defaults() -> broker_pb2.RunSpec:
 
 _DEFAULTS = _run_file_defaults()
 _ENVIRONMENT = environment_spec(EnvironmentSection())
+_SERVED_ENVIRONMENT = environment_spec(EnvironmentSection(served=True))
 
 
 def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
@@ -60,7 +61,7 @@ def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     spec.evaluation_sampling.n = spec.evaluation_sampling.n or 1
     _fill(spec.evaluation_sampling, spec.sampling)
     if spec.HasField("environment"):
-        _fill(spec.environment, _ENVIRONMENT)
+        _fill(spec.environment, _SERVED_ENVIRONMENT if spec.environment.served else _ENVIRONMENT)
     if spec.HasField("temperature_schedule"):
         spec.temperature_schedule.curve = spec.temperature_schedule.curve or experience_pb2.TEMPERATURE_CURVE_STEP
     for verifier in spec.verifiers:

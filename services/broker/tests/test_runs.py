@@ -88,6 +88,13 @@ async def extend(world, **spec) -> pb.Run:
     return (await world.stub.CreateRun(pb.CreateRunRequest(spec=stands, extend=True))).run
 
 
+def test_a_served_environment_keeps_the_time_of_a_whole_episode():
+    for served, seconds in ((False, 60), (True, None)):
+        environment = with_defaults(run_spec(RunSection(environment={"name": "chess", "served": served}))).environment
+        assert environment.served is served
+        assert (environment.answer_deadline.seconds if environment.HasField("answer_deadline") else None) == seconds
+
+
 def test_every_scalar_of_a_specification_that_is_unset_or_at_its_default_is_the_same():
     """Of each field that can tell unset from zero the run file has the default, or nothing stands for it."""
     said = with_defaults(run_spec(RunSection(environment=EnvironmentSection())))
