@@ -208,7 +208,9 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
             'cosine set trainer.schedule = "cosine" and trainer.schedule_steps'
         )
     if given.algo == "DAPO":
-        file.remarks.append("DAPO: beside groups of mean accuracy 0 or 1, those whose rewards are all equal are replaced")
+        file.remarks.append(
+            "DAPO: beside groups of mean accuracy 0 or 1, those whose rewards are all equal are replaced"
+        )
         if given.kl_coeff:
             file.remarks.append("-kl is ignored by DAPO, there and here")
     if given.algo == "REINFORCE_PPB":
