@@ -43,7 +43,7 @@ def install_command(*packages: str) -> str:
     return f"uv pip install --python {sys.executable} {names}"
 
 
-_LONGEST_TEXT = 100_000
+_LONGEST_TEXT, _MOST_CAUSES = 100_000, 20
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
@@ -128,7 +128,9 @@ def describe(error: BaseException, file: str) -> dict[str, str]:
 
 def _shorten(error: BaseException | None) -> None:
     """Shorten an exception's long arguments, and its causes': Python takes seconds to make text of 100 MB, twice."""
-    while error is not None:
+    for _ in range(_MOST_CAUSES):  # they may be a circle
+        if error is None:
+            return
         error.args = tuple(each[:_LONGEST_TEXT] if isinstance(each, str | bytes) else each for each in error.args)
         error = error.__cause__ or error.__context__
 
@@ -136,9 +138,11 @@ def _shorten(error: BaseException | None) -> None:
 def _installing(error: BaseException) -> str:
     """Return how to install the package whose import failed; "" if it was another error."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+    for _ in range(_MOST_CAUSES):
+        if cause is None or isinstance(cause, ModuleNotFoundError):
+            break
         cause = cause.__cause__
-    package = (getattr(cause, "name", None) or "").partition(".")[0]
+    package = (isinstance(cause, ModuleNotFoundError) and cause.name or "").partition(".")[0]
     if not package or package in sys.modules or package in sys.stdlib_module_names:
         return ""
     return f"; if it is a package, install it: {install_command(_DISTRIBUTIONS.get(package, package))}"

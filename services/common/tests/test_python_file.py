@@ -3,6 +3,15 @@
 from quartet_common.python_file import describe
 
 
+def test_causes_in_a_circle_are_described():
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    try:
+        raise one
+    except ValueError as error:
+        assert describe(error, __file__)["reason"] == "raised ValueError: one"
+
+
 def test_arguments_of_an_exception_and_of_its_causes_are_cut_before_they_are_made_text():
     try:
         try:

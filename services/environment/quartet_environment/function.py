@@ -106,7 +106,7 @@ class Function:
         given = {k: v for k, v in parameters.items() if k in self._taken or k not in self._taken_by_tasks}
         if inspect.iscoroutinefunction(self._play):
             return await self._play(task, endpoint, **given)
-        value = await _in_thread(lambda: self._play(task, endpoint, **given))
+        value = await in_thread(lambda: self._play(task, endpoint, **given))
         return await value if inspect.isawaitable(value) else value
 
     def tasks(self, parameters: Mapping[str, Any]) -> Iterator[Any]:
@@ -145,7 +145,7 @@ def _named(parameters: Iterable[inspect.Parameter]) -> dict[str, inspect.Paramet
     return {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
+async def in_thread(call: Callable[[], Any]) -> Any:
     """Call in a new thread, which nothing waits for if this is cancelled."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 from quartet_common.python_file import FileError
 from quartet_environment import failures
 from quartet_environment.agent import Endpoint, Task
-from quartet_environment.function import Function, InvalidParameter, Refused
+from quartet_environment.function import Function, InvalidParameter, Refused, in_thread
 from quartet_environment.seats import NoReward, read_result
 from quartet_server import worker_protocol
 
@@ -107,8 +107,9 @@ class Player:
     async def _answer(self, message: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
         function = self._function
         try:
-            # In a thread: the check of a package's parameters may import for seconds, in which no episode could go on.
-            parameters = await asyncio.to_thread(function.check, message["parameters"])
+            # In a thread of its own, since agents may keep those of the loop busy: the check of a package's parameters
+            # may import for seconds, in which no episode could go on.
+            parameters = await in_thread(lambda: function.check(message["parameters"]))
             task = Task(**message["task"], parameters=parameters)
             return {"event": "finished", **read_result(await function.play(task, endpoint, parameters))}
         except InvalidParameter as error:
