@@ -417,6 +417,13 @@ def _input_of(prompt: Prompt) -> str:
     return prompt.model_dump_json(include={"messages", "prompt", "token_ids", "task"})
 
 
+def _check_teachers(run: RunSection, source: DataSource, prompts: list[Prompt]) -> None:
+    for place, prompt in enumerate(prompts, start=1):
+        if run.teachers and prompt.teacher and prompt.teacher not in run.teachers:
+            allowed = ", ".join(run.teachers)
+            raise InputError(f"{source.title}, prompt {place}: teacher: got '{prompt.teacher}'; allowed: {allowed}")
+
+
 class RunData:
     """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
 
@@ -448,6 +455,7 @@ class RunData:
             else:
                 prompts = load_prompts(source, require_reference, key, chats)
             _check_chat_template(model, source, prompts)
+            _check_teachers(config.run, source, prompts)
             read.append(prompts)
         return cls(section, read[0], dict(zip(section.evaluation, read[1:], strict=True)))
 

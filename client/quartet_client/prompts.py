@@ -102,6 +102,7 @@ class Prompt(Section):
         None,
         description="Environment of this prompt, by name or with parameters; unset: the run's.",
     )
+    teacher: str = Field("", description="Teacher of this prompt, one of run.teachers; empty: the first of them.")
     metadata: Annotated[dict[str, Annotated[str, BeforeValidator(_json_text)]], BeforeValidator(from_json)] = Field(
         {}, description="Notes, kept as text: an object, or its JSON text."
     )
@@ -122,6 +123,8 @@ class Prompt(Section):
         task, has_input = fields.get("task"), any(fields.get(name) is not None for name in _INPUTS)
         if task is not None and (has_input or not isinstance(task, dict)):
             columns["task"] = task
+        if (teacher := fields.get("teacher")) is not None and not isinstance(teacher, str):
+            columns["teacher"] = teacher
         known = {key: value for key, value in fields.items() if key not in columns}
         given = known.get("columns", {})
         return {**known, "columns": columns | given} if columns and isinstance(given, dict) else fields
@@ -221,6 +224,7 @@ class Prompt(Section):
             verifiers=[verifier_spec(verifier) for verifier in self.verifiers],
             metadata=self.metadata,
             columns=json.dumps(self.columns, ensure_ascii=False) if self.columns else "",
+            teacher=self.teacher,
         )
         if self.messages is not None:
             turns = [turn.model_dump() for turn in self.messages]

@@ -31,6 +31,9 @@ class LauncherSection(Section):
     reward_gpus: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="GPUs of the reward service, for a learned reward model."
     )
+    teacher_gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="GPUs of the teachers that the launcher serves, in the order of [run.teachers]."
+    )
     colocate: Literal["sleep", "split"] | None = Field(
         None,
         description="Rollout and trainer on one GPU. sleep: the rollout frees its memory while a step is trained; "

@@ -106,6 +106,7 @@ def _own_settings(config: LoadedConfig, folder: Path, model: Path, version: int)
         "rollout.initial_version": version,
         "rollout.runs": [],
         "rollout.advertise_address": "",
+        "run.teachers": {},
         "model.revision": "",
         **({"launcher.rollouts": 1} if config.section.rollouts == 0 else {}),
     }

@@ -1,10 +1,12 @@
 """The processes of a run on this machine, their GPUs, and a check that these have enough memory for weights, gradients
 and optimizer state; activations are not counted."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ConfigDict, model_validator
 
@@ -60,6 +62,12 @@ class LoraKeys(_Keys):
     r: int = 0
 
 
+class ReferenceKeys(_Keys):
+    """Of [trainer.reference]."""
+
+    model: Path | None = None
+
+
 class WeightsKeys(_Keys):
     """Of [trainer.weights]."""
 
@@ -77,6 +85,7 @@ class TrainerKeys(_Keys):
     zero_stage: int | None = None
     offload_optimizer: bool = False
     kl_coefficient: float = 0.0
+    reference: ReferenceKeys = ReferenceKeys()
     lora: LoraKeys = LoraKeys()
     weights: WeightsKeys = WeightsKeys()
 
@@ -114,13 +123,18 @@ class Service:
 
 
 def place(
-    config: LoadedConfig[LauncherSection], kinds: Sequence[str], gpus: Sequence[Gpu], overrides: Sequence[str] = ()
+    config: LoadedConfig[LauncherSection],
+    kinds: Sequence[str],
+    gpus: Sequence[Gpu],
+    overrides: Sequence[str] = (),
+    teachers: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Service]:
     """Return the processes of these services, in this order, each with its GPUs.
 
     Args:
         gpus: those that may be used; if empty, everything runs on the CPU.
         overrides: those that `config` was loaded with.
+        teachers: addresses of the teachers to serve, by name.
 
     Raises:
         ConfigError: [launcher] asks for GPUs that do not exist, or there are too few free ports.
@@ -143,7 +157,7 @@ def place(
             services.append(Service(kind, kind, address, settings, own))
     for service in services:
         service.settings.extend(shared.get(service.kind, []))
-    return services
+    return [*services, *_teachers(config, teachers, [*shares.teachers] if gpus else None, rollout.gpus)]
 
 
 def colocated(
@@ -182,11 +196,12 @@ def colocated(
 
 @dataclass(frozen=True)
 class Shares:
-    """The GPUs of each rollout, of the trainer and of the reward service."""
+    """The GPUs of each rollout, of the trainer, of the reward service and of the teachers."""
 
     rollouts: list[tuple[Gpu, ...]]
     trainer: tuple[Gpu, ...] = ()
     reward: tuple[Gpu, ...] = ()
+    teachers: tuple[Gpu, ...] = ()
 
 
 def divide(
@@ -203,10 +218,10 @@ def divide(
     Raises:
         ConfigError: there are too few GPUs, or [launcher] contradicts itself.
     """
-    reward, own, trained = _named(launcher, gpus)
+    reward, teachers, own, trained = _named(launcher, gpus)
     if not gpus:
         return Shares([()] * (1 if launcher.rollouts is None else launcher.rollouts))
-    here = [gpu for gpu in gpus if gpu not in reward]
+    here = [gpu for gpu in gpus if gpu not in (*reward, *teachers)]
     rollouts = launcher.rollouts if "rollout" in kinds else 0
     trained = trained if "trainer" in kinds else []
     held = (ranks or len(trained) or None) if "trainer" in kinds else 0
@@ -220,7 +235,7 @@ def divide(
     needed = rollouts * per_rollout
     there = "; ".join(map(str, here))
     if trained == own == [] and len(here) == needed == held == 1:
-        return Shares([tuple(here)], tuple(here), tuple(reward))
+        return Shares([tuple(here)], tuple(here), tuple(reward), tuple(teachers))
     if launcher.colocate and rollouts and held:
         raise ConfigError(
             f"launcher.colocate: got '{launcher.colocate}' with {needed} GPUs for rollouts and {held} for the trainer "
@@ -238,14 +253,14 @@ def divide(
     own = own or [gpu for gpu in here if gpu not in trained][:needed]
     trained = trained or [gpu for gpu in here if gpu not in own][:held]
     split = [tuple(own[at : at + per_rollout]) for at in range(0, needed, per_rollout)]
-    return Shares(split, tuple(trained), tuple(reward))
+    return Shares(split, tuple(trained), tuple(reward), tuple(teachers))
 
 
 def _named(launcher: LauncherSection, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-    """Return the GPUs that [launcher] names for reward, rollouts and trainer. Raises ConfigError."""
+    """Return the GPUs that [launcher] names for reward, teachers, rollouts and trainer. Raises ConfigError."""
     left = {gpu.index: gpu for gpu in gpus}
     named: list[list[Gpu]] = []
-    for key in ("reward_gpus", "rollout_gpus", "trainer_gpus"):
+    for key in ("reward_gpus", "teacher_gpus", "rollout_gpus", "trainer_gpus"):
         named.append([])
         for index in getattr(launcher, key):
             if index not in left:
@@ -271,6 +286,40 @@ def _rollouts(
             if endpoint:
                 settings += [f"rollout.http.address={endpoint_host}:{ports[more + number - 2]}", "rollout.http.url="]
         services.append(Service(name, "rollout", at, settings, own))
+    return services
+
+
+def teacher_addresses(config: LoadedConfig) -> dict[str, str]:
+    """Return free addresses for the teachers of the run that have none, by name. Raises ConfigError."""
+    names = [name for name, teacher in config.run.teachers.items() if not teacher.address]
+    ports = _ports(config, len(names), "") if names else []
+    return {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+
+
+def _teachers(
+    config: LoadedConfig, addresses: Mapping[str, str], gpus: list[Gpu] | None, per_teacher: int
+) -> list[Service]:
+    """Return rollout services that serve the teachers, on `per_teacher` of the GPUs each; None: on the CPU."""
+    if gpus is not None and len(gpus) != per_teacher * len(addresses):
+        raise ConfigError(
+            f"launcher.teacher_gpus: got {len(gpus)} GPUs; allowed: {per_teacher * len(addresses)}, for the models of "
+            "run.teachers that have no address; or serve them elsewhere and set their addresses"
+        )
+    services = []
+    for number, (name, address) in enumerate(addresses.items()):
+        own = {
+            "model.path": str(config.run.teachers[name].model),
+            **dict.fromkeys(("model.revision", "model.tokenizer", "model.chat_template"), ""),
+            "model.template_arguments": {},
+            "addresses.rollout": address,
+            "rollout.standalone": True,
+            "rollout.runs": [],
+            "rollout.advertise_address": "",
+            "rollout.http.address": "",
+        }
+        settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
+        share = None if gpus is None else tuple(gpus[number * per_teacher : (number + 1) * per_teacher])
+        services.append(Service(f"teacher-{name}", "rollout", address, settings, share))
     return services
 
 
@@ -305,9 +354,8 @@ def check_memory(services: Sequence[Service], config: LoadedConfig, overrides: S
         own = [*overrides, *service.settings]
         for gpu in service.gpus or ():
             if service.kind == "rollout":
-                needs = _rollout_needs(
-                    service, gpu, load_config("rollout", RolloutKeys, config.path, own).section, model
-                )
+                rollout = load_config("rollout", RolloutKeys, config.path, own)
+                needs = _rollout_needs(service, gpu, rollout.section, rollout.model.path or model)
             elif service.kind == "trainer":
                 needs = _trainer_needs(service, load_config("trainer", TrainerKeys, config.path, own).section, model)
             else:
@@ -366,7 +414,7 @@ def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
     parts = {"weights": weights, "gradients": gradients}
     if not keys.offload_optimizer:
         parts |= {"float32 weights": half * 4 / by_optimizer, "Adam": moments}
-    return {**parts, "reference model": weights if keys.kl_coefficient else 0}
+    return {**parts, "reference model": weights if keys.kl_coefficient or keys.reference.model else 0}
 
 
 def parameter_count(model: Path) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from quartet_local.config import (
     serves_environments,
     service_python,
 )
-from quartet_local.placement import Service, check_memory, place
+from quartet_local.placement import Service, check_memory, place, teacher_addresses
 from quartet_local.process import find_server
 
 _ASKED_SECONDS = 3.0
@@ -178,11 +178,13 @@ async def _check(
                 names = [*names, ENVIRONMENT]
                 services = [Service(name, name, "") for name in names]
             found, held = await free_addresses(config, names)
+            teachers = teacher_addresses(config) if "trainer" in names else {}
+            found += [f'run.teachers.{name}.address="{address}"' for name, address in teachers.items()]
             overrides = [*asked, *found]
             config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(_read(config, overrides, read))
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
-            services = _placed(config, names, overrides)
+            services = _placed(config, names, overrides, teachers)
             lines_alone = _lines_alone(config)
             tracing.check(config.tracing)  # the launcher feeds the run, and traces that
             say("checking the run file with every service")
@@ -348,13 +350,15 @@ def usable_gpus() -> list[Gpu]:
     return gpus if gpus and made_for_gpus() else []
 
 
-def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str]) -> list[Service]:
-    """Return the processes of the services, on GPUs if the environments are for GPUs.
+def _placed(
+    config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str], teachers: Mapping[str, str]
+) -> list[Service]:
+    """Return the processes of the services, on GPUs if the environments are for GPUs. `teachers`: their addresses.
 
     Raises:
         ConfigError: GPUs are missing or have too little memory.
     """
-    services = place(config, names, usable_gpus(), overrides)
+    services = place(config, names, usable_gpus(), overrides, teachers)
     check_memory(services, config, overrides)
     return services
 

@@ -208,7 +208,7 @@ def run(path: Path, overrides: Sequence[str] = (), plain: bool = False) -> int:
 
     def make() -> Launch:
         plan = check_run(path, overrides, echo)
-        if plan.found:
+        if plan.held:
             config = plan.config
             where = "; ".join(f"{kind} {address}" for kind, address in config.addresses.model_dump().items())
             echo(f"{plan.held}; this run has its own: {where} (--config {config.run.path / RUN_FILE})")

@@ -19,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StringConstraints,
     ValidationError,
     field_validator,
     model_validator,
@@ -213,6 +214,30 @@ class TemperatureScheduleSection(Section):
         return self
 
 
+class TeacherSection(Section):
+    """[run.teachers.NAME]: a model that judges each token of a training completion (docs/distillation.md)."""
+
+    model: Path | None = Field(
+        None,
+        description="Its folder, or hub id, with the policy's vocabulary. `quartet run` serves it unless it has an "
+        "address.",
+    )
+    address: str = Field("", description="host:port of the rollout service that serves it.")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _found_somewhere(self) -> Self:
+        if self.model is None and not self.address:
+            raise ValueError("got neither model nor address; allowed: a model to serve, or the address where it is")
+        return self
+
+
 class RunSection(Section):
     """[run]: the run's settings, which become the contract's RunSpec."""
 
@@ -271,6 +296,9 @@ class RunSection(Section):
     )
     temperature_schedule: TemperatureScheduleSection | None = Field(
         None, description="Temperature of training prompts by policy version. Default: sampling.temperature throughout."
+    )
+    teachers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")], TeacherSection] = Field(
+        {}, description="Teachers by name, whose log-probs rollouts store; prompts without a teacher have the first."
     )
 
     @field_validator("verifiers")

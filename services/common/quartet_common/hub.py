@@ -177,6 +177,11 @@ def located(config: LoadedConfig[SectionT], weights: bool = True) -> LoadedConfi
     return dataclasses.replace(config, model=model, weights=weights or not hub)
 
 
+def folder_of(path: Path, key: str, weights: bool = True) -> Path:
+    """Return a model's folder: that of the hub's, downloaded, if `path` is an id. Arguments, errors: see `download`."""
+    return download(str(path), "", key, weights) if is_hub_id(path) else path
+
+
 def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
     """Return the folder of a hub model in the cache.
 

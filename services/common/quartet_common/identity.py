@@ -100,6 +100,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "SetSleep": _TRAINER,
         "Generate": _CLIENT,
         "GenerateStream": _CLIENT,
+        "LogProbs": _ROLLOUT | _CLIENT,
     },
     "quartet.v1.EnvironmentService": {
         "ListEnvironments": _READERS,

@@ -135,3 +135,34 @@ def set_number(config: Any, keys: Sequence[str]) -> int:
 def at_most(length: int) -> str:
     """Return what is allowed, for an error about more tokens than `fixed_rope_length`."""
     return f"at most {length}, as beyond that rope_scaling in config.json makes log-probs depend on the batch"
+
+
+def check_same_vocabulary(model: Path, other: Path, key: str) -> None:
+    """Check that a model reads the tokens of another, as far as their files say.
+
+    Their `vocab_size` may differ by padding: Qwen2.5's models of one tokenizer have 151,936 and 152,064 rows.
+
+    Args:
+        model: the folder of the policy.
+        other: the folder that `key` of the run file names.
+
+    Raises:
+        ConfigError: the tokens differ, or `other` has fewer rows; a tokenizer cannot be read.
+    """
+    files = [folder / "tokenizer.json" for folder in (model, other)]
+    if all(file.is_file() for file in files):
+        from tokenizers import Tokenizer
+
+        try:
+            own, others = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+        except Exception as error:  # the library raises no other
+            raise ConfigError(f"{key}: a tokenizer cannot be read: {error}") from error
+        if unlike := sorted(own.items() ^ others.items(), key=lambda one: (one[1], one[0])):
+            token, number = unlike[0]
+            raise ConfigError(
+                f"{key}: '{other}' has other tokens than the policy, the first is {number} ({token!r}); allowed: a "
+                "model with the policy's tokenizer"
+            )
+    rows, needed = (_read_json(folder / "config.json", key).get("vocab_size") for folder in (other, model))
+    if rows is not None and needed is not None and rows < needed:
+        raise ConfigError(f"{key}: '{other}' has a vocab_size of {rows}; allowed: the policy's {needed} or more")

@@ -43,6 +43,7 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         verifiers=[verifier_spec(verifier) for verifier in run.verifiers],
         environment=environment_spec(run.environment) if run.environment is not None else None,
         temperature_schedule=temperature_schedule(run.temperature_schedule, run.sampling.temperature),
+        teachers=list(run.teachers),
     )
 
 

@@ -38,6 +38,7 @@ from quartet_rollout.servicer import RolloutServicer
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
+from quartet_rollout.teachers import Teachers
 from quartet_rollout.weight_updates import WeightUpdates
 from quartet_server.host import ServiceHost, freeze_gc_heap
 
@@ -77,6 +78,7 @@ class RolloutService:
         self._endpoint: EndpointServer | None = None
         self._episodes = Episodes()
         self._environment_channel = connect(addresses.environment, security, service="environment")
+        self._teachers = Teachers(config.run.teachers, security, host.waiting)
         self.groups = Groups(
             self.state,
             Leases(self.state, self._link),
@@ -85,6 +87,7 @@ class RolloutService:
             self._environments,
             Concurrency(section.max_running_completions, section.kv_cache_limit),
             self._served(),
+            self._teachers,
             self._engine_failed,
         )
         self.membership = Membership(
@@ -93,6 +96,7 @@ class RolloutService:
             host,
             section.advertise_address or host.address,
             section.runs or [config.run.id],
+            self._teachers.names,
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
@@ -111,16 +115,17 @@ class RolloutService:
         host.loading = "engine loading"
         host.on_drain(self._drain)
         self._loading = host.spawn(self._load(), "load engine")
-        for work, name in (
-            (self.membership.run(), "membership"),
-            (self._scorer.run(), "scoring"),
-            (self.groups.renew_leases(), "lease renewal"),
-            (self._uploads.run(), "upload"),
-            (self._loop.run(), "prompt loop"),
-            (self._measure(), "measuring"),
-            (self._stall.run(), "stall watch"),
-        ):
-            host.spawn(work, name)
+        for work, name in ((self._measure, "measuring"), (self._stall.run, "stall watch")):
+            host.spawn(work(), name)
+        of_runs = (
+            (self.membership.run, "membership"),
+            (self._scorer.run, "scoring"),
+            (self.groups.renew_leases, "lease renewal"),
+            (self._uploads.run, "upload"),
+            (self._loop.run, "prompt loop"),
+        )
+        for work, name in () if self._config.section.standalone else of_runs:
+            host.spawn(work(), name)
         await host.run()
 
     async def _load(self) -> None:
@@ -130,8 +135,8 @@ class RolloutService:
             # In a thread, because importing the engine's library takes seconds.
             engine = self._engine = await asyncio.to_thread(self._make_engine)
             await engine.start()
-            if section.initial_version is not None:
-                await engine.set_version(section.initial_version)
+            if section.initial_version is not None or section.standalone:
+                await engine.set_version(section.initial_version or 0)
         except EngineError as error:
             log.error("the engine could not be loaded: %s", error)
             self._host.stop("there is no engine", exit_code=1)
@@ -264,7 +269,7 @@ class RolloutService:
         if self._engine is not None:
             await _close(self._engine, timeout=left / 5)
         channels = self._broker_channel, self._reward_channel, self._environment_channel
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await asyncio.gather(self._teachers.close(), *(channel.close() for channel in channels))
 
 
 async def _close(engine: Engine, timeout: float) -> None:

@@ -104,16 +104,22 @@ class RolloutSection(Section):
     max_direct_completions: int = Field(
         64,
         ge=0,
-        description="Completions of Generate at the same time, at most a quarter of the window; 0 disables it.",
+        description="Completions of Generate and LogProbs at the same time, at most a quarter of the window unless "
+        "standalone; 0 disables them.",
     )
     max_direct_queued: int = Field(
-        256, ge=0, description="Completions of Generate that may wait for admission; further requests are rejected."
+        256, ge=0, description="Those of them that may wait for admission; further requests are rejected."
     )
     initial_version: int | None = Field(
         None,
         ge=0,
         description="Policy version of the weights in model.path; prompts are then leased without a trainer. Default: "
         "none; no prompt is leased before a trainer has sent weights.",
+    )
+    standalone: bool = Field(
+        False,
+        description="Work for no run: serve the weights of model.path to callers of LogProbs and Generate, as a "
+        "teacher (docs/distillation.md).",
     )
     stall_seconds: float | None = Field(
         None,
@@ -146,6 +152,8 @@ class RolloutSection(Section):
             raise ValueError(f"engine: there is no '{self.engine}' here; allowed: {', '.join(engine_names())}")
         if self.engine in OWN_ENGINES and self.engine_parameters:
             raise ValueError(f"engine_parameters: {self.engine} takes none; its keys are in [rollout.{self.engine}]")
+        if self.standalone and self.runs:
+            raise ValueError(f"runs: got {self.runs}, and standalone = true works for no run; leave one of them out")
         if self.http.address and self.engine != "vllm":
             raise ValueError(
                 f"http.address: the engine '{self.engine}' has no OpenAI server; allowed: engine = \"vllm\""

@@ -1,4 +1,5 @@
-"""Direct generation: completions of the live policy for callers; not scored, stored or trained on.
+"""Direct generation: completions of the live policy for callers, and log-probs of completions that they have; not
+scored, stored or trained on.
 
 Direct requests share the engine's window (`Concurrency`) and may use a quarter of it. While they run or wait,
 fewer prompts are leased, so that the quarter becomes free as completions end. No running completion is preempted.
@@ -12,11 +13,19 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
+import numpy as np
 from google.rpc import error_details_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
 
-from quartet_common.errors import ContractError, failed_precondition, invalid_argument, resource_exhausted, unavailable
-from quartet_common.tensors import encode
+from quartet_common.errors import (
+    ContractError,
+    failed_precondition,
+    invalid_argument,
+    resource_exhausted,
+    unavailable,
+    unimplemented,
+)
+from quartet_common.tensors import decode, dtype_of, encode
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.registry import SINGLE_TURN
@@ -26,6 +35,7 @@ from quartet_rollout.groups import Groups
 from quartet_rollout.membership import NO_MASKS
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.state import RolloutState
+from quartet_rollout.vocabulary import vocabulary_digest
 
 _RETRY_SECONDS = 1.0
 _SHARE = 4
@@ -39,6 +49,7 @@ class Admission:
         """`groups`: those of the run's prompts, which share the engine."""
         self._state, self._groups, self._changes = state, groups, state.changes
         self._most, self._queue_limit = section.max_direct_completions, section.max_direct_queued
+        self._alone = section.standalone
         self._turn = asyncio.Lock()  # held by the first waiting request
         self.waiting = 0
         """Completions that wait for admission."""
@@ -53,7 +64,7 @@ class Admission:
 
     @property
     def _limit(self) -> int:
-        return min(self._most, max(1, self._groups.concurrency.window // _SHARE))
+        return min(self._most, self._most if self._alone else max(1, self._groups.concurrency.window // _SHARE))
 
     @property
     def reserved(self) -> int:
@@ -192,6 +203,34 @@ class DirectGeneration:
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
 
+    async def log_probs(self, request: rollout_pb2.LogProbsRequest) -> rollout_pb2.LogProbsResponse:
+        """Return the log-probs of a completion. Raises ContractError."""
+        state = self._state
+        if (engine := state.engine) is None:
+            raise unavailable("engine", "it is still loading", retry_after_seconds=_RETRY_SECONDS)
+        if "log_probs" not in engine.capabilities():
+            raise unimplemented("engine", "it gives no log-probs of a completion; allowed: vllm, transformers")
+        prompt, completion = (_token_ids(request, name) for name in ("prompt_token_ids", "completion_token_ids"))
+        if request.vocabulary and request.vocabulary != (own := vocabulary_digest(engine.tokenizer())):
+            raise failed_precondition(
+                "vocabulary",
+                f"this model's is {own}, the caller's {request.vocabulary}: their tokens differ; a teacher needs the "
+                "policy's tokenizer",
+            )
+        self._check_serving(request)
+        try:
+            async with self._admission.entered(1):
+                self._check_serving(request)
+                with self._interruptible():
+                    version = engine.policy_version
+                    found = await engine.log_probs(f"log-probs-{next(self._ids)}", [*prompt, *completion], len(prompt))
+        except PromptError as error:
+            raise _refusal(error) from error
+        except EngineError as error:
+            raise unavailable("engine", str(error)) from error
+        TOKENS.labels("log_probs").inc(len(completion))
+        return rollout_pb2.LogProbsResponse(log_probs=encode(found), policy_version=version)
+
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Context in which `interrupt` cancels the task and UNAVAILABLE is raised."""
@@ -207,12 +246,12 @@ class DirectGeneration:
         finally:
             del self._calls[call]
 
-    def _check_serving(self, request: Request) -> None:
+    def _check_serving(self, request: Request | rollout_pb2.LogProbsRequest) -> None:
         if self._state.draining:
             raise unavailable("rollout", _STOPPING)
         if self._state.changing_run:
             raise unavailable("rollout", "it is switching to another run", retry_after_seconds=_RETRY_SECONDS)
-        if request.run_id and request.run_id != self._state.run_id:
+        if isinstance(request, Request) and request.run_id and request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         if self._state.sleep_level:
             raise unavailable("rollout", "it sleeps; ask another, or later", retry_after_seconds=_RETRY_SECONDS)
@@ -220,6 +259,19 @@ class DirectGeneration:
             raise unavailable(
                 "policy", "this rollout has no weights of a known version yet", retry_after_seconds=_RETRY_SECONDS
             )
+
+
+def _token_ids(request: rollout_pb2.LogProbsRequest, field: str) -> list[int]:
+    """Return the tokens of a request's field. Raises ContractError."""
+    tensor = getattr(request, field)
+    try:
+        ids = decode(tensor)
+    except ValueError as error:
+        raise invalid_argument(field, str(error), "int32, one dimension, at least one token") from error
+    if ids.dtype != np.int32 or ids.ndim != 1 or not ids.size:
+        came = f"{dtype_of(tensor)} of shape {list(ids.shape)}"
+        raise invalid_argument(field, came, "int32, one dimension, at least one token")
+    return ids.tolist()
 
 
 def _generated(completion: EngineCompletion, text: str) -> rollout_pb2.GeneratedCompletion:

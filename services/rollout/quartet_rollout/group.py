@@ -24,6 +24,7 @@ from quartet_common import tracing
 from quartet_common.chats import as_json, continued_text
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger, log_fields
+from quartet_common.sampling import Effect, altered
 from quartet_common.tensors import encode
 from quartet_rollout.agents.completions import SeatCompletion
 from quartet_rollout.agents.experience import agents_info, agents_tensors
@@ -55,6 +56,8 @@ from quartet_rollout.metrics import COMPLETIONS, GROUPS, TOKENS
 from quartet_rollout.release import LeaseReleased, released
 from quartet_rollout.scoring import Scorer, ScoringFailed
 from quartet_rollout.state import RolloutState
+from quartet_rollout.teachers import TeacherFailed, Teachers
+from quartet_rollout.vocabulary import vocabulary_digest
 
 log = get_logger(__name__)
 
@@ -90,12 +93,14 @@ class Group:
         environments: Environments,
         concurrency: Concurrency,
         served: ServedEnvironments | None,
+        teachers: Teachers,
     ):
         """`served`: None without a model endpoint."""
         assert state.spec is not None and state.engine is not None and state.reader is not None  # `may_lease` says so
         self._state, self._spec, self._engine, self._reader = state, state.spec, state.engine, state.reader
         self._leases, self._scorer, self._uploads = leases, scorer, uploads
         self._environments, self._concurrency, self._served = environments, concurrency, served
+        self._teachers = teachers
         self._scores: list[asyncio.Task[None]] = []
         self.lease = lease
         self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
@@ -161,6 +166,8 @@ class Group:
         try:
             kept = await self._leases.unscored(self.lease) if self.lease.unscored else b""
             group = self._score_again(kept) if kept else await self._generate()
+            if _has_teacher(self.lease.instance, self._spec) and not group.tensors.HasField("teacher_log_probs"):
+                await self._judge(group)
             if self._scores:
                 with tracing.span("await scores"):
                     await asyncio.wait(self._scores)
@@ -173,6 +180,14 @@ class Group:
             for score in self._scores:
                 score.cancel()
             await asyncio.gather(*self._scores, return_exceptions=True)
+
+    async def _judge(self, group: GeneratedGroup) -> None:
+        digest = vocabulary_digest(self._engine.tokenizer())
+        try:
+            with tracing.span("await teacher"):
+                await self._teachers.judge(self.lease.instance.prompt, self._spec, group.tensors, digest)
+        except TeacherFailed as error:  # as with a verifier, completions are not selected by what can be judged
+            raise LeaseReleased(str(error), permanent=True, unscored=group.unscored()) from error
 
     def _score_again(self, kept: bytes) -> GeneratedGroup:
         group = GeneratedGroup.of_unscored(kept, self.lease.attempt)
@@ -208,7 +223,7 @@ class Group:
         token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
         request = seeded(request, instance)
-        _check_temperature(instance, request)
+        _check_sampling(instance, request, self._spec)
         chosen = self._environments.choose(instance.prompt, self._spec)
         transcript = experience_pb2.GroupTranscript(
             instance=instance,
@@ -264,7 +279,7 @@ class Group:
             raise PromptRefused("prompt.verifiers", names, "none, or environment.add_verifiers")
         request = self._reader.request(instance.prompt, self._spec, instance.purpose)
         request = seeded(scheduled(request, instance, self._spec, self._engine.policy_version), instance)
-        _check_temperature(instance, request)
+        _check_sampling(instance, request, self._spec)
         transcript = experience_pb2.GroupTranscript(
             instance=instance, rollout_id=self._state.instance_id, started_at=now_timestamp()
         )
@@ -385,12 +400,23 @@ def _same_seats(played: Sequence[SeatCompletion]) -> None:
             )
 
 
-def _check_temperature(instance: experience_pb2.PromptInstance, request: GenerationRequest) -> None:
-    """Raise PromptRefused for a training prompt at temperature 0: in the trainer its whole batch would fail."""
-    if instance.purpose == experience_pb2.PURPOSE_TRAIN and not request.settings.temperature > 0:
-        raise PromptRefused(
-            "sampling.temperature", request.settings.temperature, "above 0, or another purpose than training"
-        )
+def _has_teacher(instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec) -> bool:
+    return instance.purpose == experience_pb2.PURPOSE_TRAIN and bool(spec.teachers)
+
+
+def _check_sampling(
+    instance: experience_pb2.PromptInstance, request: GenerationRequest, spec: broker_pb2.RunSpec
+) -> None:
+    """Raise PromptRefused for a training prompt at temperature 0: in the trainer its whole batch would fail; or sampled
+    from another distribution than that which a teacher judges."""
+    settings = request.settings
+    if instance.purpose == experience_pb2.PURPOSE_TRAIN and not settings.temperature > 0:
+        raise PromptRefused("sampling.temperature", settings.temperature, "above 0, or another purpose than training")
+    if _has_teacher(instance, spec):
+        for name, value in altered(settings, Effect.REMOVES).items():
+            raise PromptRefused(f"sampling.{name}", value, "its default: a teacher judges the whole vocabulary")
+        if settings.temperature != 1:
+            raise PromptRefused("sampling.temperature", settings.temperature, "1, at which a teacher judges")
 
 
 def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:

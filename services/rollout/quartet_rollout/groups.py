@@ -16,6 +16,7 @@ from quartet_rollout.group import Group, Stage, pinned_version
 from quartet_rollout.metrics import GROUPS, LEASES
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.state import RolloutState
+from quartet_rollout.teachers import Teachers
 
 log = get_logger(__name__)
 
@@ -35,11 +36,13 @@ class Groups:
         environments: Environments,
         concurrency: Concurrency,
         served: ServedEnvironments | None,
+        teachers: Teachers,
         on_engine_failed: Callable[[str], None],
     ):
         """`on_engine_failed` is called with the reason when the engine has failed; it must stop the service."""
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
-        self._environments, self._served, self._on_engine_failed = environments, served, on_engine_failed
+        self._environments, self._served, self._teachers = environments, served, teachers
+        self._on_engine_failed = on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.concurrency = concurrency
@@ -78,7 +81,7 @@ class Groups:
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         lease_id = lease.lease_id
         parts = self._leases, self._scorer, self._uploads, self._environments, self.concurrency, self._served
-        group = self._groups[lease_id] = Group(lease, self._state, *parts)
+        group = self._groups[lease_id] = Group(lease, self._state, *parts, self._teachers)
         task = asyncio.create_task(self._run(group), name=f"group {lease.instance.instance_id}")
         self._tasks[lease_id] = task
         task.add_done_callback(lambda _: self._gone(lease_id))

@@ -10,7 +10,7 @@ read the same members from the broker, and only the one with the last name leave
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -53,6 +53,7 @@ class Membership:
         host: ServiceHost,
         address: str,
         runs: Iterable[str],
+        teachers: Sequence[str],
         on_new_run: Callable[[str], Awaitable[None]],
         on_run_ended: Callable[[str], Awaitable[None]],
     ):
@@ -60,13 +61,14 @@ class Membership:
         Args:
             address: where peers reach this rollout.
             runs: names of the runs that it may work for, or shell patterns.
+            teachers: names of those that it can call.
             on_new_run: awaited with the reason before registering with another run, or with a new run of the same name;
                 must discard the state of the last one.
             on_run_ended: awaited with the reason when the run has ended or is left for another.
         """
         self._state, self._link, self._host, self._address = state, link, host, address
         self._on_new_run, self._on_run_ended = on_new_run, on_run_ended
-        self._patterns = tuple(runs)
+        self._patterns, self._teachers = tuple(runs), teachers
         self._only = None if len(self._patterns) > 1 or _WILD & set(self._patterns[0]) else self._patterns[0]
         """The only run it may work for, or None if there may be several."""
         self._doubted = self._registered = False
@@ -87,7 +89,7 @@ class Membership:
         while not self._state.draining:  # then a member that has left must not register again
             await self._link.handshake()
             run = await self._next_run(engine)
-            if reason := _unfit(engine, run):
+            if reason := _unfit(engine, run, self._teachers):
                 log.error("this rollout cannot serve the run: %s", reason, extra={"run": run.spec.run_id})
                 self._host.stop(reason, exit_code=1)
                 return
@@ -115,7 +117,11 @@ class Membership:
             names, request = [], broker_pb2.ListRunsRequest()
             while True:
                 page = await call(self._link.stub.ListRuns, request)
-                able = [run.spec.run_id for run in page.runs if run.state == _ACTIVE and not _unfit(engine, run)]
+                able = [
+                    run.spec.run_id
+                    for run in page.runs
+                    if run.state == _ACTIVE and not _unfit(engine, run, self._teachers)
+                ]
                 names += [name for name in able if any(fnmatchcase(name, pattern) for pattern in self._patterns)]
                 if not page.next_page_token:
                     break
@@ -279,7 +285,7 @@ def _serves(member: broker_pb2.Member, run_id: str) -> bool:
     return any(fnmatchcase(run_id, pattern) for pattern in patterns)
 
 
-def _unfit(engine: Engine, run: broker_pb2.Run) -> str | None:
+def _unfit(engine: Engine, run: broker_pb2.Run, teachers: Sequence[str]) -> str | None:
     """Return why this engine cannot serve the run, or None."""
     if run.spec.sampling_masks and "sampling_masks" not in engine.capabilities():
         return f"run.sampling_masks is true, and {NO_MASKS}, or false"
@@ -288,6 +294,11 @@ def _unfit(engine: Engine, run: broker_pb2.Run) -> str | None:
             "run.router_replay is true, and this engine does not record which experts tokens go to; allowed: the "
             "transformers engine with a mixture of experts that chooses by top-k scores, vLLM with "
             "rollout.vllm.enable_return_routed_experts = true, or false"
+        )
+    if unknown := [name for name in run.spec.teachers if name not in teachers]:
+        return (
+            f"run.teachers has '{unknown[0]}', of which this rollout has no address; set "
+            f"run.teachers.{unknown[0]}.address in its run file"
         )
     for part in ("sampling", "evaluation_sampling"):
         sampling = SamplingParameters.model_construct(**given(getattr(run.spec, part)))

@@ -9,7 +9,7 @@ from typing import Any
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig, split_address
 from quartet_common.disk import warn_of_little_shared_memory
 from quartet_common.hub import TOKENIZER_FILES
-from quartet_common.model_folder import read_model_folder
+from quartet_common.model_folder import check_same_vocabulary, read_model_folder
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
@@ -46,6 +46,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         problems.add(*_not_taken(config))
         with problems.collecting():
             _check_endpoint(config)
+        with problems.collecting():
+            _check_teachers(config)
         with problems.collecting():
             _check_model(config)
             warn_of_missing_special_token(config)
@@ -86,13 +88,30 @@ def _check_endpoint(config: LoadedConfig[RolloutSection]) -> None:
             "or set run.environment.add_verifiers"
         )
     if not http.address:
-        if environment is not None and environment.served:
+        if environment is not None and environment.served and not config.section.standalone:
             raise ConfigError(
                 "rollout.http.address: got none; a served environment plays against the model endpoint: set host:port"
             )
         return
     config.security.check_listening("rollout.http", split_address(http.address)[0])
     http.api_keys()
+
+
+def _check_teachers(config: LoadedConfig[RolloutSection]) -> None:
+    """Check [run.teachers]: that each has an address, and the model's vocabulary if its folder is here."""
+    if config.section.standalone:
+        return
+    with Problems() as problems:
+        for name, teacher in config.run.teachers.items():
+            key = f"run.teachers.{name}"
+            if not teacher.address:
+                problems.add(
+                    f"{key}.address: got none; `quartet run` serves the teacher and sets it; a rollout that is started "
+                    "by hand needs host:port of a rollout service with rollout.standalone = true"
+                )
+            with problems.collecting():
+                if config.model.path is not None and teacher.model is not None and teacher.model.is_dir():
+                    check_same_vocabulary(config.model.path, teacher.model, f"{key}.model")
 
 
 def _not_taken(config: LoadedConfig[RolloutSection]) -> Iterator[str]:
@@ -132,7 +151,8 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
             if section.engine in OWN_ENGINES:
                 key, bounded = f"rollout.{section.engine}.max_model_len", section.engine == "transformers"
                 context = context_length(str(folder), key, context, bounded)
-            check_prompts(config, context)
+            if not section.standalone:
+                check_prompts(config, context)
 
 
 def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, EnvironmentSection]]:

@@ -150,6 +150,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         async for completion in self._direct.completions(request):
             yield rollout_pb2.GenerateStreamResponse(completion=completion)
 
+    async def LogProbs(self, request, context):  # noqa: N802
+        return await self._direct.log_probs(request)
+
     async def _check_call(self, request) -> None:
         """Reject a call about weights that is for another run, is not from its trainer, or comes before the engine is
         loaded."""

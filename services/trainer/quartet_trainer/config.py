@@ -218,6 +218,15 @@ class TrainerSection(LearnerSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _every_group_teaches(self) -> Self:
+        if self.samples_dynamically and self.distillation.coefficient and not self.distillation.reward_weight:
+            raise ValueError(
+                "dynamic_sampling: a distillation without rewards learns from every group, also from those of equal "
+                "rewards; set dynamic_sampling.enabled = false, or distillation.reward_weight above 0"
+            )
+        return self
+
     @property
     def samples_dynamically(self) -> bool:
         """Whether groups without variance are replaced, by the setting or by the algorithm."""

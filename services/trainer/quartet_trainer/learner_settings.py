@@ -120,6 +120,38 @@ class PtxSection(Section):
     sequences_per_step: int = Field(default=8, ge=1, description="Texts per step, over all ranks.")
 
 
+class ReferenceSection(Section):
+    """[trainer.reference]: the model of the KL, and the teacher of a distillation without [run.teachers]."""
+
+    model: Path | None = Field(
+        default=None,
+        description="Its folder, a run's checkpoint or a hub id, with the policy's tokens. Unset: the initial weights.",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _in_a_checkpoint(cls, path: Path | None) -> Path | None:
+        return path and part_of(path, "model")
+
+
+REFERENCE_KEY = "trainer.reference.model"
+REFERENCE_PLUGINS = ("torch_ddp", "low_level_zero", "torch_fsdp")
+"""Plugins under which the reference model can be another model than the policy's."""
+
+
+class DistillationSection(Section):
+    """[trainer.distillation]: the teacher's log-prob over the policy's as advantage of each token."""
+
+    coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of log teacher - log policy in a token's advantage; 0: no distillation."
+    )
+    reward_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the algorithm's own advantage beside it; 0: rewards are only reported.",
+    )
+
+
 class LearnerSettings(Section):
     """How the policy is trained (`docs/algorithms.md`), and spread over the ranks (`docs/plugins.md`)."""
 
@@ -177,13 +209,17 @@ class LearnerSettings(Section):
     )
 
     kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the KL to the initial weights; a reference model is kept only if > 0."
+        default=0.0, ge=0, description="Weight of the KL to the reference model, which is kept only if > 0."
     )
     reference_sync_steps: int = Field(
         default=0,
         ge=0,
         description="Optimizer steps after which the reference model takes the policy's weights; 0: it stays at the "
         "initial ones.",
+    )
+    reference: ReferenceSection = Field(default=ReferenceSection(), description="The reference model.")
+    distillation: DistillationSection = Field(
+        default=DistillationSection(), description="On-policy distillation (docs/distillation.md)."
     )
     kl_target: float | None = Field(
         default=None,
@@ -330,6 +366,23 @@ class LearnerSettings(Section):
                 "reference_sync_steps: without a KL there is no reference model; set kl_coefficient above 0, or leave "
                 "it out"
             )
+        model = self.reference.model
+        if model is not None and not (self.kl_coefficient or self.distillation.coefficient):
+            raise ValueError(
+                f"reference.model: got '{model}', and nothing compares with it; set kl_coefficient or "
+                "distillation.coefficient above 0, or leave it out"
+            )
+        if model is not None and self.reference_sync_steps:
+            raise ValueError(
+                "reference_sync_steps: with reference.model the reference is a model of its own; leave one of them out"
+            )
+        if model is not None and self.plugin not in REFERENCE_PLUGINS:
+            raise ValueError(
+                f"reference.model: with plugin = {self.plugin!r} the reference has the policy's own parts; allowed: "
+                f"{', '.join(REFERENCE_PLUGINS)}; or a served teacher, [run.teachers]"
+            )
+        if self.distillation.reward_weight and not self.distillation.coefficient:
+            raise ValueError("distillation.reward_weight: nothing is distilled; set distillation.coefficient above 0")
         if self.reference_sync_steps and self.lora.r:
             raise ValueError(
                 "reference_sync_steps: with adapters the reference is the base model, which does not change; set 0, or "

@@ -8,8 +8,9 @@ from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
+from quartet_common.hub import folder_of
 from quartet_common.log import get_logger
-from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
+from quartet_common.model_folder import EXPERTS, check_same_vocabulary, read_safetensors_header, set_number
 from quartet_common.ports import check_own_host
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
@@ -31,7 +32,7 @@ from quartet_trainer.learner.checks import (
     check_recorded,
     no_experts,
 )
-from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
+from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, REFERENCE_KEY, check_schedule
 
 log = get_logger(__name__)
 
@@ -54,12 +55,20 @@ def preflight(config: Config) -> dict[str, Any]:
                 _check_adapter,
                 _check_plugin,
                 _check_critic,
+                _check_reference,
                 _check_texts,
                 _check_disk,
             ):
                 with problems.collecting(ModelFolderError, LearnerError):
                     model_check(config, model)
-        for check in (_check_folders, _check_store, _check_sampling, _check_evaluation_sets, _check_metrics):
+        for check in (
+            _check_folders,
+            _check_store,
+            _check_sampling,
+            _check_teachers,
+            _check_evaluation_sets,
+            _check_metrics,
+        ):
             with problems.collecting():
                 check(config)
         for settings_check in (
@@ -149,6 +158,34 @@ def _check_critic(config: Config, model: dict[str, Any]) -> None:
         raise ConfigError(
             f"{CRITIC_KEY}: {critic.model} has a vocabulary of {vocabulary}, the policy one of "
             f"{model.get('vocab_size')}; they must have the same tokens"
+        )
+
+
+def _check_reference(config: Config, model: dict[str, Any]) -> None:
+    """Check the folder and the tokens of another reference model."""
+    if (named := config.section.reference.model) is None or config.model.path is None:
+        return
+    folder = folder_of(named, REFERENCE_KEY, weights=config.weights and not config.dry_run)
+    check_model_folder(folder, REFERENCE_KEY, weights=folder == named)
+    check_same_vocabulary(config.model.path, folder, REFERENCE_KEY)
+
+
+def _check_teachers(config: Config) -> None:
+    """Check that a distillation has one teacher: that of the rollouts, or the reference model here."""
+    section, teachers = config.section, config.run.teachers
+    if teachers and not section.distillation.coefficient:
+        raise ConfigError(
+            f"run.teachers: got {', '.join(teachers)}, and the trainer does not use them; set "
+            "trainer.distillation.coefficient above 0, or leave them out"
+        )
+    if teachers and section.reference.model and not section.kl_coefficient:
+        raise ConfigError(
+            f"{REFERENCE_KEY}: got '{section.reference.model}' beside run.teachers, which are the teachers; leave "
+            "one of them out"
+        )
+    if section.distillation.coefficient and not teachers and section.reference.model is None:
+        raise ConfigError(
+            f"trainer.distillation: there is no teacher; set {REFERENCE_KEY}, or a served one, [run.teachers.NAME]"
         )
 
 
@@ -243,12 +280,23 @@ def _faults(config: Config, sampling: SamplingSection, of_row: bool) -> Iterator
             f"got {sampling.temperature:g}, at which nothing can be trained; allowed: {LOWEST_TEMPERATURE:g} or above, "
             "such as 1; greedy in [run.evaluation_sampling] only",
         )
-    if algorithm.compares_groups and (sampling.n or (0 if of_row else run.group_size)) == 1:
+    distillation = config.section.distillation
+    rewards_count = not distillation.coefficient or distillation.reward_weight > 0
+    if rewards_count and algorithm.compares_groups and (sampling.n or (0 if of_row else run.group_size)) == 1:
         yield (
             "n" if sampling.n else "group_size",
             f"got 1; {algorithm.name} compares a prompt's completions, and the advantage of a single one is 0; "
             "allowed: 2 or more, or an algorithm without groups",
         )
+    if config.run.teachers:
+        taken = altered(sampling, Effect.REMOVES)
+        if scheduled or sampling.temperature != 1:
+            taken["temperature"] = "a schedule" if scheduled else f"{sampling.temperature:g}"
+        for key, value in taken.items():
+            yield (
+                key,
+                f"got {value}; run.teachers judge the model's own distribution; allowed: temperature 1, no filters",
+            )
     for key, value in altered(sampling, Effect.CHANGES).items():
         yield (
             key,

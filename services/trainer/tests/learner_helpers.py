@@ -177,7 +177,7 @@ def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:
 
 def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, torch.Tensor]:
     """The gradient of one batch by parameter name, without taking the step."""
-    plan, updates, _ = learner._planner.updates(batch := decode_groups(groups, VOCABULARY), 0)
+    plan, updates, _ = learner._planner.updates(batch := decode_groups(groups, **learner._decode_arguments), 0)
     learner._accumulator.run(batch, plan, 0, updates[0].targets)
     found = {name: parameter.grad.clone() for name, parameter in all_parameters(learner._plugin)}
     learner._optimizer.zero_grad()

@@ -163,7 +163,7 @@ GROUP_MOMENT_KIND_DEAD: GroupMomentKind
 GROUP_MOMENT_KIND_REQUEUED: GroupMomentKind
 
 class RunSpec(_message.Message):
-    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks", "router_replay", "add_special_tokens")
+    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks", "router_replay", "add_special_tokens", "teachers")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class RunSpec(_message.Message):
     SAMPLING_MASKS_FIELD_NUMBER: _ClassVar[int]
     ROUTER_REPLAY_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEACHERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_size: int
     groups_per_step: int
@@ -221,7 +222,8 @@ class RunSpec(_message.Message):
     sampling_masks: bool
     router_replay: bool
     add_special_tokens: bool
-    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ..., router_replay: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    teachers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ..., router_replay: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., teachers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending", "made_by", "trained_by", "newest_data_pass")

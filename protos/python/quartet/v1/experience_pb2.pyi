@@ -156,7 +156,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[str] = ..., template_arguments: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("prompt_id", "chat", "text", "token_ids", "task", "reference", "verifiers", "sampling", "metadata", "environment", "columns")
+    __slots__ = ("prompt_id", "chat", "text", "token_ids", "task", "reference", "verifiers", "sampling", "metadata", "environment", "columns", "teacher")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class Prompt(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     chat: Chat
     text: str
@@ -186,7 +187,8 @@ class Prompt(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     environment: EnvironmentSpec
     columns: str
-    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., task: _Optional[str] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ..., columns: _Optional[str] = ...) -> None: ...
+    teacher: str
+    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., task: _Optional[str] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ..., columns: _Optional[str] = ..., teacher: _Optional[str] = ...) -> None: ...
 
 class PromptInstance(_message.Message):
     __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version", "traceparent")
@@ -289,7 +291,7 @@ class GroupTranscript(_message.Message):
     def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupTensors(_message.Message):
-    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged", "sampling", "prompt_routed_experts", "completion_routed_experts", "verifiers", "verifier_rewards", "prompts", "row_prompts", "row_completions", "seats", "turn_ends", "turn_indices", "turn_rewards", "outcome_rewards")
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged", "sampling", "prompt_routed_experts", "completion_routed_experts", "verifiers", "verifier_rewards", "prompts", "row_prompts", "row_completions", "seats", "turn_ends", "turn_indices", "turn_rewards", "outcome_rewards", "teacher_log_probs")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +318,7 @@ class GroupTensors(_message.Message):
     TURN_INDICES_FIELD_NUMBER: _ClassVar[int]
     TURN_REWARDS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _tensor_pb2.Tensor
     completion_token_ids: _tensor_pb2.RaggedTensor
     rollout_log_probs: _tensor_pb2.RaggedTensor
@@ -342,7 +345,8 @@ class GroupTensors(_message.Message):
     turn_indices: _tensor_pb2.RaggedTensor
     turn_rewards: _tensor_pb2.RaggedTensor
     outcome_rewards: _tensor_pb2.Tensor
-    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., row_prompts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., row_completions: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., seats: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., turn_ends: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_indices: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_rewards: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., outcome_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    teacher_log_probs: _tensor_pb2.RaggedTensor
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., row_prompts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., row_completions: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., seats: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., turn_ends: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_indices: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_rewards: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., outcome_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., teacher_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
     __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged", "verifiers")

@@ -300,3 +300,21 @@ class GeneratedCompletion(_message.Message):
     sampling_mask_counts: _tensor_pb2.Tensor
     sampling_mask_token_ids: _tensor_pb2.Tensor
     def __init__(self, info: _Optional[_Union[_experience_pb2.CompletionInfo, _Mapping]] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., log_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class LogProbsRequest(_message.Message):
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "vocabulary")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _tensor_pb2.Tensor
+    completion_token_ids: _tensor_pb2.Tensor
+    vocabulary: str
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., vocabulary: _Optional[str] = ...) -> None: ...
+
+class LogProbsResponse(_message.Message):
+    __slots__ = ("log_probs", "policy_version")
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    log_probs: _tensor_pb2.Tensor
+    policy_version: int
+    def __init__(self, log_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., policy_version: _Optional[int] = ...) -> None: ...

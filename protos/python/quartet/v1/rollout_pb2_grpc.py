@@ -75,6 +75,11 @@ class RolloutServiceStub:
                 request_serializer=quartet_dot_v1_dot_rollout__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_rollout__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.LogProbs = channel.unary_unary(
+                '/quartet.v1.RolloutService/LogProbs',
+                request_serializer=quartet_dot_v1_dot_rollout__pb2.LogProbsRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_rollout__pb2.LogProbsResponse.FromString,
+                _registered_method=True)
 
 
 class RolloutServiceServicer:
@@ -170,6 +175,17 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LogProbs(self, request, context):
+        """LogProbs returns the model's log-prob of each token of a given completion, at temperature 1 over the whole vocabulary.
+
+        Called by: rollouts, of a teacher (RunSpec.teachers); clients. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for
+        tokens that the model does not have, or more than fit its context; FAILED_PRECONDITION when its vocabulary is another;
+        UNIMPLEMENTED if the engine lacks the capability "log_probs"; UNAVAILABLE and RESOURCE_EXHAUSTED as Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +228,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=quartet_dot_v1_dot_rollout__pb2.GenerateStreamRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_rollout__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'LogProbs': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogProbs,
+                    request_deserializer=quartet_dot_v1_dot_rollout__pb2.LogProbsRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_rollout__pb2.LogProbsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -431,6 +452,33 @@ class RolloutService:
             '/quartet.v1.RolloutService/GenerateStream',
             quartet_dot_v1_dot_rollout__pb2.GenerateStreamRequest.SerializeToString,
             quartet_dot_v1_dot_rollout__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogProbs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.RolloutService/LogProbs',
+            quartet_dot_v1_dot_rollout__pb2.LogProbsRequest.SerializeToString,
+            quartet_dot_v1_dot_rollout__pb2.LogProbsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -102,6 +102,13 @@ class RolloutServiceStub:
 
     Called by: clients. As Generate, not idempotent unless seeded; cancelling aborts the generation.
     """
+    LogProbs: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LogProbsRequest, _rollout_pb2.LogProbsResponse]
+    """LogProbs returns the model's log-prob of each token of a given completion, at temperature 1 over the whole vocabulary.
+
+    Called by: rollouts, of a teacher (RunSpec.teachers); clients. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for
+    tokens that the model does not have, or more than fit its context; FAILED_PRECONDITION when its vocabulary is another;
+    UNIMPLEMENTED if the engine lacks the capability "log_probs"; UNAVAILABLE and RESOURCE_EXHAUSTED as Generate.
+    """
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
@@ -164,6 +171,13 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """GenerateStream returns each completion as it finishes.
 
     Called by: clients. As Generate, not idempotent unless seeded; cancelling aborts the generation.
+    """
+    LogProbs: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LogProbsRequest, _rollout_pb2.LogProbsResponse]  # type: ignore[assignment]
+    """LogProbs returns the model's log-prob of each token of a given completion, at temperature 1 over the whole vocabulary.
+
+    Called by: rollouts, of a teacher (RunSpec.teachers); clients. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for
+    tokens that the model does not have, or more than fit its context; FAILED_PRECONDITION when its vocabulary is another;
+    UNIMPLEMENTED if the engine lacks the capability "log_probs"; UNAVAILABLE and RESOURCE_EXHAUSTED as Generate.
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -272,6 +286,19 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         """GenerateStream returns each completion as it finishes.
 
         Called by: clients. As Generate, not idempotent unless seeded; cancelling aborts the generation.
+        """
+
+    @_abc_1.abstractmethod
+    def LogProbs(
+        self,
+        request: _rollout_pb2.LogProbsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.LogProbsResponse, _abc.Awaitable[_rollout_pb2.LogProbsResponse]]:
+        """LogProbs returns the model's log-prob of each token of a given completion, at temperature 1 over the whole vocabulary.
+
+        Called by: rollouts, of a teacher (RunSpec.teachers); clients. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for
+        tokens that the model does not have, or more than fit its context; FAILED_PRECONDITION when its vocabulary is another;
+        UNIMPLEMENTED if the engine lacks the capability "log_probs"; UNAVAILABLE and RESOURCE_EXHAUSTED as Generate.
         """
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

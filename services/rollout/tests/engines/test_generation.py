@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import FORMS, PATIENCE, PROMPT, Harness
+from harness import FORMS, PATIENCE, PROMPT, PROMPTS, Harness
 from models import EOS, VOCAB_SIZE
 
 from quartet_rollout.engines import EngineCompletion, PromptError, SamplingSettings
@@ -256,3 +256,26 @@ def test_leaving_the_iterator_aborts_the_rest(harness: Harness) -> None:
             await harness.until(lambda: harness.engine.stats().running == 0)
 
     harness.run(body())
+
+
+def test_log_probs_of_a_completion_are_the_models_own(harness: Harness) -> None:
+    """Whatever it was sampled at, from its first token to the last before the end of the context, many at once."""
+    longest = harness.engine.max_model_len - 1
+    completions = [PROMPTS[1], list(range(5, 60)), [7] * (longest - len(PROMPT))]
+
+    async def ask(completion: list[int]) -> np.ndarray:
+        return await harness.engine.log_probs("test", [*PROMPT, *completion], len(PROMPT))
+
+    async def all_at_once() -> list[np.ndarray]:
+        await harness.engine.pause("keep")
+        asking = [asyncio.create_task(ask(completion)) for completion in completions * 2]
+        await harness.engine.resume()
+        return await asyncio.gather(*asking)
+
+    for completion, found in zip(completions * 2, harness.run(all_at_once()), strict=True):
+        expected = harness.log_probs(harness.folders[0], PROMPT, np.array(completion))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    for wrong, message in (([VOCAB_SIZE], "token id"), ([7] * (longest - len(PROMPT) + 1), "at most")):
+        with pytest.raises(PromptError, match=message):
+            harness.run(ask(wrong))

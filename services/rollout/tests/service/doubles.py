@@ -170,7 +170,13 @@ class ScriptedEngine:
 
     def capabilities(self) -> list[str]:
         masks, sleep = ["sampling_masks"] if self.gives_masks else [], ["sleep"] if self.can_sleep else []
-        return ["weights.gloo", "weights.full", *masks, *sleep, *self.takes]
+        return ["weights.gloo", "weights.full", *masks, *sleep, *self.takes, "log_probs"]
+
+    async def log_probs(self, request_id: str, token_ids: list[int], begin: int) -> np.ndarray:
+        """Of a token its id over -100, less the tokens before it."""
+        self._fail("log_probs")
+        await self.unpaused.wait()
+        return np.array([token / -100 - at for at, token in enumerate(token_ids)][begin:], np.float32)
 
     async def sleep(self, level: int = 1) -> None:
         self.calls.append(f"sleep {level}")

@@ -53,13 +53,15 @@ class World:
     service: RolloutService | None = None
     stub: rollout_pb2_grpc.RolloutServiceStub | None = None
     security: SecuritySection | None = None  # of the rollout's server
+    address: str = "127.0.0.1:0"
     _task: asyncio.Task | None = None
     _channel: object = None
 
-    async def start(self, drain_seconds: float = 6.0, **section) -> None:
-        """Start the rollout, by default with the first weights in."""
+    async def start(self, drain_seconds: float = 6.0, teachers: dict | None = None, **section) -> None:
+        """Start the rollout, by default with the first weights in. `teachers`: their addresses."""
+        known = {name: {"address": address} for name, address in (teachers or {}).items()}
         config = LoadedConfig(
-            run=RunSection(id="demo"),
+            run=RunSection(id="demo", teachers=known),
             model=ModelSection(path=self.folder),
             addresses=AddressesSection(
                 broker=self.broker_host.address, reward=self.reward_host.address, rollout="127.0.0.1:0"
@@ -68,7 +70,7 @@ class World:
             server=ServerSection(metrics=False, drain_seconds=drain_seconds),
             section=RolloutSection(**{"engine": "transformers", **section}),
         )
-        self.host = quiet_host("rollout", security=self.security)
+        self.host = quiet_host("rollout", self.address, security=self.security)
         self.service = ServiceUnderTest(config, self.host, self.engine)
         self._task = asyncio.create_task(self.service.run())
         await self.until(lambda: not self.host.address.endswith(":0"))

@@ -172,6 +172,8 @@ class ExperienceBatch:
     routed_experts: Tensor | None = None
     """With router replay: uint8 or int32 [tokens, hidden layers, experts of a token], in the order of `tokens`. A
     row's last token, for which the engine ran no forward pass, has those of the previous token."""
+    teacher_log_probs: Tensor | None = None
+    """With [run.teachers]: float32 [T], at temperature 1."""
 
     @property
     def completion_tokens(self) -> Tensor:
@@ -191,6 +193,7 @@ def decode_groups(
     sampling_masks: bool = False,
     routing: Routing | None = None,
     longest: int | None = None,
+    teachers: bool = False,
 ) -> ExperienceBatch:
     """Decode groups into one batch. The messages' bytes are copied once, when they are concatenated.
 
@@ -200,6 +203,7 @@ def decode_groups(
         sampling_masks: whether each group must have sampling masks; otherwise they are ignored.
         routing: the model's, if each group must have routed experts; otherwise they are ignored.
         longest: the model's `quartet_common.model_folder.fixed_rope_length`.
+        teachers: whether each group must have a teacher's log-probs; otherwise they are ignored.
 
     Raises:
         ExperienceError: a field is missing, of another dtype or length, or has a value that cannot be trained on.
@@ -210,7 +214,14 @@ def decode_groups(
     try:
         for group in groups:
             parts.append(
-                decode_group(group, vocabulary_size, sampling_masks=sampling_masks, routing=routing, longest=longest)
+                decode_group(
+                    group,
+                    vocabulary_size,
+                    sampling_masks=sampling_masks,
+                    routing=routing,
+                    longest=longest,
+                    teachers=teachers,
+                )
             )
     except ExperienceError as error:
         raise ExperienceError(f"group {len(parts)}: {error}") from error
@@ -251,6 +262,7 @@ def decode_groups(
         ans_judged=join("ans_judged").bool(),
         candidates=candidates,
         routed_experts=None if routing is None else join("prompt_experts", "completion_experts"),
+        teacher_log_probs=join("teacher_log_probs") if teachers else None,
     )
 
 
@@ -276,6 +288,7 @@ def decode_group(
     sampling_masks: bool = False,
     routing: Routing | None = None,
     longest: int | None = None,
+    teachers: bool = False,
 ) -> DecodedGroup:
     """Decode one group. Arguments and errors: see `decode_groups`."""
     layout, prompts, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
@@ -337,6 +350,15 @@ def decode_group(
     if routing is not None:
         experts = decode_routed_experts(group, layout, lengths, routing)
         arrays["prompt_experts"], arrays["completion_experts"] = experts
+    if teachers:
+        if not group.HasField("teacher_log_probs"):
+            raise ExperienceError(
+                "teacher_log_probs is missing; with [run.teachers] every group has it: a rollout of an earlier release "
+                "stores none"
+            )
+        judged = all_rows(group.teacher_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, "teacher_log_probs")
+        must_be_finite(judged, "teacher_log_probs")
+        arrays["teacher_log_probs"] = judged
     return DecodedGroup(layout, turns, arrays)
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.config import RunSection
+from quartet_common.hub import folder_of
 from quartet_common.log import get_logger
 from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
@@ -37,7 +38,7 @@ from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.router import routing_of
-from quartet_trainer.learner_settings import LearnerSettings
+from quartet_trainer.learner_settings import REFERENCE_KEY, LearnerSettings
 from quartet_trainer.progress import PROGRESS
 from quartet_trainer.status import Status
 from quartet_weights.routed_experts import ReplayExperts
@@ -109,8 +110,10 @@ class Learner:
         if settings.lora.path:
             check_base(settings.lora.path, model_path)
             storage.read_model(self._plugin, settings.lora.path)
-        if settings.kl_coefficient > 0:
-            self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
+        self._teachers = bool(run.teachers)
+        if settings.kl_coefficient > 0 or (settings.distillation.coefficient and not self._teachers):
+            other = settings.reference.model and folder_of(settings.reference.model, REFERENCE_KEY)
+            self._plugin.keep_reference(lambda: self._load(dtype, frozen=True, other=other), other=other is not None)
         self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"
         self._plugin.reference_in_loss = self._kl_in_loss
         self._reference_weights: list[tuple[str, torch.Tensor]] = []
@@ -131,9 +134,9 @@ class Learner:
         length = run.sampling.max_new_tokens
         self._planner = Planner(settings, self._plugin, self._coefficients, length, self._critic)
 
-    def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
+    def _load(self, dtype: torch.dtype, *, frozen: bool = False, other: Path | None = None) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"
-        causal_lm = load_causal_lm(self._model_path, dtype, share_prompts=share)
+        causal_lm = load_causal_lm(other or self._model_path, dtype, share_prompts=share)
         causal_lm.train()
         if self._settings.gradient_checkpointing and not frozen:
             again = {"use_reentrant": False, "context_fn": ReplayExperts.checkpoint_contexts}
@@ -148,6 +151,7 @@ class Learner:
             "sampling_masks": self._sampling_masks,
             "routing": self._plugin.routing,
             "longest": self._longest,
+            "teachers": self._teachers,
         }
 
     def idle(self) -> None:

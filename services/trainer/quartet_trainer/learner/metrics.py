@@ -34,6 +34,7 @@ METRICS: dict[str, Metric] = {
     "policy_loss": Metric("train/policy_loss", UPDATES),
     "kl": Metric("train/kl", TOKENS, only_with="reference model"),
     "kl_coefficient": Metric("train/kl_coefficient", only_with="KL target"),
+    "teacher_kl": Metric("train/teacher_kl", only_with="distillation"),
     "entropy": Metric("train/entropy", TOKENS),
     "entropy_coefficient": Metric("train/entropy_coefficient", only_with="entropy target"),
     "approx_kl": Metric("train/approx_kl", TOKENS),

@@ -112,7 +112,9 @@ class Planner:
         ones = torch.ones(mask.shape, dtype=torch.float64)
         policy_plan = self._plan(batch, mask, ones, ones, skip=False)
         old = values = None
-        wants_old = algorithm.old_log_probs == "recompute" and (self._several or self._kl_in_reward)
+        distillation = self._settings.distillation
+        needs_old = self._several or self._kl_in_reward or distillation.coefficient
+        wants_old = algorithm.old_log_probs == "recompute" and needs_old
         if wants_old and self._joint:
             old, values = self._for_all_tokens(batch, policy_plan, self._plugin.log_probs_and_values, numbers=2)
         elif wants_old:
@@ -133,6 +135,11 @@ class Planner:
         )
         estimate = algorithm.advantages(scored)
         metrics = {} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()}
+        if distillation.coefficient:
+            over = self._teacher_over_policy(batch, policy_plan, old)
+            mixed = distillation.reward_weight * estimate.advantages + distillation.coefficient * over
+            estimate = replace(estimate, advantages=mixed)
+            metrics["teacher_kl"] = (-over.sum() / mask.sum().clamp(min=1)).item()
         if values is not None and estimate.returns is not None:
             metrics |= target_metrics(mask, values, estimate.returns)
         return _Estimated(
@@ -200,6 +207,19 @@ class Planner:
         old = batch.rollout_log_probs.double() if old is None else old
         reference = self._for_all_tokens(batch, plan, self._plugin.reference_log_probs)
         return torch.where(plan.mask, KL_ESTIMATORS[self._algorithm.kl_estimator](old, reference), 0.0)
+
+    def _teacher_over_policy(self, batch: ExperienceBatch, plan: StepPlan, old: Tensor | None) -> Tensor:
+        """log teacher - log policy of each token, float64 [T], 0 outside the mask.
+
+        Its mean under the policy is minus the reverse KL, so as advantage of the token alone (a discount of 0) it
+        follows the gradient of that (Gu et al. 2023, arXiv:2306.08543; Agarwal et al. 2023, arXiv:2306.13649).
+        """
+        own = batch.rollout_log_probs.double() if old is None else old
+        if batch.teacher_log_probs is not None:
+            teacher = batch.teacher_log_probs.double()
+        else:
+            teacher = self._for_all_tokens(batch, plan, self._plugin.reference_log_probs)
+        return torch.where(plan.mask, teacher - own, 0.0)
 
     def _for_all_tokens(
         self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True, numbers: int = 1

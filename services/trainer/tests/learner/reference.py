@@ -134,6 +134,7 @@ class Completion:
     """[n], with gradient."""
     rollout: Tensor
     ref: Tensor
+    teacher: Tensor
     value: Tensor
     """[n], with gradient if there is a critic."""
     advantage: list[float] = field(default_factory=list)
@@ -179,6 +180,7 @@ def read(
         prompt, rewards, truncated = (decode(t) for t in (group.prompt_token_ids, group.rewards, group.truncated))
         masks = decode_ragged(group.loss_mask) if group.HasField("loss_mask") else None
         log_probs, temperatures = decode_ragged(group.rollout_log_probs), decode(group.temperatures)
+        judged = decode_ragged(group.teacher_log_probs) if group.HasField("teacher_log_probs") else None
         for index, tokens in enumerate(decode_ragged(group.completion_token_ids)):
             kept = torch.ones(len(tokens)).bool() if masks is None else torch.tensor(masks[index].copy()).bool()
             if mask_truncated and truncated[index]:
@@ -195,7 +197,8 @@ def read(
                     hidden = critic.trunk(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
                 value = hidden @ critic.head.weight[0] + critic.head.bias
             rollout = torch.tensor(log_probs[index].copy()).to(lp)
-            of_tokens = (each[kept] for each in (lp, entropy, rollout, ref, value))
+            teacher = ref if judged is None else torch.tensor(judged[index].copy()).to(lp)
+            of_tokens = (each[kept] for each in (lp, entropy, rollout, ref, teacher, value))
             found.append(Completion(number, float(rewards[index]), *of_tokens))
     return found
 
@@ -266,7 +269,7 @@ def value_losses(values: Tensor, old: Tensor, returns: Sequence[float], clip: fl
 DEFAULTS: dict[str, Any] = {
     "algorithm": "grpo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "kl_coefficient": 0.0,
     "kl_estimator": "k3", "kl_in": "loss", "entropy_coefficient": 0.0, "old_log_probs": "rollout", "correction": "tis",
-    "tis_cap": 2.0, "mask_truncated": False, "aggregation": "token-mean",
+    "tis_cap": 2.0, "mask_truncated": False, "aggregation": "token-mean", "distillation": {},
 }  # fmt: skip
 OF_ALGORITHM: dict[str, dict[str, Any]] = {
     "dapo": {"clip_high": 0.28, "mask_truncated": True},
@@ -310,6 +313,11 @@ def batch_loss(
     recompute = recompute == "recompute"
     completions = read(groups, model, reference, critic, at["mask_truncated"])
     estimate(completions, algorithm, beta if at["kl_in"] == "reward" else 0.0, kl, recompute)
+    if share := at["distillation"]:
+        for c in completions:
+            over = (c.teacher - c.old(recompute)).tolist()
+            own = [share.get("reward_weight", 0.0) * a for a in c.advantage]
+            c.advantage = [a + share["coefficient"] * d for a, d in zip(own, over, strict=True)]
     lengths = [len(c.lp) for c in completions]
     total, of_critic = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for c in completions:

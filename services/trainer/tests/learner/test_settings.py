@@ -45,6 +45,16 @@ HEAD: dict[str, Any] = {"algorithm": {"name": "ppo", "critic": {"form": "head"}}
             {"reference_sync_steps": 5, "kl_coefficient": 0.1, "lora": {"r": 4}},
             "with adapters the reference is the base model, which does not change; set 0, or lora.r = 0",
         ),
+        ({"reference": {"model": "teacher"}}, "got 'teacher', and nothing compares with it; set kl_coefficient or"),
+        (
+            {"reference": {"model": "teacher"}, "kl_coefficient": 0.1, "reference_sync_steps": 5},
+            "reference_sync_steps: with reference.model the reference is a model of its own",
+        ),
+        (
+            {"reference": {"model": "teacher"}, "kl_coefficient": 0.1, "plugin": "gemini"},
+            "the policy's own parts; allowed: torch_ddp, low_level_zero, torch_fsdp; or a served teacher",
+        ),
+        ({"distillation": {"reward_weight": 1}}, "nothing is distilled; set distillation.coefficient above 0"),
         ({"kl_target": 0.1}, "kl_target: it adapts kl_coefficient by factors; set kl_coefficient above 0"),
         ({"kl_coefficient": 0.1, "kl_horizon": 5}, "kl_horizon: without kl_target nothing is adapted"),
         ({"entropy_coefficient_max": 0.1}, "entropy_coefficient_max: without entropy_target nothing is adapted"),

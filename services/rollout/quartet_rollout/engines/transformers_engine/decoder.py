@@ -117,6 +117,12 @@ class Decoder:
         """Tokens of all unfinished completions together."""
         return sum(len(row.output) for row in self.rows)
 
+    def log_probs(self, tokens: list[int], begin: int) -> list[float]:
+        """Return the log-prob of each token from `begin` on, after all before it."""
+        ids = torch.tensor([tokens], device=self._device)
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=len(tokens) - begin).logits[0]
+        return logits.float().log_softmax(-1).gather(-1, ids[0, begin:, None])[:, 0].tolist()
+
     # ----------------------------------------------------- memory and weights
 
     def sleep(self) -> None:

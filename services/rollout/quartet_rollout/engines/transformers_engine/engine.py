@@ -116,7 +116,7 @@ class TransformersEngine(ProcessEngine):
 
     def capabilities(self) -> list[str]:
         routed = ["routed_experts"] if self._ready.result().records_experts else []
-        return [*self.weight_capabilities(), "sampling_masks", *routed, "sleep"]
+        return [*self.weight_capabilities(), "sampling_masks", *routed, "sleep", "log_probs"]
 
     # -------------------------------------------------------------- requests
 
@@ -140,6 +140,10 @@ class TransformersEngine(ProcessEngine):
             del self._outboxes[number], self._unfinished[number]
             if left:
                 self._send("abort", number)
+
+    async def log_probs(self, request_id: str, token_ids: list[int], begin: int) -> np.ndarray:
+        tokens = self._check_request(token_ids, 1, SamplingSettings())
+        return np.array(await self._call("log_probs", tokens, begin), dtype=np.float32)
 
     # ------------------------------------------------------- pause and sleep
 

@@ -111,6 +111,10 @@ class EngineLoop:
         """Abort a request."""
         self._abort(row for row in self._decoder.rows if row.number == request)
 
+    def log_probs(self, tokens: list[int], begin: int) -> list[float]:
+        """Return the log-prob of each token from `begin` on."""
+        return self._decoder.log_probs(tokens, begin)
+
     def pause(self, mode: PauseMode, keep_kv_cache: bool) -> None:
         """Pause; with "wait", stop admitting new completions."""
         self._keep_kv_cache = keep_kv_cache

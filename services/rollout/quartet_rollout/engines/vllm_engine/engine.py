@@ -20,7 +20,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -175,7 +175,7 @@ class VllmEngine(ProcessEngine):
         sampling = [capability(name) for name in SamplingParameters.model_fields if name not in FIRST_RELEASE]
         routed = ["routed_experts"] if (self._options.model_extra or {}).get("enable_return_routed_experts") else []
         sleep = ["sleep"] if self._llm.model_config.enable_sleep_mode else []
-        return [*self.weight_capabilities(), *sampling, *masks, *routed, *sleep]
+        return [*self.weight_capabilities(), *sampling, *masks, *routed, *sleep, "log_probs"]
 
     def stats(self) -> EngineStats:
         running = min(sum(each.running for each in self._statistics), len(self._inside))
@@ -199,6 +199,28 @@ class VllmEngine(ProcessEngine):
         async with aclosing(side_by_side(draws)) as stream:
             async for completion in stream:
                 yield completion
+
+    async def log_probs(self, request_id: str, token_ids: list[int], begin: int) -> np.ndarray:
+        tokens = self._check_request(token_ids, 1, SamplingSettings())
+        params = SamplingParams(
+            max_tokens=1,  # vLLM's least
+            temperature=0.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        key = f"{request_id}/{next(self._numbers)}"
+        try:
+            (output,) = [output async for output in self.sample(tokens_input(tokens), params, key)]
+        except VLLMValidationError as error:
+            raise PromptError(str(error)) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise self._lost(error) from error
+        given: Any = output.prompt_logprobs
+        # Of each token but the first, its own first, then the likeliest if that is another.
+        own = [given.logprobs[start] for start in given.start_indices[begin:]]
+        return np.array(own, dtype=np.float32)
 
     async def sample(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any

@@ -145,6 +145,8 @@ class Plugin(ABC):
     _autocast: torch.dtype | None = None
     """The dtype of matrix products; None: the weights' own."""
     _reference: nn.Module
+    _reference_is_base = False
+    """Whether the reference is the model below the adapter."""
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks, booster: Booster) -> None:
         """Local."""
@@ -206,12 +208,14 @@ class Plugin(ABC):
             routing=self.routing,
         )
 
-    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+    def keep_reference(self, load: Callable[[], PreTrainedModel], *, other: bool = False) -> None:
         """Keep the current model for `reference_log_probs`; `load` returns a second, whole one.
 
         It has the policy's precision, and is not boosted. With an adapter nothing is loaded: the base model is it.
+        `other`: `load` returns another model, which is kept in any case.
         """
-        if self.adapter is None:
+        self._reference_is_base = self.adapter is not None and not other
+        if not self._reference_is_base:
             dtype = next(self.causal_lm.parameters()).dtype
             with in_turn(self.ranks):
                 self._reference = Policy(load(), self._autocast).eval().requires_grad_(False)
@@ -284,7 +288,7 @@ class Plugin(ABC):
     @torch.no_grad()
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The reference model's log-probs; see `log_probs`."""
-        if self.adapter is not None:
+        if self._reference_is_base and self.adapter is not None:
             with self.adapter.disabled():
                 return self.log_probs(replace(micro_batch, routed_experts=None))
         return self._reference(*micro_batch.inputs)[0]

@@ -69,7 +69,7 @@ class TorchFsdp(Ranged):
         self.optimizer = FSDPOptimizerWrapper(optimizer, self.model)
         self._share_ranges({name: parameter.numel() for name, parameter in self._held.items()})
 
-    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+    def keep_reference(self, load: Callable[[], PreTrainedModel], *, other: bool = False) -> None:
         """See `Plugin`. The reference is spread like the policy."""
         with in_turn(self.ranks):
             self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))

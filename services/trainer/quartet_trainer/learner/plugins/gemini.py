@@ -104,7 +104,7 @@ class Gemini(Ranged):
         return end - begin
 
     @torch.no_grad()
-    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+    def keep_reference(self, load: Callable[[], PreTrainedModel], *, other: bool = False) -> None:
         """See `Plugin`. The reference is spread like the policy, in its own chunks."""
         with in_turn(self.ranks):
             shell = _Shell(Policy(without_weights(load().eval())))

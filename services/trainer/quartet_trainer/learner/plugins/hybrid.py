@@ -158,7 +158,7 @@ class HybridParallel(Plugin):
         return Stage(causal_lm, stages=parallel.stage_manager, tp_group=parallel.tp_group, sequence=self._sequence)
 
     @torch.no_grad()
-    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+    def keep_reference(self, load: Callable[[], PreTrainedModel], *, other: bool = False) -> None:
         """See `Plugin`. The reference is sharded like the policy, without DDP, which needs gradients."""
         if self.adapter:
             return
