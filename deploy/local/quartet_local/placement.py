@@ -47,6 +47,7 @@ class RolloutKeys(_Keys):
     """Of [rollout]."""
 
     engine: str = "vllm"
+    standalone: bool = False
     http: HttpKeys = HttpKeys()
     vllm: VllmKeys = VllmKeys()
 
@@ -141,6 +142,11 @@ def place(
     """
     rollout = load_config("rollout", RolloutKeys, config.path, overrides).section
     trainer = load_config("trainer", TrainerKeys, config.path, overrides).section
+    if rollout.standalone:
+        raise ConfigError(
+            "rollout.standalone: got true, with which no rollout works for the run; leave it out: the launcher sets it "
+            "for the teachers of [run.teachers]"
+        )
     ranks = trainer.ranks
     shares = divide(gpus, config.section, rollout.gpus, ranks, kinds)
     shared = colocated(config.section, shares, rollout, trainer, kinds)

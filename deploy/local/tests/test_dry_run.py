@@ -34,12 +34,17 @@ KEYS = {
     "reward.sandbox.slot=4": "unknown key reward.sandbox.slot in --set: did you mean 'slots'?",
     "broker.max_run=1": "unknown key broker.max_run in --set: did you mean 'max_runs'?",
     "algorithm.adv_estimator=grpo": "verl's algorithm.adv_estimator is trainer.algorithm here",
+    "trainer.distillation.weight=1": "unknown key trainer.distillation.weight in --set: did you mean run.",
+    "trainer.reference.modle=big": "unknown key trainer.reference.modle in --set: did you mean 'model'?",
+    "run.teachers.far={address='nowhere'}": "run.teachers.far.address: got 'nowhere' in --set: an address is host:port",
+    "run.teachers.none={}": "run.teachers.none: in --set: got neither model nor address; allowed: a model to",
     "trianer.mini_batches=1": ": did you mean 'trainer'?",
     "run.id=my run": "run.id: got 'my run' in --set: allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit, such",
 }
 
 CONTRADICTIONS = {
     "rollout.engine=sglang": "rollout.engine: got 'sglang' in --set: there is no 'sglang' here; allowed: ",
+    "rollout.standalone=true": "rollout.standalone: got true",
     "trainer.tp_size=2": "trainer.tp_size: got 2 in --set: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'",
     "reward.functions=['gone.py:close']": "reward.functions[0]: ",
     "reward.reward_model.path=/gone": "reward.reward_model.path: ",
@@ -115,6 +120,25 @@ def test_every_mistake_in_a_section_is_reported(dry_run, mistakes):
     lines = dry_run(*mistakes)
     assert_each_is_reported_once(lines, list(mistakes.values()))
     assert all(line.count(",") < 12 for line in lines), "a list of all keys is no answer"
+
+
+def test_teachers_that_cannot_teach_are_refused(dry_run, model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["new"] = tokenizer["model"]["vocab"].pop(next(iter(tokenizer["model"]["vocab"])))
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with (tmp_path / "train.jsonl").open("a") as train:
+        train.write(json.dumps({"prompt": "2", "gt_answer": "1", "teacher": "huge"}) + "\n")
+    lines = dry_run(f"run.teachers.far={{model='{other}'}}", "run.sampling.temperature=0.7", "run.sampling.top_k=5")
+    expected = [
+        "run.teachers.far.model: ",
+        "run.teachers: got far, and the trainer does not use them; set trainer.distillation.coefficient above 0",
+        "run.sampling.temperature: got 0.7; run.teachers judge the model's own distribution; allowed: temperature 1",
+        "run.sampling.top_k: got 5; run.teachers judge",
+        "teacher: got 'huge'; allowed: far",
+    ]
+    assert_each_is_reported_once(lines, expected)
 
 
 def test_a_source_of_texts_is_refused_under_mathematics_by_its_rows(dry_run, tmp_path):

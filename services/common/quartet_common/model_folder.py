@@ -156,7 +156,7 @@ def check_same_vocabulary(model: Path, other: Path, key: str) -> None:
         try:
             own, others = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
         except Exception as error:  # the library raises no other
-            raise ConfigError(f"{key}: a tokenizer cannot be read: {error}") from error
+            raise ConfigError(f"{key}: a tokenizer cannot be read: {error}; copy it again") from error
         if unlike := sorted(own.items() ^ others.items(), key=lambda one: (one[1], one[0])):
             token, number = unlike[0]
             raise ConfigError(

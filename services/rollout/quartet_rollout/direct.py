@@ -27,7 +27,7 @@ from quartet_common.errors import (
 )
 from quartet_common.tensors import decode, dtype_of, encode
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
+from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, GivesLogProbs, PromptError
 from quartet_rollout.environments.registry import SINGLE_TURN
 from quartet_rollout.experience import completion_info
 from quartet_rollout.generation import PromptRefused, generate_completions
@@ -208,7 +208,7 @@ class DirectGeneration:
         state = self._state
         if (engine := state.engine) is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=_RETRY_SECONDS)
-        if "log_probs" not in engine.capabilities():
+        if not isinstance(engine, GivesLogProbs):
             raise unimplemented("engine", "it gives no log-probs of a completion; allowed: vllm, transformers")
         prompt, completion = (_token_ids(request, name) for name in ("prompt_token_ids", "completion_token_ids"))
         if request.vocabulary and request.vocabulary != (own := vocabulary_digest(engine.tokenizer())):

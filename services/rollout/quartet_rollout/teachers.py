@@ -97,7 +97,7 @@ class Teachers:
             prompt_token_ids=encode(prompt), completion_token_ids=encode(row), vocabulary=vocabulary
         )
         stub = rollout_pb2_grpc.RolloutServiceStub(self._channels[name])
-        awaited, outage = f"teacher '{name}' at {self._addresses[name]}", Outage()
+        awaited, outage = f"'{name}' at {self._addresses[name]}", Outage()
         try:
             while True:
                 try:
@@ -105,14 +105,14 @@ class Teachers:
                     break
                 except grpc.RpcError as error:
                     if error.code() not in _AWAY:
-                        raise TeacherFailed(f"{awaited}: {describe(error)}") from error
+                        raise TeacherFailed(f"teacher {awaited}: {describe(error)}") from error
                     if outage.to_be_logged():
-                        log.warning("%s does not answer: %s", awaited, describe(error))
-                    self._waiting.add(awaited)
+                        log.warning("teacher %s does not answer: %s", awaited, describe(error))
+                    self._waiting.add(f"teacher {awaited}")
                     await outage.wait(retry_delay(error))
         finally:
-            self._waiting.discard(awaited)
+            self._waiting.discard(f"teacher {awaited}")
         found = decode(response.log_probs)
         if found.shape != row.shape or found.dtype != np.float32 or not np.isfinite(found).all():
-            raise TeacherFailed(f"{awaited} gave {found.size} log-probs of {found.dtype} for {row.size} tokens")
+            raise TeacherFailed(f"teacher {awaited} gave {found.size} log-probs of {found.dtype} for {row.size} tokens")
         return found

@@ -174,6 +174,18 @@ async def side_by_side(
 
 
 @runtime_checkable
+class GivesLogProbs(Protocol):
+    """What an engine with the capability "log_probs" has besides."""
+
+    async def log_probs(self, request_id: str, token_ids: list[int], begin: int) -> np.ndarray:
+        """Return the log-prob of each token from `begin` on, after all before it: float32, at temperature 1, over the
+        whole vocabulary. Waits during a pause.
+
+        Raises PromptError for ids outside the vocabulary, or more tokens than `max_model_len` - 1; EngineError.
+        """
+
+
+@runtime_checkable
 class Engine(Protocol):
     """A generating engine. Register one with `quartet_rollout.engines.registry`; the contract tests apply to each."""
 
@@ -220,13 +232,6 @@ class Engine(Protocol):
         leaves no room for one token in `max_model_len`; EngineError when the engine has failed.
         """
 
-    async def log_probs(self, request_id: str, token_ids: list[int], begin: int) -> np.ndarray:
-        """Return the log-prob of each token from `begin` on, after all before it: float32, at temperature 1, over the
-        whole vocabulary. Waits during a pause. Only with "log_probs" among `capabilities`.
-
-        Raises PromptError for ids outside the vocabulary, or more tokens than `max_model_len` - 1; EngineError.
-        """
-
     async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> None:
         """Stop between two token steps.
 
@@ -257,7 +262,7 @@ class Engine(Protocol):
     def capabilities(self) -> list[str]:
         """Capabilities for the handshake, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks"
         and "routed_experts" if `SamplingSettings.masks` and `.routed_experts` are supported, "sleep" if `sleep` is,
-        "log_probs" if `log_probs` is. Known after `start`."""
+        "log_probs" with `GivesLogProbs`. Known after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""
