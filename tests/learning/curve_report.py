@@ -23,7 +23,7 @@ Done = list[tuple[Case, Result]]
 def line(case: Case, result: Result) -> str:
     """Return a run as a line of text."""
     curve = " → ".join(f"{accuracy:.0%}" for _, accuracy in result.evaluations)
-    verdict = "" if case.holds(result.lift) else "  BAR BROKEN"
+    verdict = "" if case.holds(result.lift, result.lift_of_teacher) else "  BAR BROKEN"
     return (
         f"{case.name:26} seed {result.seed}  {curve}  {100 * result.lift:+.0f} points  "
         f"staleness {result.staleness:.1f}  {result.seconds:.0f} s{verdict}"
@@ -41,6 +41,7 @@ def write(results: Done) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     draw(chosen(results, "algorithms", "control"), "Held-out accuracy: each algorithm, three seeds", "algorithms")
     draw(chosen(results, "staleness"), "Held-out accuracy: GRPO by max_staleness", "staleness")
+    draw(chosen(results, "distillation"), "Held-out accuracy: a teacher by GRPO, and its students", "distillation")
     text = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
     # From this heading to the next of its level, or to the end.
     before = re.sub(rf"\n{HEADING}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
@@ -103,7 +104,7 @@ def draw(results: Done, title: str, name: str) -> None:
         steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
         means = [100 * sum(dict(run)[step] for run in runs) / len(runs) for step in steps]
         axis.plot(steps, means, style, color=color, lw=2, marker="o", markersize=4, label=case.name)
-    axis.set(title=title, xlabel="optimizer steps", ylabel="% of 256 held-out problems", ylim=(0, 80))
+    axis.set(title=title, xlabel="optimizer steps", ylabel="% of 256 held-out problems", ylim=(0, 90))
     axis.legend(fontsize=8, loc="upper left")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

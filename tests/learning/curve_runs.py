@@ -7,10 +7,10 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from curve_cases import Case
+from curve_cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "integration"))
@@ -36,6 +36,7 @@ class Result:
     staleness: float
     """Mean over steps of `staleness/mean`."""
     seconds: float
+    lift_of_teacher: float = 0.0
 
     @property
     def lift(self) -> float:
@@ -84,6 +85,9 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
     settings |= dict(setting.split("=", 1) for setting in case.settings)
     if case.shuffled:
         settings["data.train"] = shuffled(place, seed)
+    lift_of_teacher = 0.0
+    if case.teacher:
+        settings["trainer.reference.model"], lift_of_teacher = teacher_of(folder, case)
     began = time.monotonic()
     with contextlib.closing(ByHand(run_folder, RUN_FILE, pythons, settings)) as services:
         try:
@@ -91,8 +95,19 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
         except (AssertionError, subprocess.TimeoutExpired) as failure:
             raise RunFailed(f"{run_folder}: {failure}") from failure
     result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
+    result = replace(result, lift_of_teacher=lift_of_teacher)
     (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
     return result
+
+
+def teacher_of(folder: Path, case: Case) -> tuple[Path, float]:
+    """Return the model of a case's teacher, and its lift. Raises RunFailed if it has not been trained."""
+    teacher = next(each for each in CASES if each.name == case.teacher)
+    seed = teacher.seeds[0]
+    models = sorted(folder_of(folder, teacher, seed).glob("run-*/model"))
+    if (result := kept(folder, teacher, seed)) is None or not models:
+        raise RunFailed(f"its teacher is not there: run the case '{case.teacher}' first")
+    return models[-1], result.lift
 
 
 def shuffled(place: Path, seed: int) -> Path:

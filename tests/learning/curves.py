@@ -45,7 +45,11 @@ def main() -> int:
     if arguments.write and there:
         curve_report.write(there)
     missing = len(results) - len(there)
-    broken = [f"{case.name}, seed {result.seed}" for case, result in there if not case.holds(result.lift)]
+    broken = [
+        f"{case.name}, seed {result.seed}"
+        for case, result in there
+        if not case.holds(result.lift, result.lift_of_teacher)
+    ]
     print(f"{len(there)} of {len(results)} runs are there; bars broken: {'; '.join(broken) or 'none'}")
     return 1 if failed or missing or broken else 0
 
