@@ -50,7 +50,7 @@ def staleness(lag: int, corrected: bool) -> Case:
 # A third of its teacher's steps. Each token has a signal, so larger steps of smaller batches pay.
 DISTILLED = (
     *("trainer.distillation.coefficient=1", "trainer.algorithm.old_log_probs=recompute", "run.max_steps=36"),
-    *("trainer.mini_batches=4", "trainer.learning_rate=8e-4", "trainer.schedule=linear"),
+    *("trainer.mini_batches=8", "trainer.epochs=2", "trainer.learning_rate=5e-4", "trainer.schedule=linear"),
     *("trainer.min_learning_rate_ratio=0.05", "trainer.evaluation.interval=12"),
 )
 

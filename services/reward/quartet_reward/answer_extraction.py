@@ -77,34 +77,35 @@ def _run_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)}){{0,10000}}+")
 
 
-def fault_of_think_answer_form(text: str, prompt: str = "") -> str:
+def fault_of_think_answer_form(text: str, prompt: str = "", tags: Sequence[str] = THINK_ANSWER_TAGS) -> str:
     """Return why `text` is not `<think>…</think>…<answer>…</answer>` with each tag once; "" if it is.
 
-    The prompt may have opened the thought.
+    The prompt may have opened the thought. `tags`: others for these four.
     """
-    if not text.startswith("<think>") and opens_thought(prompt, THOUGHT_MARKERS[:1]):
-        text = "<think>" + text
+    thought, close_thought, answer, close = tags
+    if not text.startswith(thought) and opens_thought(prompt, ((thought, close_thought),)):
+        text = thought + text
     position = -1
-    for tag in THINK_ANSWER_TAGS:
+    for tag in tags:
         count = text.count(tag)
         if count != 1:
             return f"{tag} stands {count} times; it must stand once"
         found = text.find(tag)
         if found < position:
-            return f"{tag} stands too early; the order is {' '.join(THINK_ANSWER_TAGS)}"
+            return f"{tag} stands too early; the order is {' '.join(tags)}"
         position = found
-    if not text.endswith("</answer>"):
-        return "text follows </answer>"
-    return "" if last_tagged_answer(text) else "the answer is empty"
+    if not text.endswith(close):
+        return f"text follows {close}"
+    return "" if last_tagged_answer(text, answer, close) else "the answer is empty"
 
 
-def last_tagged_answer(text: str) -> str | None:
+def last_tagged_answer(text: str, opening: str = "<answer>", closing: str = "</answer>") -> str | None:
     """Return the content of the last `<answer>…</answer>`, or None if there is none."""
-    end = text.rfind("</answer>")
+    end = text.rfind(closing)
     if end < 0:
         return None
-    start = text.rfind("<answer>", 0, end)
-    return None if start < 0 else text[start + len("<answer>") : end].strip()
+    start = text.rfind(opening, 0, end)
+    return None if start < 0 else text[start + len(opening) : end].strip()
 
 
 def after_thinking(text: str, prompt: str = "", markers: ThoughtMarkers = THOUGHT_MARKERS) -> str:

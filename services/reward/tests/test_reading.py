@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
 from reward_samples import at_once, begun, item, scorer, spec
 
+from quartet_common.errors import ContractError
 from quartet_reward.answer_extraction import (
     after_thinking,
     fault_of_think_answer_form,
@@ -67,6 +68,23 @@ def test_a_parameter_names_more_markers():
     assert at_once(one).score.outcome == reward_pb2.OUTCOME_CORRECT
     one = item(r"<plan>\boxed{8}", verifiers=[spec("boxed", thought_markers=[["<plan>", "</plan>"]])])
     assert at_once(one).score.outcome == reward_pb2.OUTCOME_MALFORMED
+
+
+def test_think_answer_tags_takes_other_tags():
+    tags = ["<reasoning>", "</reasoning>", "<final>", "</final>"]
+    for text, outcome in (
+        ("<reasoning>2+6</reasoning><final>8</final>", reward_pb2.OUTCOME_CORRECT),
+        ("<think>2+6</think><answer>8</answer>", reward_pb2.OUTCOME_MALFORMED),
+        ("<reasoning></reasoning><final>8</final> indeed", reward_pb2.OUTCOME_MALFORMED),
+    ):
+        one = item(text, verifiers=[spec("think_answer_tags", tags=tags)])
+        assert at_once(one).score.outcome == outcome, text
+
+
+@pytest.mark.parametrize("tags", [["<a>", "</a>", "<a>", "</b>"], ["<a>", "<a>>", "<b>", "</b>"], ["a", "b", "c"]])
+def test_tags_that_cannot_be_told_apart_are_refused(tags):
+    with pytest.raises(ContractError, match=r"parameters\.tags.*(allowed|none may be)"):
+        at_once(item("8", verifiers=[spec("think_answer_tags", tags=tags)]))
 
 
 OPENED = "<|im_start|>assistant\n<think>\n"

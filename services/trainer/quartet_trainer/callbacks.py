@@ -75,6 +75,14 @@ class EvaluationEvent:
     """Of all sets: eval/{set}/…."""
 
 
+@dataclass(frozen=True, slots=True)
+class SamplesEvent:
+    """Some groups of a batch that has been trained, as in the run's samples/."""
+
+    step: int
+    groups: Sequence[experience_pb2.GroupTranscript]
+
+
 class Callback:
     """Its methods are called on rank 0's training thread, which blocks meanwhile. Override those that you need.
 
@@ -92,6 +100,9 @@ class Callback:
 
     def on_update(self, update: UpdateEvent) -> None:
         """A batch has been trained."""
+
+    def on_samples(self, samples: SamplesEvent) -> None:
+        """Samples were written; every `trainer.samples_interval` steps."""
 
     def on_evaluation(self, evaluation: EvaluationEvent) -> None:
         """A policy version has been evaluated."""
@@ -129,6 +140,10 @@ class WandbParameters(Parameters):
     mode: Literal["offline", "online"] = "offline"
     """offline: written into the run's folder; `wandb sync` sends it later."""
     entity: str | None = None
+    group: str | None = None
+    """Runs of one group are shown together, such as seeds."""
+    run_name: str | None = None
+    """Default: run.id."""
     tags: list[str] = []
 
 
@@ -150,7 +165,8 @@ class WandbStarter:
                 mode=parameters.mode,
                 id=training.run_id,
                 resume="allow" if parameters.mode == "online" else None,
-                name=training.run_id,
+                name=parameters.run_name or training.run_id,
+                group=parameters.group,
                 dir=training.folder,
                 config={"trainer": dict(training.settings), "max_steps": training.max_steps},
                 tags=parameters.tags,
@@ -167,6 +183,17 @@ class _WandbCallback(Callback):
 
     def on_update(self, update: UpdateEvent) -> None:
         self._log(update.metrics, _STEP, update.step)
+
+    def on_samples(self, samples: SamplesEvent) -> None:
+        import wandb
+
+        rows = [
+            [group.prompt_text, one.text, one.score.reward, one.score.parsed_answer, one.score.reason]
+            for group in samples.groups
+            for one in group.completions
+        ]
+        table = wandb.Table(["prompt", "completion", "reward", "parsed answer", "reason"], rows)
+        self._run.log({"samples": table, _STEP: samples.step})
 
     def on_evaluation(self, evaluation: EvaluationEvent) -> None:
         self._log(evaluation.metrics, _VERSION, evaluation.policy_version)
@@ -290,6 +317,9 @@ class Callbacks:
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
         self._call("on_update", UpdateEvent(step, metrics))
+
+    def samples(self, step: int, groups: Sequence[experience_pb2.GroupTranscript]) -> None:
+        self._call("on_samples", SamplesEvent(step, groups))
 
     def evaluation(self, policy_version: int, metrics: dict[str, float]) -> None:
         self._call("on_evaluation", EvaluationEvent(policy_version, metrics))

@@ -176,6 +176,15 @@ class TrainerSection(LearnerSettings):
     samples_interval: int = Field(10, ge=0, description="Steps between samples of the batch in samples/; 0: none.")
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
+    rollout_log_completions: Literal["first", "all"] = Field(
+        "first", description="Completions of each group in rollouts.jsonl."
+    )
+    peak_tflops: float = Field(
+        0.0,
+        ge=0,
+        description="TFLOP/s of one device in the training's precision, by its maker, such as 989 (H100, bf16): "
+        "throughput/mfu is reported. 0: it is not.",
+    )
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
     callbacks: Annotated[
         list[CallbackSection], BeforeValidator(all_by_name, json_schema_input_type=list[str | CallbackSection])

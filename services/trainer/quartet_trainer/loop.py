@@ -11,6 +11,7 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
+from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks
 from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
 from quartet_trainer.config import TrainerSection
@@ -24,7 +25,7 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
 from quartet_trainer.records.flat import STEPS, FlatRewards
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample, writing
-from quartet_trainer.records.step_metrics import batch_metrics, time_metrics, update_metrics
+from quartet_trainer.records.step_metrics import batch_metrics, device_metrics, time_metrics, update_metrics
 from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
@@ -211,6 +212,7 @@ class TrainingLoop:
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()
         measured = batch_metrics(step, fetched.tensors, [group.header for group in groups]) | fetched.metrics
+        measured |= device_metrics(learned, self.learner.parameters, launch.world_size(), self.settings.peak_tflops)
         metrics = {**learned, **measured, **self._costs(learned)}
         self._report(step, metrics)
         self._sample(step, groups)
@@ -309,18 +311,22 @@ class TrainingLoop:
     def _sample(self, step: int, groups: list[experience_pb2.ExperienceGroup]) -> None:
         if self.settings.samples_interval and step % self.settings.samples_interval == 0:
             shown = [group.transcript for group in groups[: self.settings.samples_groups]]
+            samples = [experience_pb2.GroupTranscript.FromString(data) for data in shown]
             with writing(self.folder / "samples"):
-                write_sample(
-                    self.folder / "samples", step, [experience_pb2.GroupTranscript.FromString(data) for data in shown]
-                )
+                write_sample(self.folder / "samples", step, samples)
+            self.callbacks.samples(step, samples)
             self.reporter.report(sample=broker_pb2.GroupSample(transcript=shown[0]))
         if self.settings.rollout_log_interval and step % self.settings.rollout_log_interval == 0:
             with writing(self.folder / "rollouts.jsonl"):
                 transcripts = [experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups]
-                append_rollouts(self.folder / "rollouts.jsonl", step, transcripts)
+                most = 1 if self.settings.rollout_log_completions == "first" else None
+                append_rollouts(self.folder / "rollouts.jsonl", step, transcripts, most)
 
     def _watch_rewards(self, groups: list[experience_pb2.ExperienceGroup]) -> None:
         """Say once, after the first steps, that the rewards are flat; the status does while they are."""
+        distillation = self.settings.distillation
+        if distillation.coefficient and not distillation.reward_weight:
+            return  # rewards are reported only
         if self.flat.steps and not self.flat.sentence():
             return
         self.flat.add([experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups])

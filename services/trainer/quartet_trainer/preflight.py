@@ -131,6 +131,11 @@ def _check_plugin(config: Config, model: dict[str, Any]) -> None:
 def _check_experts(config: Config, model: dict[str, Any]) -> None:
     if config.run.router_replay and not set_number(model, EXPERTS):
         raise no_experts(model.get("model_type", ""))
+    if config.section.peak_tflops and set_number(model, EXPERTS):
+        raise ConfigError(
+            f"trainer.peak_tflops: got {config.section.peak_tflops:g}; a mixture of experts does not use all of its "
+            "parameters for each token, so its utilization is not known; allowed: 0"
+        )
 
 
 def _check_adapter(config: Config, model: dict[str, Any]) -> None:

@@ -1,11 +1,17 @@
 """Verifiers of mathematical answers: `boxed`, `think_answer_tags`, and `math`, which reads tags, boxes and prose."""
 
 from functools import cached_property
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, field_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.answer_extraction import fault_of_think_answer_form, last_boxed, last_tagged_answer
+from quartet_reward.answer_extraction import (
+    THINK_ANSWER_TAGS,
+    fault_of_think_answer_form,
+    last_boxed,
+    last_tagged_answer,
+)
 from quartet_reward.errors import BadReference
 from quartet_reward.math.choices import letters_of, paired
 from quartet_reward.math.compare import EqualityPolicy
@@ -13,6 +19,7 @@ from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_a
 from quartet_reward.verifiers.base import CompletionParameters, Tools, Verdict
 
 _LONGEST_ANSWER = 1_000_000
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
 
 
 def require_answer(item: reward_pb2.ScoreItem) -> None:
@@ -84,6 +91,21 @@ class Boxed:
         return await judge_math(answer or "", reference, parameters, tools, fault_of_box(answer))
 
 
+class TagParameters(AnswerParameters):
+    """Parameters of `think_answer_tags`."""
+
+    tags: tuple[Tag, Tag, Tag, Tag] = Field(
+        THINK_ANSWER_TAGS, description="The texts that open and close the thought, then the answer; all different."
+    )
+
+    @field_validator("tags")
+    @classmethod
+    def _differ(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        if any(one != other and one in other for one in tags for other in tags) or len(set(tags)) < len(tags):
+            raise ValueError(f"none may be, or be part of, another; got {list(tags)}")
+        return tags
+
+
 class ThinkAnswerTags:
     """Each of the four tags once, in order, ending at `</answer>`; the answer is compared as mathematics.
 
@@ -96,14 +118,16 @@ class ThinkAnswerTags:
         "A thought in <think> tags, then an answer in <answer> tags that equals the reference mathematically; "
         "each tag once, nothing after </answer>."
     )
-    parameters = AnswerParameters
+    parameters = TagParameters
 
-    async def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict:
+    async def verify(self, item: reward_pb2.ScoreItem, parameters: TagParameters, tools: Tools) -> Verdict:
         require_answer(item)
         text = parameters.completion_of(item)
-        fault = fault_of_think_answer_form(text, item.prompt)
+        fault = fault_of_think_answer_form(text, item.prompt, parameters.tags)
         reference = reference_answer(item.reference.answer)
-        return await judge_math(last_tagged_answer(text) or "", reference, parameters, tools, fault)
+        return await judge_math(
+            last_tagged_answer(text, *parameters.tags[2:]) or "", reference, parameters, tools, fault
+        )
 
 
 class MathParameters(EqualityPolicy, ReadingPolicy, AnswerParameters):

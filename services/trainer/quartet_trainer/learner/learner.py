@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,13 @@ class Learner:
         return rollout_pb2.LoraConfig(
             r=lora.r, alpha=alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
         )
+
+    @cached_property
+    def parameters(self) -> int:
+        """Those that each token is multiplied with: all but an input embedding that is not the output's too. Local."""
+        total = sum(math.prod(shape) for shape in self._shapes_in_files().values())
+        config = self._causal_lm.config
+        return total if config.tie_word_embeddings else total - config.vocab_size * config.hidden_size
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -54,15 +54,20 @@ def _append(path: Path, line: str) -> None:
 LONGEST_TEXT = 4000
 
 
-def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
-    """Append `{"train_step", "rollout", "scores"}` to a JSONL file: prompt, first completion and its score, by group.
+def append_rollouts(
+    path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript], most: int | None = 1
+) -> None:
+    """Append `{"train_step", "rollout", "scores"}` to a JSONL file: prompt, completion and its score.
 
     A step that is trained again after a restart is appended again.
+
+    Args:
+        transcripts: of the groups; those of groups without one have no completions.
+        most: completions of each group; None: all.
     """
-    # Transcripts are optional in PutExperience.
-    shown = [each for each in transcripts if each.completions]
-    texts = [each.prompt_text + each.completions[0].text for each in shown]
-    scores = [_score_fields(each, each.completions[0]) for each in shown]
+    shown = [(each, completion) for each in transcripts for completion in each.completions[:most]]
+    texts = [each.prompt_text + completion.text for each, completion in shown]
+    scores = [_score_fields(each, completion) for each, completion in shown]
     line = {"train_step": step, "rollout": texts, "scores": scores}
     _append(path, visible(json.dumps(line, ensure_ascii=False)) + "\n")
 

@@ -55,6 +55,24 @@ def time_metrics(
     return metrics
 
 
+def device_metrics(learned: Mapping[str, float], parameters: int, ranks: int, peak_tflops: float) -> dict[str, float]:
+    """Return tokens per second of one rank while a step is trained, and the model FLOPs utilization (PaLM, Chowdhery et
+    al. 2022, arXiv:2204.02311, appendix B, without the attention's part): 6 · parameters · tokens / (seconds · peak).
+
+    Args:
+        learned: the learner's metrics by their public names.
+        parameters: of the model, without embeddings.
+        ranks: devices that train.
+        peak_tflops: of one device; 0: the utilization is left out.
+    """
+    tokens, seconds = learned["batch/forward_tokens"], learned["time/train_step"]
+    if not seconds:
+        return {}
+    rate = tokens / seconds / ranks
+    used = {"throughput/mfu": 6 * parameters * rate / (peak_tflops * 1e12)} if peak_tflops else {}
+    return {"throughput/trained_tokens_per_second_per_device": rate, **used}
+
+
 def update_metrics(updates: Sequence[Published]) -> dict[str, float]:
     """Return the totals of the weight updates that ended since the last step's report."""
     metrics = {"weights/rollouts": float(updates[-1].rollouts if updates else 0)}

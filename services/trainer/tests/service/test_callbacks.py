@@ -136,10 +136,13 @@ def history(folder: Path) -> list[dict[str, float]]:
 
 
 def test_weights_and_biases_get_every_metric_offline(train: Train) -> None:
-    training = train("trainer.callbacks=[{name='wandb', parameters={tags=['a test']}}]")
+    training = train("trainer.callbacks=[{name='wandb', parameters={tags=['a test'], group='seeds', run_name='own'}}]")
     assert training.start().join() == "all steps are done"
+    (tables,) = training.folder.glob("wandb/offline-run-*/files/media/table")
+    table = json.loads(next(tables.glob("samples*.json")).read_text())
+    assert table["columns"][:3] == ["prompt", "completion", "reward"] and table["data"]
     rows = [json.loads(line) for line in (training.folder / "metrics.jsonl").open(encoding="utf-8")]
-    told = history(training.folder)
+    told = [row for row in history(training.folder) if "reward/mean" in row]  # the others are of samples
     assert [row["step"] for row in told] == [row["step"] for row in rows] == [0, 1, 2]
     for sent, written in zip(told, rows, strict=True):
         metrics = {name: value for name, value in written.items() if "/" in name}

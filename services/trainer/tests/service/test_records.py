@@ -15,7 +15,7 @@ from quartet_common.verifier_scores import verifier_means
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import evaluation_metrics, metric_names, write_evaluation
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
-from quartet_trainer.records.step_metrics import batch_metrics
+from quartet_trainer.records.step_metrics import batch_metrics, device_metrics
 
 
 def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
@@ -200,3 +200,21 @@ def test_what_the_policy_wrote_does_not_steer_the_terminal_of_who_reads_it(tmp_p
     for path in written:
         assert not set("\x1b\x9b\u202e") & set(path.read_text())
     assert json.loads(written[1].read_text())["prediction"] == transcript.completions[0].text
+
+
+def test_rollout_log_has_all_completions_on_request(tmp_path: Path):
+    transcript = scored("", VERIFIER(name="exact", weight=1))
+    transcript.completions.add().CopyFrom(transcript.completions[0])
+    transcript.completions[1].text = "another"
+    for most in (1, None):
+        append_rollouts(tmp_path / "rollouts.jsonl", 3, [transcript], most)
+    first, every = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
+    assert every["rollout"][:1] == first["rollout"] and every["rollout"][1].endswith("another")
+    assert len(every["rollout"]) == len(every["scores"]) == 2
+
+
+def test_utilization_is_six_flops_a_parameter_and_token_over_the_peak():
+    learned = {"batch/forward_tokens": 4e6, "time/train_step": 2.0}
+    found = device_metrics(learned, parameters=10**9, ranks=4, peak_tflops=100)
+    assert found == {"throughput/trained_tokens_per_second_per_device": 5e5, "throughput/mfu": pytest.approx(30.0)}
+    assert "throughput/mfu" not in device_metrics(learned, 10**9, 4, peak_tflops=0)

@@ -25,6 +25,7 @@ class CountingLearner:
 
     lora = None
     checkpoint_bytes = 0
+    parameters = 4
 
     def __init__(self) -> None:
         self.step = 0
@@ -43,6 +44,8 @@ class CountingLearner:
             "ans_acc": 0.5,
             "completions": float(completions),
             "completion_tokens": float(tokens),
+            "forward_tokens": float(tokens),
+            "train_step_seconds": 0.5,
         }
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
