@@ -46,6 +46,7 @@ from quartet_common.run_spec import run_spec
 
 _PURPOSES = ("serve", "train", "evaluate")
 _END_STATES = ("succeeded", "failed", "cancelled")
+CURRICULUM = "broker.curriculum"  # the capability of brokers that follow RunSpec.curriculum
 _EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
 _MAX_SCORE_ITEMS = 1024
 
@@ -115,6 +116,8 @@ class AsyncClient:
             spec = broker_pb2.RunSpec(run_id=run)
         else:
             spec = run_spec(run) if isinstance(run, RunSection) else run
+        if spec.HasField("curriculum"):  # an older broker would ignore it
+            await self._broker.require(CURRICULUM)
         response = await self._broker.call(
             self._broker.stub.CreateRun, broker_pb2.CreateRunRequest(spec=spec, extend=extend)
         )

@@ -110,6 +110,11 @@ class Service(Generic[Stub]):
             )
         self._known = True
 
+    async def require(self, capability: str) -> None:
+        """Raise QuartetError if the service lacks a capability."""
+        async with self.errors():
+            await handshake(self.channel, common_pb2.SERVICE_KIND_CLIENT, [capability], self.timeout)
+
     async def _existing_runs(self) -> str:
         request = broker_pb2.ListRunsRequest(limit=_RUNS_NAMED)
         try:

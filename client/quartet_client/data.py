@@ -13,15 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator, field_validator, model_validator
 from quartet.v1 import experience_pb2
 
 from quartet_client.columns import JOINED, Columns, mapped, proposal
+from quartet_client.curriculum import check_curriculum
 from quartet_client.errors import InputError
+from quartet_client.mixture import Part, Stop, Use, mix
 from quartet_client.prompts import Prompt
 from quartet_client.tasks import list_tasks
 from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, SentParameters, validate_section
@@ -85,7 +88,8 @@ class DataSource(Section):
             for key in keys:
                 if given != [owner] and getattr(self, key):
                     what = "a dataset of the hub" if owner == "dataset" else "an environment"
-                    raise ValueError(f"{key} belongs to {what}, and {given[0]} is given")
+                    named = '; in a list of sources, source = "NAME" names it' if key == "name" else ""
+                    raise ValueError(f"{key} belongs to {what}, and {given[0]} is given{named}")
         if self.environment and self.fields:
             raise ValueError("fields map columns, which tasks do not have; leave them out")
         return self
@@ -127,8 +131,44 @@ def _as_table(value: Any) -> Any:
     return {"path": value} if isinstance(value, (str, Path)) else value
 
 
+class TrainSource(DataSource):
+    """One of several sources of training prompts."""
+
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Its share of the prompts, relative to the others' weights."
+    )
+    source: str = Field("", description="Its name in ids and metrics. Default: that of its file, dataset or agent.")
+
+    @field_validator("source")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not _SET_NAME.fullmatch(value):
+            raise ValueError("allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit")
+        return value
+
+    @property
+    def label(self) -> str:
+        """Its name: what is given, or made of what it is read from."""
+        own = self.dataset.rpartition("/")[2] or self.environment or str(self.path)
+        return self.source or re.sub(r"[^a-zA-Z0-9._-]+", "-", Path(own).stem).strip("-._")[:64] or "data"
+
+
 AnySource = Annotated[DataSource, BeforeValidator(_as_table, json_schema_input_type=Path | DataSource)]
 """A source by its path alone, or with all its keys."""
+
+
+_SOURCES = TypeAdapter(
+    Annotated[list[Annotated[TrainSource, BeforeValidator(_as_table)]], Field(min_length=1, max_length=64)]
+)
+
+
+def _one_or_many(value: Any, _: Any) -> Any:
+    # Not pydantic's union, whose errors are those of both forms.
+    if isinstance(value, list):
+        return _SOURCES.validate_python(value)
+    if isinstance(value, Mapping) and (only := [key for key in ("weight", "source") if key in value]):
+        raise ValueError(f"{only[0]} belongs to one of several sources; allowed: in a list, train = [{{ … }}, {{ … }}]")
+    return None if value is None else DataSource.model_validate(_as_table(value))
 
 
 def parse_lines(lines: Iterable[str], name: str) -> Iterator[Row]:
@@ -304,8 +344,19 @@ def _rows_of_function(function: str) -> Iterator[Row]:
 class DataSection(Section):
     """[data]: the prompts of a run."""
 
-    train: AnySource | None = Field(None, description="Source of the training prompts; its path is enough.")
+    train: Annotated[
+        DataSource | list[TrainSource] | None,
+        WrapValidator(_one_or_many, json_schema_input_type=Path | DataSource | list[Path | TrainSource]),
+    ] = Field(
+        None,
+        description="Source of the training prompts; its path is enough. Several, in a list, are mixed: each has a "
+        "`weight` (1) and a name, `source`, besides (docs/data.md).",
+    )
     passes: int = Field(1, ge=0, description="Passes over the training prompts; 0: until run.max_steps is reached.")
+    stopping_strategy: Stop = Field(
+        "first_exhausted",
+        description="When a pass over several sources ends: when the first, or each, has been used up once more.",
+    )
     shuffle: bool = Field(True, description="Use the prompts in another order in each pass.")
     shuffle_seed: int = Field(42, description="Seed of the orders.")
     evaluation: dict[str, AnySource] = Field({}, description="Evaluation sets: name = source.")
@@ -313,11 +364,12 @@ class DataSection(Section):
         True, description="Refuse prompts without gt_answer, test_cases or test_program. Off for learned rewards."
     )
 
-    @field_validator("train", mode="before")
+    @field_validator("train")
     @classmethod
-    def _one_source(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            raise ValueError("allowed: one source; join the files into one, or name a function that returns all rows")
+    def _each_once(cls, value: DataSource | list[TrainSource] | None) -> DataSource | list[TrainSource] | None:
+        counts = Counter(each.label for each in value) if isinstance(value, list) else Counter()
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"several sources are named '{twice[0]}'; give each its own name, source = \"NAME\"")
         return value
 
     @field_validator("evaluation")
@@ -331,8 +383,11 @@ class DataSection(Section):
         return value
 
     def sources(self) -> list[tuple[str, DataSource]]:
-        """Return the source of the training prompts, then those of the evaluation sets, each with its key."""
-        train = [("data.train", self.train)] if self.train else []
+        """Return the sources of the training prompts, then those of the evaluation sets, each with its key."""
+        if isinstance(self.train, list):
+            train = [(f"data.train[{n}]", cast(DataSource, each)) for n, each in enumerate(self.train)]
+        else:
+            train = [("data.train", self.train)] if self.train else []
         return train + [(f"data.evaluation.{name}", source) for name, source in self.evaluation.items()]
 
 
@@ -427,14 +482,19 @@ def _check_teachers(run: RunSection, source: DataSource, prompts: list[Prompt]) 
 class RunData:
     """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
 
-    Instance ids are "pass-{p}/{i}" and "{set}/{i}", where i is the prompt's place in its file, whatever the order: a
-    feeder that is started again submits nothing twice.
+    Instance ids are "pass-{p}/{i}", of several sources "pass-{p}/{source}/{i}", and "{set}/{i}", where i is the
+    prompt's place in its file, whatever the order: a feeder that is started again submits nothing twice.
     """
 
-    def __init__(self, section: DataSection, train: list[Prompt], evaluation: dict[str, list[Prompt]]):
+    def __init__(self, section: DataSection, parts: list[Part], evaluation: dict[str, list[Prompt]]):
         self.section = section
-        self.train = train
+        self.parts = parts
         self.evaluation = evaluation
+
+    @property
+    def train(self) -> list[Prompt]:
+        """The training prompts of all sources."""
+        return [prompt for part in self.parts for prompt in part.prompts]
 
     @classmethod
     def load(cls, config: LoadedConfig) -> "RunData":
@@ -457,12 +517,17 @@ class RunData:
             _check_chat_template(model, source, prompts)
             _check_teachers(config.run, source, prompts)
             read.append(prompts)
-        return cls(section, read[0], dict(zip(section.evaluation, read[1:], strict=True)))
+        sources = section.train if isinstance(section.train, list) else []
+        parts = [Part(prompts, each.label, each.weight) for each, prompts in zip(sources, read, strict=False)]
+        sets = read[len(parts or read[:1]) :]
+        data = cls(section, parts or [Part(read[0])], dict(zip(section.evaluation, sets, strict=True)))
+        check_curriculum(config.run, section.passes, data.parts)
+        return data
 
     def check_enough(self, run: RunSection) -> None:
         """Raise InputError if the training prompts do not suffice for a step."""
-        given = len(self.train) * self.section.passes
-        if 0 < given < run.groups_per_step and run.partial_batch == "drop":
+        given = self.count_uses(run.groups_per_step)
+        if given < run.groups_per_step and run.partial_batch == "drop":
             raise InputError(
                 f"run.groups_per_step: got {run.groups_per_step}, and the training prompts of all passes are {given}, "
                 f'too few for a step; allowed: at most {given}, or more data.passes, or run.partial_batch = "train"'
@@ -472,36 +537,48 @@ class RunData:
         """Yield what is allowed but rarely intended: ids of several prompts, training prompts in evaluation sets."""
         trained = {_input_of(prompt) for prompt in self.train} if self.evaluation else set()
         held = {f"data.evaluation.{name}": prompts for name, prompts in self.evaluation.items()}
-        for key, prompts in {"data.train": self.train, **held}.items():
+        parts = {f"data.train{part.name and f' ({part.name})'}": part.prompts for part in self.parts}
+        for key, prompts in {**parts, **held}.items():
             counts = Counter(prompt.id for prompt in prompts)
             if twice := [one for one, count in counts.items() if count > 1]:
                 yield f"{key}: {len(twice)} ids name several prompts, such as '{twice[0]}'; give each prompt its own"
             shared = sum(_input_of(prompt) in trained for prompt in prompts)
-            if shared and prompts is not self.train:
+            if shared and key in held:
                 yield (
                     f"{key}: {shared} of {len(prompts)} prompts are training prompts too, so that it "
                     "does not measure what is learned; leave them out of one of the two"
                 )
 
-    def order(self, data_pass: int) -> list[int]:
-        """Return the places of the training prompts in the order of a pass (from 0)."""
-        places = list(range(len(self.train)))
+    def order(self, part: Part, own_pass: int) -> list[int]:
+        """Return the places of a source's prompts in the order of its pass (from 0)."""
+        places = list(range(len(part.prompts)))
         if self.section.shuffle:
-            random.Random(f"{self.section.shuffle_seed}/{data_pass}").shuffle(places)
+            of = f"{part.name}/" if part.name else ""
+            random.Random(f"{self.section.shuffle_seed}/{of}{own_pass}").shuffle(places)
         return places
+
+    def count_uses(self, most: int | None = None) -> int:
+        """Return how many training prompt instances there are, or `most` if there are more."""
+        return sum(1 for _ in islice(self._uses(), most))
+
+    def _uses(self) -> Iterator[Use]:
+        return mix(self.parts, self.section.passes, self.section.stopping_strategy)
 
     def training_instances(self) -> Iterator[experience_pb2.PromptInstance]:
         """Yield the training prompt instances in the order of their use; endlessly if `passes` is 0."""
-        data_pass = 0
-        while data_pass < self.section.passes or self.section.passes == 0:
-            for place in self.order(data_pass):
-                yield experience_pb2.PromptInstance(
-                    instance_id=f"pass-{data_pass}/{place}",
-                    prompt=self.train[place].to_proto(),
-                    purpose=experience_pb2.PURPOSE_TRAIN,
-                    data_pass=data_pass,
-                )
-            data_pass += 1
+        orders: dict[str, list[int]] = {}
+        for use in self._uses():
+            name = use.part.name
+            if use.place == 0:
+                orders[name] = self.order(use.part, use.own_pass)
+            place = orders[name][use.place]
+            yield experience_pb2.PromptInstance(
+                instance_id=f"pass-{use.own_pass}/{name and f'{name}/'}{place}",
+                prompt=use.part.prompts[place].to_proto(),
+                purpose=experience_pb2.PURPOSE_TRAIN,
+                data_pass=use.data_pass,
+                source=name,
+            )
 
     def evaluation_instances(self, name: str) -> Iterator[experience_pb2.PromptInstance]:
         """Yield the prompt instances of an evaluation set, in file order."""

@@ -302,6 +302,25 @@ class RunStats(FromProto):
     untrained_in_flight: int = 0
     submitted: int = 0
     dead_training: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStats(FromProto):
+    """Counts of a run's training prompts of one source.
+
+    Attributes:
+        used, solved, hopeless: prompts leased, and prompts that the curriculum skipped.
+        groups: groups with judged answers.
+        accuracy: their mean answer accuracy, over about the last 50.
+    """
+
+    name: str
+    used: int
+    solved: int
+    hopeless: int
+    groups: int
+    accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +354,7 @@ class Run(FromProto):
             "unspecified" while it is active, or if an earlier release ended it.
         newest_data_pass: the last data pass of which prompts were submitted; 0 also before the first.
         members: live members; filled by `run`, not by `runs`.
+        sources: its training prompts by source; empty if the data have one.
     """
 
     run_id: str
@@ -349,6 +369,7 @@ class Run(FromProto):
     members: tuple[Member, ...] = ()
     ending: str = "unspecified"
     newest_data_pass: int = 0
+    sources: tuple[SourceStats, ...] = ()
 
     @property
     def active(self) -> bool:

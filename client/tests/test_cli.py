@@ -16,6 +16,7 @@ from quartet.v1 import experience_pb2
 from real_broker import Life, echo, life_of
 
 from quartet_client.cli.main import main
+from quartet_contract.world import instance
 
 
 @pytest.fixture
@@ -72,10 +73,16 @@ def test_generate_and_score(quartet, run_file_of):
 
 def test_runs(address, quartet):
     assert quartet("runs", "list")[1] == "no runs\n"
-    Life(address, "demo")
+    demo = Life(address, "demo")
     assert "demo" in quartet("runs", "list")[1]
     assert json.loads(quartet("runs", "list", "--json")[1])[0]["state"] == "active"
     assert "group_size" in quartet("runs", "show", "demo")[1]
+    mixed = instance("pass-0/first/0", source="first")
+    demo.call("SubmitPrompts", pb.SubmitPromptsRequest(run_id="demo", instances=[mixed]))
+    demo.answer()
+    shown = quartet("runs", "show", "demo")[1]
+    assert "first" in shown and "1 used, 0 skipped as solved, 0 as hopeless, accuracy 0.000" in shown
+    assert json.loads(quartet("runs", "show", "demo", "--json")[1])["sources"][0]["used"] == 1
     status, _, err = quartet("runs", "delete", "demo")
     assert status == 2 and err.startswith("quartet: run 'demo': it is active: ") and err.count("\n") == 1
     assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo was cancelled: enough\n"

@@ -8,6 +8,7 @@ import pytest
 
 from quartet_client.data import DataSection, RunData, load_prompts, parse_lines, parse_rows
 from quartet_client.errors import InputError
+from quartet_client.mixture import Part
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, load_config
 
@@ -203,7 +204,7 @@ def test_a_function_without_rows_is_named_with_the_reason(write, name, sentence)
 
 def _data(prompts: int = 10, **section) -> RunData:
     train = [Prompt(prompt=str(index), gt_answer="1") for index in range(prompts)]
-    return RunData(DataSection(**section), train, {"held": train[:2]})
+    return RunData(DataSection(**section), [Part(train)], {"held": train[:2]})
 
 
 def test_passes_are_shuffled_anew_and_the_same_every_time():
@@ -211,7 +212,7 @@ def test_passes_are_shuffled_anew_and_the_same_every_time():
     ids = [instance.instance_id for instance in data.training_instances()]
     assert ids == [instance.instance_id for instance in _data(passes=3).training_instances()]
     assert len(set(ids)) == 30
-    orders = [data.order(data_pass) for data_pass in range(3)]
+    orders = [data.order(data.parts[0], data_pass) for data_pass in range(3)]
     assert all(sorted(order) == list(range(10)) for order in orders) and len({tuple(order) for order in orders}) == 3
 
 
@@ -222,7 +223,8 @@ def test_an_instance_id_names_the_prompts_place_in_its_file_whatever_the_order()
 
 
 def test_without_shuffling_the_order_is_the_files_and_passes_zero_goes_on():
-    assert _data(shuffle=False).order(5) == list(range(10))
+    data = _data(shuffle=False)
+    assert data.order(data.parts[0], 5) == list(range(10))
     assert len(list(islice(_data(passes=0).training_instances(), 35))) == 35
     assert [instance.instance_id for instance in _data().evaluation_instances("held")] == ["held/0", "held/1"]
 
@@ -271,11 +273,6 @@ def test_a_bad_setting_of_a_row_proposes_no_other_columns(write):
     assert str(refused.value).endswith("input should be greater than 0")
 
 
-def test_a_list_of_files_is_told_what_is_one_source():
-    with pytest.raises(ValueError, match="join the files into one"):
-        DataSection(train=["a.jsonl", "b.jsonl"])
-
-
 def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
     write("train.jsonl", GOOD)
     with pytest.raises(InputError, match="^data.train: cannot read .*; did you mean '.*train.jsonl'"):
@@ -284,7 +281,7 @@ def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
 
 def test_repeated_ids_and_shared_prompts_are_warned_of():
     one = Prompt(id="a", prompt="1", gt_answer="1")
-    data = RunData(DataSection(train="t.jsonl"), [one, one], {"held": [one, one]})
+    data = RunData(DataSection(train="t.jsonl"), [Part([one, one])], {"held": [one, one]})
     repeated, again, shared = data.warnings()
     assert repeated.startswith("data.train: 1 ids name several prompts, such as 'a'")
     assert again.startswith("data.evaluation.held: 1 ids name")

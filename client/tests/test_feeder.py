@@ -6,14 +6,14 @@ import json
 import pytest
 from real_broker import Life, life_of
 
-from quartet_client import AsyncClient, QuartetError
+from quartet_client import AsyncClient, QuartetError, async_client
 from quartet_client.cli.main import main
 from quartet_client.data import DataSection, RunData
 from quartet_client.feed import create_or_extend, feed, keep_fed
 from quartet_client.progress import RunProgress
 from quartet_client.streams import submit_batch
 from quartet_client.view import RunView, watch_progress
-from quartet_common.config import load_config
+from quartet_common.config import CurriculumSection, load_config
 
 
 @pytest.fixture
@@ -97,6 +97,18 @@ async def test_a_run_of_another_specification_is_refused_at_once(client, config)
     with pytest.raises(QuartetError, match="run 'demo' exists and differs: group_size"):
         async with asyncio.timeout(20):  # it is not asked again
             await feed(config, client, asyncio.Event())
+
+
+async def test_create_run_with_a_curriculum_requires_the_brokers_capability(client, config, monkeypatch):
+    curriculum = CurriculumSection(window=3)
+    run = config.run.model_copy(update={"curriculum": curriculum})
+    assert (await client.create_run(run)).spec.curriculum.window == 3
+    monkeypatch.setattr(async_client, "CURRICULUM", "broker.of_a_later_build")
+    with pytest.raises(
+        QuartetError, match="the caller needs broker.of_a_later_build, which this service lacks; it has"
+    ):
+        await client.create_run(run)
+    await client.create_run("another")
 
 
 async def test_a_broker_that_comes_late_is_waited_for(nowhere, config):

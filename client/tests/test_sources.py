@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from quartet_client.data import DataSection, DataSource, RunData, load_prompts
 from quartet_client.errors import InputError
+from quartet_client.mixture import Part
 from quartet_client.prompts import Prompt
 from quartet_common.config import ConfigError, load_config
 
@@ -157,7 +158,7 @@ def load(hub, tmp_path):
             "for settings in json.loads(sys.argv[1]):\n"
             "    try:\n        data = RunData.load(load_config('data', DataSection, None, settings))\n"
             "        said = ', '.join(f'{p.id} {p.messages[0].content} {p.gt_answer}' for p in data.train)\n"
-            "        said += f'\\n{ {n: len(p) for n, p in data.evaluation.items()} } {data.order(0)}'\n"
+            "        said += f'\\n{ {n: len(p) for n, p in data.evaluation.items()} } {data.order(data.parts[0], 0)}'\n"
             "    except InputError as error:\n        said = str(error)\n"
             "    print(json.dumps(said), flush=True)\n"
             "os._exit(0)"  # as the command ends: Arrow's threads may still hold the files
@@ -178,7 +179,7 @@ def of(dataset: str, key: str = "data.train", **more: str) -> str:
 
 def test_a_dataset_of_the_hub_trains_and_evaluates_and_is_read_from_the_cache_when_offline(load, hub):
     settings = (of("own/set", name="main"), of("own/set", "data.evaluation.test", name="main", split="test"))
-    order = RunData(DataSection(), [Prompt(prompt="as many lines")] * 4, {}).order(0)
+    order = RunData(DataSection(), [], {}).order(Part([Prompt(prompt="as many lines")] * 4), 0)
     expected = f"row-1 1+0=? 1, row-2 1+1=? 2, row-3 1+2=? 3, row-4 1+3=? 4\n{{'test': 2}} {order}"
     assert load(settings) == [expected]
     asked = len(hub.requests)

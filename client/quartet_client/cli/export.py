@@ -243,7 +243,8 @@ def model_card(title: str, folder: Path, version: int) -> str:
         if home and value not in (None, ""):
             facts[name] = value
     base = str(model.get("path", ""))
-    sources = [data.get("train"), *data.get("evaluation", {}).values()]
+    train = data.get("train")
+    sources = [*(train if isinstance(train, list) else [train]), *data.get("evaluation", {}).values()]
     datasets = dict.fromkeys(one["dataset"] for one in sources if isinstance(one, dict) and one.get("dataset"))
     header = {
         "library_name": "transformers",

@@ -118,10 +118,10 @@ def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
         "services": "those running at [addresses]" if attach else "started on this machine",
         "addresses": config.addresses.model_dump(),
         "data": {
-            "train": data.section.train.title if data.section.train else None,
+            "train": ", ".join(source.title for key, source in data.section.sources() if key.startswith("data.train")),
             "prompts": len(data.train),
             "passes": passes or "until run.max_steps",
-            "prompt_instances": len(data.train) * passes if passes else None,
+            "prompt_instances": data.count_uses() if passes else None,
             "evaluation": {name: len(prompts) for name, prompts in data.evaluation.items()},
         },
     }

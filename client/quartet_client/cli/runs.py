@@ -24,7 +24,7 @@ from quartet_client.cli.options import (
 from quartet_client.errors import InputError
 from quartet_client.events import state_words
 from quartet_client.from_proto import enum_name
-from quartet_client.models import DeadPrompt, Handle, Member, Run, group_fields
+from quartet_client.models import DeadPrompt, Handle, Member, Run, SourceStats, group_fields
 from quartet_client.terminal import Terminal, echo
 from quartet_common.text import one_line
 
@@ -75,8 +75,15 @@ def _show(run: Run) -> None:
     members = {member.instance_id: _member(member) for member in run.members}
     spec = MessageToDict(run.spec, preserving_proto_field_name=True)
     out.print(facts(counts, "counts"))
+    if run.sources:
+        out.print(facts({one.name: _source(one) for one in run.sources}, "sources"))
     out.print(facts(members or {"none": ""}, "members"))
     out.print(facts({name: str(value) for name, value in spec.items()}, "specification"))
+
+
+def _source(one: SourceStats) -> str:
+    accuracy = f"accuracy {one.accuracy:.3f}" if one.groups else "no accuracy yet"
+    return f"{one.used:,} used, {one.solved:,} skipped as solved, {one.hopeless:,} as hopeless, {accuracy}"
 
 
 def _member(member: Member) -> str:

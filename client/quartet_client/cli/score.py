@@ -104,11 +104,12 @@ def _style(result: Score) -> str:
 
 def _rows_of(target: Target, rows: int | None, text: str | None, file: Path | None) -> list[_Row]:
     config = target.config()
-    if (source := config.section.train) is None:
+    if config.section.train is None:
         raise InputError("data.train is missing: name the source of the rows, such as a JSONL file")
     given = None if file is None else _read_completions(file)
     wanted = rows or (_ROWS if given is None else len(given))
-    prompts = load_prompts(source)[:wanted]
+    sources = config.section.train if isinstance(config.section.train, list) else [config.section.train]
+    prompts = [prompt for source in sources for prompt in load_prompts(source)][:wanted]
     if given is not None and len(given) != len(prompts):
         raise InputError(
             f"--completions: {file} has {len(given)}, and there are {len(prompts)} rows; give one for each"

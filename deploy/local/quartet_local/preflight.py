@@ -275,7 +275,8 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
     """
     files: list[str] = []
     titles: dict[str, str] = {}
-    for (_, source), prompts in zip(data.section.sources(), [data.train, *data.evaluation.values()], strict=True):
+    read = [*(part.prompts for part in data.parts), *data.evaluation.values()]
+    for (_, source), prompts in zip(data.section.sources(), read, strict=True):
         files.append(str(source.path))
         if source.is_lines:
             continue
@@ -284,7 +285,11 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
             for prompt in prompts:
                 lines.write(prompt.model_dump_json(exclude_defaults=True) + "\n")
         titles |= {f"{files[-1]}, line ": f"{source.title}, row ", files[-1]: source.title}
-    train, *sets = (json.dumps(file, ensure_ascii=False) for file in files)
+    trained, sets = (
+        files[: len(data.parts)],
+        [json.dumps(file, ensure_ascii=False) for file in files[len(data.parts) :]],
+    )
+    train = json.dumps(trained if isinstance(data.section.train, list) else trained[0], ensure_ascii=False)
     names = (json.dumps(name, ensure_ascii=False) for name in data.evaluation)
     table = ", ".join(f"{name} = {file}" for name, file in zip(names, sets, strict=True))
     return [f"data.train={train}", f"data.evaluation={{{table}}}"], titles

@@ -160,6 +160,18 @@ def test_a_function_that_requires_what_no_row_has_is_refused(dry_run, tmp_path):
     assert "run.group_size: got 1" in line, "a column of rows that the launcher converts is there"
 
 
+def test_every_source_of_a_mixture_is_checked(dry_run, tmp_path):
+    (tmp_path / "rows.py").write_text("def rows(): yield {'prompt': '1', 'gt_answer': 'a sentence of some words'}\n")
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "1", "gt_answer": "a text of a few words"}\n')
+    lines, rows = tmp_path / "lines.jsonl", f"{tmp_path / 'rows.py'}:rows"
+    for sources, titles in (
+        (f"['{lines}', '{rows}']", [lines, rows]),  # converted for the services
+        (f"[{{path='{lines}', weight=2}}]", [lines]),  # read by them
+    ):
+        told = dry_run("run.verifiers=['boxed']", f"data.train={sources}", "run.groups_per_step=1")
+        assert_each_is_reported_once(told, [f"{title}: 1 of 1 references is text, not mathem" for title in titles])
+
+
 def test_the_environment_service_checks_the_runs_agent(dry_run, tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text("async def play(task, endpoint, *, tries: int = 2): return 1.0\n")

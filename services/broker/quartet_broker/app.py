@@ -16,7 +16,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     servicer = BrokerServicer(servers, section, config.server.max_message_bytes)
     try:
         add_to(host, servicer)
-        host.capabilities.append("broker.redis")
+        host.capabilities += ["broker.redis", "broker.curriculum"]
         host.on_drain(servicer.notifier.close)
         host.spawn(servicer.notifier.listen(), "subscription to Redis")
         sweeper = Sweeper(servicer.store, servicer.runs, host, section)

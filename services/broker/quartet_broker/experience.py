@@ -79,6 +79,7 @@ class Experience:
                 name,
                 len(payload),
                 len(transcript),
+                f"{header.ans_acc:.6g}" if header.completions > header.unjudged else "",
             )
         word, *answer = await self._store.run(scripts.PUT_EXPERIENCE, run_id, *arguments, values=values)
         if word == b"PURPOSE":

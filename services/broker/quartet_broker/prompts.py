@@ -162,6 +162,8 @@ class Prompts:
                 pinned if pinned >= 0 else "",
                 instance.data_pass,
                 validation.stored(f"instances[{n}]", instance, self._answer_bytes) if instance.traceparent else content,
+                instance.source,
+                instance.prompt.prompt_id,
             ]
         if sum(len(each) for each in arguments if isinstance(each, bytes)) > _LONG_BYTES:
             # Redis serves one call at a time: do not send it megabytes that it would refuse.

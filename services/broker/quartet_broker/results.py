@@ -245,7 +245,8 @@ class Results:
                     case b"DONE" | b"DEAD":
                         done.append((float(at), instance_id, outcome == b"DEAD"))
                     case b"GONE":
-                        raise not_found("result", instance_id, "it was let go; see RunSpec.result_ttl")
+                        hint = "it was let go (RunSpec.result_ttl), or its prompt was skipped (RunSpec.curriculum)"
+                        raise not_found("result", instance_id, hint)
                     case b"STORED":
                         hint = "it is of an evaluation set; results have the ids '{instance_id}@{version}'"
                         raise not_found("result", instance_id, hint)

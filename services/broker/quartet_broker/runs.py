@@ -17,7 +17,7 @@ from quartet_broker.metrics import forget_run
 from quartet_broker.store import Store, Value
 from quartet_broker.streams import fill_page, read_page_token
 from quartet_common import identity
-from quartet_common.config import EnvironmentSection, RunSection
+from quartet_common.config import CurriculumSection, EnvironmentSection, RunSection
 from quartet_common.durations import to_seconds
 from quartet_common.errors import (
     aborted,
@@ -27,7 +27,7 @@ from quartet_common.errors import (
     resource_exhausted,
 )
 from quartet_common.log import get_logger
-from quartet_common.run_spec import environment_spec, run_spec
+from quartet_common.run_spec import curriculum_spec, environment_spec, run_spec
 from quartet_common.sampling import SamplingSection, given, to_message
 
 _LONGEST_SECONDS = 366 * 86400.0
@@ -46,6 +46,7 @@ def _run_file_defaults() -> broker_pb2.RunSpec:
 _DEFAULTS = _run_file_defaults()
 _ENVIRONMENT = environment_spec(EnvironmentSection())
 _SERVED_ENVIRONMENT = environment_spec(EnvironmentSection(served=True))
+_CURRICULUM = curriculum_spec(CurriculumSection())
 
 
 def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
@@ -64,6 +65,8 @@ def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
         _fill(spec.environment, _SERVED_ENVIRONMENT if spec.environment.served else _ENVIRONMENT)
     if spec.HasField("temperature_schedule"):
         spec.temperature_schedule.curve = spec.temperature_schedule.curve or experience_pb2.TEMPERATURE_CURVE_STEP
+    if spec.HasField("curriculum"):
+        _fill(spec.curriculum, _CURRICULUM)
     for verifier in spec.verifiers:
         verifier.weight = verifier.weight or 1.0
     return spec
@@ -108,6 +111,8 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     validation.environment("spec.environment", spec.environment)
     if spec.HasField("temperature_schedule"):
         validation.temperature_schedule("spec.temperature_schedule", spec.temperature_schedule)
+    if spec.HasField("curriculum"):
+        validation.curriculum("spec.curriculum", spec.curriculum)
     validation.verifiers("spec.verifiers", spec.verifiers)
     return spec
 
@@ -161,6 +166,14 @@ def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Valu
         "remembered": section.remembered_instances,
         "remembered_lives": section.remembered_lives,
     }
+    if spec.HasField("curriculum"):
+        fields |= {
+            "curriculum_by": broker_pb2.CurriculumUnit.Name(spec.curriculum.by).removeprefix("CURRICULUM_UNIT_"),
+            "curriculum_window": spec.curriculum.window,
+            "solved_above": spec.curriculum.solved_above,
+            "hopeless_below": spec.curriculum.hopeless_below,
+            "floor": spec.curriculum.floor,
+        }
     return [part for item in fields.items() for part in item]
 
 
@@ -270,8 +283,9 @@ class Runs:
             commands.append(("HMGET", keys.run(run_id), *_RUN_FIELDS))
             commands.append(("HMGET", keys.prefix(run_id) + "stats", *_STATS))
             commands.append(("ZCARD", keys.prefix(run_id) + "dead"))
+            commands.append(("HGETALL", keys.prefix(run_id) + "sources"))
         replies = await self._store.read(commands)
-        return [_run(*replies[n : n + 3]) for n in range(0, len(replies), 3)]
+        return [_run(*replies[n : n + 4]) for n in range(0, len(replies), 4)]
 
     async def get(self, request: broker_pb2.GetRunRequest) -> broker_pb2.GetRunResponse:
         """Return a run and its live members."""
@@ -387,7 +401,9 @@ class Runs:
         return True
 
 
-def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:
+def _run(
+    fields: list[bytes | None], stats: list[bytes | None], dead: int, sources: dict[bytes, bytes]
+) -> broker_pb2.Run | None:
     state, reason, spec, created, version, committed, ended, ending, made_by, trained_by, newest_pass = fields
     if state is None or state == b"DELETING":
         return None
@@ -406,4 +422,14 @@ def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> br
         trained_by=(trained_by or b"").decode(),
         newest_data_pass=int(newest_pass or 0),
         stats=broker_pb2.RunStats(dead=dead, **counts),
+        sources=_sources(sources),
     )
+
+
+def _sources(fields: dict[bytes, bytes]) -> list[broker_pb2.SourceStats]:
+    found: dict[str, broker_pb2.SourceStats] = {}
+    for field, value in fields.items():
+        count, _, name = field.decode().partition(" ")
+        stats = found.setdefault(name, broker_pb2.SourceStats(name=name))
+        setattr(stats, count, float(value) if count == "accuracy" else int(value))
+    return [found[name] for name in sorted(found)]

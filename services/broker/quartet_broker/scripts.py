@@ -5,7 +5,7 @@ from functools import cached_property
 from importlib.resources import files
 
 _FOLDER = files("quartet_broker") / "lua"
-_LIBRARY = ("base", "moments", "life", "settle", "membership", "session")
+_LIBRARY = ("base", "moments", "life", "settle", "curriculum", "membership", "session")
 """In this order: later parts use earlier ones."""
 
 

@@ -174,6 +174,8 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
                 f"{field}.pinned_version", came=value.pinned_version, allowed="unset or -1, unless PURPOSE_SERVE"
             )
     integer(f"{field}.data_pass", value.data_pass, 0)
+    if value.source:
+        identifier(f"{field}.source", value.source, most=64)
     if value.traceparent and not tracing.is_valid(value.traceparent):
         raise invalid_argument(
             f"{field}.traceparent", came=repr(value.traceparent[:100]), allowed="empty, or a W3C trace context 00-…"
@@ -245,6 +247,18 @@ def temperature_schedule(field: str, value: experience_pb2.TemperatureSchedule) 
         least = point.policy_version + 1
         if not 0 < point.temperature < float("inf"):
             raise invalid_argument(f"{field}.points[{n}].temperature", point.temperature, "> 0")
+
+
+def curriculum(field: str, value: broker_pb2.Curriculum) -> None:
+    """Check a curriculum whose unset fields have their defaults."""
+    if value.by not in broker_pb2.CurriculumUnit.values():
+        raise invalid_argument(f"{field}.by", value.by, ", ".join(broker_pb2.CurriculumUnit.keys()[1:]))
+    integer(f"{field}.window", value.window, 1, 64)
+    bounds = {"solved_above": 1.0, "hopeless_below": value.solved_above, "floor": math.nextafter(1.0, 0.0)}
+    for key, most in bounds.items():
+        if not 0.0 <= getattr(value, key) <= most:
+            allowed = {"hopeless_below": "0 to solved_above", "floor": "0 to 1, without 1"}.get(key, "0 to 1")
+            raise invalid_argument(f"{field}.{key}", getattr(value, key), allowed)
 
 
 def sampling(field: str, value: experience_pb2.SamplingParams) -> None:

@@ -4,6 +4,7 @@ It is written to be compared, not to be fast: counts are counted anew each time,
 """
 
 import copy
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -14,7 +15,7 @@ LEASE_TTL, MEMBER_TTL, STILL_ASKS = 60_000, 150_000, 1_000  # milliseconds
 QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
 SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
 MAX_FIRST_DEAD = 4
-COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "stale", "redelivered", "duplicates", "submitted")
+COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "skipped", "stale", "redelivered", "duplicates", "submitted")
 
 
 class Refused(Exception):
@@ -44,6 +45,9 @@ class Group:
     size: int = 0  # of the stored group
     version: int = 0
     step: int = -1
+    problem: str = ""
+    source: str = ""
+    counted: bool = False  # its accuracy is in `solves`
 
 
 class Books:
@@ -61,6 +65,8 @@ class Books:
         self.held: dict[str, set[str]] = {}  # leases of training prompts that each was granted
         self.addresses: dict[str, str] = {}
         self.dead: dict[str, int] = {}
+        self.solves: dict[str, list[float]] = {}  # accuracies of the groups of each unit of the curriculum
+        self.sources: dict[str, dict[str, float]] = {}
         self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
         self.put_count = self.put_bytes = 0
         self.first_dead, self.first_dead_reason = 0, ""
@@ -140,6 +146,35 @@ class Books:
         group = self.groups[name]
         self.forget_lease(group)
         group.state, group.size = final, 0
+
+    # --- the curriculum
+
+    def unit_of(self, group: Group) -> str:
+        by_source = self.spec.curriculum.by == pb.CURRICULUM_UNIT_SOURCE
+        return group.source if by_source else f"{group.source}/{group.problem}"
+
+    def verdict(self, name: str) -> str:
+        """Return "solved" or "hopeless" if the curriculum skips an instance, else ""."""
+        spec = self.spec.curriculum
+        last = self.solves.get(self.unit_of(self.groups[name]), [])[-spec.window :]
+        coin = int(hashlib.sha1(name.encode()).hexdigest()[:8], 16) / 2**32
+        if not self.spec.HasField("curriculum") or len(last) < spec.window or coin < spec.floor:
+            return ""
+        mean = sum(last) / len(last)
+        return "solved" if mean > spec.solved_above else "hopeless" if mean < spec.hopeless_below else ""
+
+    def keep_accuracy(self, group: Group, accuracy: float | None) -> None:
+        if accuracy is None or group.counted:
+            return
+        group.counted = True
+        self.solves.setdefault(self.unit_of(group), []).append(accuracy)
+        self.count_source(group, "groups")
+        of = self.sources[group.source]
+        of["accuracy"] = of.get("accuracy", 0.0) + (accuracy - of.get("accuracy", 0.0)) / min(of["groups"], 50)
+
+    def count_source(self, group: Group, what: str) -> None:
+        of = self.sources.setdefault(group.source, {})
+        of[what] = of.get(what, 0) + 1
 
     def holds(self, lease: str) -> str | None:
         """Return the instance of a lease that is held and has not expired."""

@@ -19,6 +19,14 @@ from quartet_common.durations import to_duration
 DAY = 86_400_000
 AUDITED = 4  # of so many steps one is followed by an audit, which takes longer than a step
 
+curricula = st.builds(
+    pb.Curriculum,
+    by=st.sampled_from([pb.CURRICULUM_UNIT_PROMPT, pb.CURRICULUM_UNIT_SOURCE]),
+    window=st.integers(1, 3),
+    solved_above=st.sampled_from([0.6, 0.99]),
+    hopeless_below=st.sampled_from([0.0, 0.3]),
+    floor=st.sampled_from([0.0, 0.5]),
+)
 specs = st.builds(
     pb.RunSpec,
     groups_per_step=st.integers(1, 3),
@@ -30,6 +38,7 @@ specs = st.builds(
     partial_batch=st.sampled_from([pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN]),
     prompt_lease_ttl=st.just(to_duration(LEASE_TTL / 1000)),
     member_ttl=st.just(to_duration(MEMBER_TTL / 1000)),
+    curriculum=st.one_of(st.none(), curricula),
 )
 sides = st.sampled_from([0, 0, 0, 1])  # the second run is there to be left alone
 twice = st.sampled_from([1, 1, 1, 2])  # the answer was lost: the call is made again

@@ -21,6 +21,12 @@ from model_books import (
 from quartet.v1 import broker_pb2 as pb
 
 
+def problem_of(name: str) -> tuple[str, str]:
+    """Return the problem and the source of an instance: eight problems of two sources."""
+    number = int(name[1:])
+    return f"q{number % 8}", "ab"[number % 2]
+
+
 def ledger_digest(batches: list[list[str]], before: str = "") -> str:
     """Return OpenSessionResponse.ledger_digest of batches after those of which `before` is the digest."""
     for names in batches:
@@ -59,7 +65,8 @@ class Reference(Books):
             if name in self.groups and self.groups[name].content is None:
                 self.groups[name].content = content
         for name, purpose, content, pinned in fresh:
-            self.groups[name] = Group(purpose, content, "QUEUED", pinned=pinned)
+            problem, source = problem_of(name)
+            self.groups[name] = Group(purpose, content, "QUEUED", pinned=pinned, problem=problem, source=source)
             self.enqueue(name, self.home(self.groups[name], "prompts:train"))
         self.since["submitted"] += len(fresh)
         return len(fresh), len(items) - len(fresh)
@@ -133,7 +140,7 @@ class Reference(Books):
             by_share = self._fair_share(holder, min(by_staleness, by_memory))
             room = min(most, by_staleness, by_memory, by_share)
             trained = self._pull("prompts:again", room)
-            trained += self._pull("prompts:train", room - len(trained))
+            trained += self._pull_new(room - len(trained))
             if len(trained) < room:
                 gate = "NO_PROMPTS"
             elif len(trained) < most:
@@ -165,6 +172,21 @@ class Reference(Books):
         waiting = self.streams.get(stream, [])
         taken = waiting[: max(0, most)]
         self.streams[stream] = waiting[len(taken) :]
+        return taken
+
+    def _pull_new(self, most: int) -> list[str]:
+        """Take from prompts:train; what the curriculum skips on the way is dropped."""
+        waiting, taken = self.streams.get("prompts:train", []), []
+        while waiting and len(taken) < most:
+            name = waiting.pop(0)
+            verdict = self.verdict(name)
+            self.count_source(self.groups[name], verdict or "used")
+            if not verdict:
+                taken.append(name)
+                continue
+            self.settle(name, "DROPPED")
+            self.since["dropped"] += 1
+            self.since["skipped"] += 1
         return taken
 
     def _gate(self, version: int) -> tuple[int, int]:
@@ -211,14 +233,14 @@ class Reference(Books):
             self.finish("FAILED")
         return requeued, dead, lost
 
-    def put(self, puts: list[tuple[str, str, int, int, int]]) -> list[str]:
-        """PutExperience of (name, lease, bytes, oldest version, newest version) of each; return the outcomes."""
+    def put(self, puts: list[tuple[str, str, int, int, int, float | None]]) -> list[str]:
+        """PutExperience of (name, lease, bytes, oldest and newest version, accuracy) of each; return the outcomes."""
         outcomes = [self._put_one(*put) for put in puts]
         if "LEASE_LOST" in outcomes:
             self.expire_leases()
         return outcomes
 
-    def _put_one(self, name: str, lease: str, size: int, oldest: int, newest: int) -> str:
+    def _put_one(self, name: str, lease: str, size: int, oldest: int, newest: int, accuracy: float | None) -> str:
         group = self.groups.get(name)
         if group and group.state in (*OPEN, "TRAINED", *SETTLED):
             self.since["duplicates"] += 1
@@ -228,14 +250,14 @@ class Reference(Books):
         if group is None or self.holds(lease) != name:
             return "LEASE_LOST"
         if group.purpose == "TRAIN":
-            return self._put_training(name, group, size, oldest)
+            return self._put_training(name, group, size, oldest, accuracy)
         if group.pinned is not None and not oldest == newest == group.pinned:
             self.requeue(name, 0)
             return "STALE"
         self.settle(name, "DELIVERED")
         return "ACCEPTED"
 
-    def _put_training(self, name: str, group: Group, size: int, oldest: int) -> str:
+    def _put_training(self, name: str, group: Group, size: int, oldest: int, accuracy: float | None) -> str:
         spec = self.spec
         if self.version - oldest > spec.max_staleness:
             self.since["stale"] += 1
@@ -246,6 +268,7 @@ class Reference(Books):
         self.forget_lease(group)
         group.state, group.size, group.version = "READY", size, min(oldest, self.version)
         self.ready.append(name)
+        self.keep_accuracy(group, accuracy)
         self.put_count += 1
         self.put_bytes += size
         return "ACCEPTED"

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 import redis
 from frozen_redis import BEGIN, FrozenRedis
 from model_books import OPEN, Clock, Refused
-from model_reference import Reference, ledger_digest
+from model_reference import Reference, ledger_digest, problem_of
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
 from world import SERVE, TRAIN, World, group, instance
@@ -73,6 +74,14 @@ class Run:
         run = summary.run
         assert not summary.faults or self.model.committed < self.model.settle_to, summary.faults
         assert states == self.model.states()
+        (sources,) = [self.bench.do(self.world.run()).sources]
+        assert {each.name for each in sources} == set(self.model.sources)
+        for each in sources:
+            of = self.model.sources[each.name]
+            assert (each.used, each.solved, each.hopeless, each.groups) == tuple(
+                of.get(count, 0) for count in ("used", "solved", "hopeless", "groups")
+            )
+            assert each.accuracy == pytest.approx(of.get("accuracy", 0.0), rel=1e-6)
         stats = self.model.stats()
         assert {name: getattr(run.stats, name) for name in stats} == stats
         state = pb.RunState.Name(run.state).removeprefix("RUN_STATE_")
@@ -128,6 +137,8 @@ class Run:
             instance(name, f"{content}=?", PURPOSES[purpose], **({} if pinned is None else {"pinned_version": pinned}))
             for name, purpose, content, pinned in items
         ]
+        for each in instances:
+            each.prompt.prompt_id, each.source = problem_of(each.instance_id)
         told = [(name, purpose, (content, pinned), pinned) for name, purpose, content, pinned in items]
         for _ in range(times):
             self.both(
@@ -187,7 +198,7 @@ class Run:
         """Return the size of a group's tensors with which the groups stored come to `limit` bytes."""
         version, size = max(0, lease.version), 0
         for _ in range(2):  # a length takes more bytes the greater it is
-            total = self.model.bytes_of(*OPEN) + _bytes_of(group(lease.granted, version, size=size).group)
+            total = self.model.bytes_of(*OPEN) + _bytes_of(judged_group(lease.granted, version, version, size).group)
             size = min(max(0, size + limit - total), 5000)
         return size
 
@@ -196,7 +207,7 @@ class Run:
         puts = []
         for n, lease in enumerate(leases):
             version = max(0, lease.version)
-            put = group(lease.granted, version, version + mixed, size + n)
+            put = judged_group(lease.granted, version, version + mixed, size + n)
             if swapped:
                 put.lease_id = leases[n - 1].granted.lease_id
             puts.append(put)
@@ -207,6 +218,7 @@ class Run:
                 _bytes_of(put.group),
                 put.group.header.min_policy_version,
                 put.group.header.max_policy_version,
+                None if put.group.header.unjudged else put.group.header.ans_acc,
             )
             for put in puts
         ]
@@ -343,6 +355,14 @@ class Run:
     def commit(self, step: int) -> None:
         """Say that the steps below are durable."""
         self.both(lambda: self.model.commit(self.world.session, step), self.world.commit(step))
+
+
+def judged_group(lease: pb.PromptLease, version: int, newest: int, size: int) -> pb.PutGroup:
+    """Return a group with an accuracy: of some problems always 1, of some 0; a few groups have none."""
+    put, number = group(lease, version, newest, size), int(lease.instance.instance_id[1:])
+    put.group.header.ans_acc = (1.0, 0.0, 0.5, number % 3 / 2)[number % 4]
+    put.group.header.unjudged = 8 * (number % 11 == 5)
+    return put
 
 
 def _bytes_of(put: ExperienceGroup) -> int:

@@ -44,8 +44,8 @@ def fresh(request, kind, tmp_path):
 
 async def work(world: World) -> None:
     """Have groups of every kind: queued, leased, ready, in a batch, trained, committed, delivered, dead."""
-    await world.create(max_staleness=9, max_deliveries=1)
-    await world.submit(*(f"p{n}" for n in range(14)))
+    await world.create(max_staleness=9, max_deliveries=1, curriculum=pb.Curriculum())
+    await world.submit(*(f"p{n}" for n in range(14)), source="own")
     await world.submit("shown", purpose=SERVE)
     await world.open()
     await world.roll_out(7)

@@ -238,6 +238,28 @@ class TeacherSection(Section):
         return self
 
 
+class CurriculumSection(Section):
+    """Which training prompts are skipped because they are solved or hopeless, see docs/data.md."""
+
+    by: Literal["prompt", "source"] = Field(
+        "prompt", description="Whose answers count: each prompt's, or those of all prompts of its source."
+    )
+    window: int = Field(2, ge=1, le=64, description="Last groups whose mean answer accuracy counts; fewer: it is used.")
+    solved_above: float = Field(0.99, ge=0, le=1, description="A higher mean is solved; 1: none is.")
+    hopeless_below: float = Field(0.01, ge=0, le=1, description="A lower mean is hopeless; 0: none is.")
+    floor: float = Field(
+        0.1, ge=0, lt=1, description="Share of the solved and hopeless that is used all the same; 0: none, for good."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.hopeless_below > self.solved_above:
+            raise ValueError(f"hopeless_below: allowed: at most solved_above ({self.solved_above:g})")
+        if self.solved_above == 1 and self.hopeless_below == 0:
+            raise ValueError("solved_above: with 1, and hopeless_below = 0, nothing is skipped; leave the section out")
+        return self
+
+
 class RunSection(Section):
     """[run]: the run's settings, which become the contract's RunSpec."""
 
@@ -299,6 +321,9 @@ class RunSection(Section):
     )
     teachers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")], TeacherSection] = Field(
         {}, description="Teachers by name, whose log-probs rollouts store; prompts without a teacher have the first."
+    )
+    curriculum: CurriculumSection | None = Field(
+        None, description="Skip training prompts that are solved or hopeless. Default: none is."
     )
 
     @field_validator("verifiers")

@@ -3,6 +3,7 @@
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common.config import (
+    CurriculumSection,
     EnvironmentSection,
     RunSection,
     TemperatureScheduleSection,
@@ -44,6 +45,7 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         environment=environment_spec(run.environment) if run.environment is not None else None,
         temperature_schedule=temperature_schedule(run.temperature_schedule, run.sampling.temperature),
         teachers=list(run.teachers),
+        curriculum=curriculum_spec(run.curriculum) if run.curriculum is not None else None,
     )
 
 
@@ -83,6 +85,12 @@ def environment_spec(environment: EnvironmentSection) -> experience_pb2.Environm
             spec.ClearField("answer_deadline")  # the contract's default for a whole episode
     spec.parameters.update(environment.parameters)
     return spec
+
+
+def curriculum_spec(curriculum: CurriculumSection) -> broker_pb2.Curriculum:
+    """Return the contract's message for a curriculum."""
+    unit = broker_pb2.CurriculumUnit.Value(f"CURRICULUM_UNIT_{curriculum.by.upper()}")
+    return broker_pb2.Curriculum(**curriculum.model_dump() | {"by": unit})
 
 
 def temperature_schedule(

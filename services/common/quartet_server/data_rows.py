@@ -59,7 +59,10 @@ def sections_of_rows(data: Mapping[str, Any], field: str, section: type[ModelT])
 
 def _files(data: Mapping[str, Any]) -> list[Path]:
     evaluation = data.get("evaluation", {})
-    named = [data.get("train"), *(evaluation.values() if isinstance(evaluation, dict) else ())]
+    train = data.get("train")
+    sources = [*(train if isinstance(train, list) else [train])]
+    sources += evaluation.values() if isinstance(evaluation, dict) else ()
+    named = [one.get("path") if isinstance(one, dict) and not one.get("fields") else one for one in sources]
     return [
         path for name in named if isinstance(name, str) and (path := Path(name)).is_file() and path.suffix != ".parquet"
     ]

@@ -77,7 +77,9 @@ def task_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     """Yield the sources of data that are tasks of an environment, each with its key."""
     evaluation = data.get("evaluation")
     sets = evaluation.items() if isinstance(evaluation, Mapping) else ()
-    for key, source in (("data.train", data.get("train")), *((f"data.evaluation.{name}", one) for name, one in sets)):
+    train = data.get("train")
+    many = [(f"data.train[{n}]", one) for n, one in enumerate(train)] if isinstance(train, list) else []
+    for key, source in (*(many or [("data.train", train)]), *((f"data.evaluation.{name}", one) for name, one in sets)):
         if isinstance(source, Mapping) and source.get("environment"):
             yield key, source
 

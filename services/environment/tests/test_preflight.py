@@ -112,6 +112,8 @@ def test_what_the_data_are_tasks_of_is_served(file):
         "agent.py:anything",
         "agent.py:play",
     ]
+    (problem,) = refused('data.train=["rows.jsonl", {environment="agent.py:pay"}]')
+    assert problem.startswith("data.train[1].environment: 'agent.py' has no function 'pay'")
     (problem,) = refused('data.train={environment="agent.py:pay"}')
     assert problem.startswith("data.train.environment: 'agent.py' has no function 'pay'")
 

@@ -220,4 +220,5 @@ def group_header(lease: broker_pb2.PromptLease, completions: Sequence[EngineComp
         completions=len(completions),
         completion_tokens=sum(one.token_ids.size for one in completions),
         attempt=lease.attempt,
+        source=lease.instance.source,
     )

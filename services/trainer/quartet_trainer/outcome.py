@@ -27,6 +27,8 @@ def judge(
     if failure:
         return broker_pb2.RUN_STATE_FAILED, f"{ending}: {steps} steps trained; {failure}"
     stats, trained = run.stats, f"{ending}: {steps} steps trained"
+    if stats.skipped:
+        trained += f", {stats.skipped} prompts skipped by the curriculum"
     done = stats.dead_training + stats.committed + stats.trained + stats.dropped
     if steps > 0 and 2 * stats.dead_training <= done:
         return broker_pb2.RUN_STATE_SUCCEEDED, trained

@@ -50,6 +50,12 @@ class RunEnding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_ENDING_DEAD_PROMPTS: _ClassVar[RunEnding]
     RUN_ENDING_INVALID_GROUPS: _ClassVar[RunEnding]
 
+class CurriculumUnit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CURRICULUM_UNIT_UNSPECIFIED: _ClassVar[CurriculumUnit]
+    CURRICULUM_UNIT_PROMPT: _ClassVar[CurriculumUnit]
+    CURRICULUM_UNIT_SOURCE: _ClassVar[CurriculumUnit]
+
 class GateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GATE_REASON_UNSPECIFIED: _ClassVar[GateReason]
@@ -123,6 +129,9 @@ RUN_ENDING_EARLY_STOP: RunEnding
 RUN_ENDING_REQUESTED: RunEnding
 RUN_ENDING_DEAD_PROMPTS: RunEnding
 RUN_ENDING_INVALID_GROUPS: RunEnding
+CURRICULUM_UNIT_UNSPECIFIED: CurriculumUnit
+CURRICULUM_UNIT_PROMPT: CurriculumUnit
+CURRICULUM_UNIT_SOURCE: CurriculumUnit
 GATE_REASON_UNSPECIFIED: GateReason
 GATE_REASON_STALENESS: GateReason
 GATE_REASON_MEMORY: GateReason
@@ -162,8 +171,22 @@ GROUP_MOMENT_KIND_DELIVERED: GroupMomentKind
 GROUP_MOMENT_KIND_DEAD: GroupMomentKind
 GROUP_MOMENT_KIND_REQUEUED: GroupMomentKind
 
+class Curriculum(_message.Message):
+    __slots__ = ("by", "window", "solved_above", "hopeless_below", "floor")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SOLVED_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    HOPELESS_BELOW_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    by: CurriculumUnit
+    window: int
+    solved_above: float
+    hopeless_below: float
+    floor: float
+    def __init__(self, by: _Optional[_Union[CurriculumUnit, str]] = ..., window: _Optional[int] = ..., solved_above: _Optional[float] = ..., hopeless_below: _Optional[float] = ..., floor: _Optional[float] = ...) -> None: ...
+
 class RunSpec(_message.Message):
-    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks", "router_replay", "add_special_tokens", "teachers")
+    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks", "router_replay", "add_special_tokens", "teachers", "curriculum")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +220,7 @@ class RunSpec(_message.Message):
     ROUTER_REPLAY_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEACHERS_FIELD_NUMBER: _ClassVar[int]
+    CURRICULUM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_size: int
     groups_per_step: int
@@ -223,10 +247,11 @@ class RunSpec(_message.Message):
     router_replay: bool
     add_special_tokens: bool
     teachers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ..., router_replay: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., teachers: _Optional[_Iterable[str]] = ...) -> None: ...
+    curriculum: Curriculum
+    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ..., router_replay: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., teachers: _Optional[_Iterable[str]] = ..., curriculum: _Optional[_Union[Curriculum, _Mapping]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending", "made_by", "trained_by", "newest_data_pass")
+    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending", "made_by", "trained_by", "newest_data_pass", "sources")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +264,7 @@ class Run(_message.Message):
     MADE_BY_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BY_FIELD_NUMBER: _ClassVar[int]
     NEWEST_DATA_PASS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: RunState
     reason: str
@@ -251,10 +277,27 @@ class Run(_message.Message):
     made_by: str
     trained_by: str
     newest_data_pass: int
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ..., ending: _Optional[_Union[RunEnding, str]] = ..., made_by: _Optional[str] = ..., trained_by: _Optional[str] = ..., newest_data_pass: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[SourceStats]
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ..., ending: _Optional[_Union[RunEnding, str]] = ..., made_by: _Optional[str] = ..., trained_by: _Optional[str] = ..., newest_data_pass: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ...) -> None: ...
+
+class SourceStats(_message.Message):
+    __slots__ = ("name", "used", "solved", "hopeless", "groups", "accuracy")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    SOLVED_FIELD_NUMBER: _ClassVar[int]
+    HOPELESS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    used: int
+    solved: int
+    hopeless: int
+    groups: int
+    accuracy: float
+    def __init__(self, name: _Optional[str] = ..., used: _Optional[int] = ..., solved: _Optional[int] = ..., hopeless: _Optional[int] = ..., groups: _Optional[int] = ..., accuracy: _Optional[float] = ...) -> None: ...
 
 class RunStats(_message.Message):
-    __slots__ = ("queued", "leased", "ready", "leased_to_trainer", "trained", "committed", "dropped", "stale", "dead", "redelivered", "duplicates", "experience_bytes", "untrained_in_flight", "submitted", "dead_training")
+    __slots__ = ("queued", "leased", "ready", "leased_to_trainer", "trained", "committed", "dropped", "stale", "dead", "redelivered", "duplicates", "experience_bytes", "untrained_in_flight", "submitted", "dead_training", "skipped")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +313,7 @@ class RunStats(_message.Message):
     UNTRAINED_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     DEAD_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     queued: int
     leased: int
     ready: int
@@ -285,7 +329,8 @@ class RunStats(_message.Message):
     untrained_in_flight: int
     submitted: int
     dead_training: int
-    def __init__(self, queued: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., leased_to_trainer: _Optional[int] = ..., trained: _Optional[int] = ..., committed: _Optional[int] = ..., dropped: _Optional[int] = ..., stale: _Optional[int] = ..., dead: _Optional[int] = ..., redelivered: _Optional[int] = ..., duplicates: _Optional[int] = ..., experience_bytes: _Optional[int] = ..., untrained_in_flight: _Optional[int] = ..., submitted: _Optional[int] = ..., dead_training: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, queued: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., leased_to_trainer: _Optional[int] = ..., trained: _Optional[int] = ..., committed: _Optional[int] = ..., dropped: _Optional[int] = ..., stale: _Optional[int] = ..., dead: _Optional[int] = ..., redelivered: _Optional[int] = ..., duplicates: _Optional[int] = ..., experience_bytes: _Optional[int] = ..., untrained_in_flight: _Optional[int] = ..., submitted: _Optional[int] = ..., dead_training: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class CreateRunRequest(_message.Message):
     __slots__ = ("spec", "extend")

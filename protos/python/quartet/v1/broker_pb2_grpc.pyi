@@ -5,9 +5,9 @@ The experience broker: it tracks every prompt group and enforces staleness and b
 
   QUEUED -> LEASED(rollout) -> READY -> LEASED(trainer, step) -> TRAINED(step) -> COMMITTED(checkpoint)
 
-and besides: STALE (its prompt is QUEUED again), DROPPED (filtered by the trainer), DEAD (too many deliveries; kept
-for inspection). When a lease expires, its prompt is queued again. Each group influences the surviving weights exactly
-once.
+and besides: STALE (its prompt is QUEUED again), DROPPED (filtered by the trainer, or skipped by the curriculum), DEAD
+(too many deliveries; kept for inspection). When a lease expires, its prompt is queued again. Each group influences the
+surviving weights exactly once.
 
 Every RPC of this service: NOT_FOUND names a run that does not exist; UNAVAILABLE means that Redis refuses writes, and
 then nothing was changed, or does not answer, and then the call may have been carried out: retry; INVALID_ARGUMENT

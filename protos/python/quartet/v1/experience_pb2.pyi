@@ -191,7 +191,7 @@ class Prompt(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., task: _Optional[str] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ..., columns: _Optional[str] = ..., teacher: _Optional[str] = ...) -> None: ...
 
 class PromptInstance(_message.Message):
-    __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version", "traceparent")
+    __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version", "traceparent", "source")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class PromptInstance(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _ClassVar[int]
     PINNED_VERSION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     prompt: Prompt
     purpose: Purpose
@@ -206,7 +207,8 @@ class PromptInstance(_message.Message):
     evaluation_id: str
     pinned_version: int
     traceparent: str
-    def __init__(self, instance_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., data_pass: _Optional[int] = ..., evaluation_id: _Optional[str] = ..., pinned_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    source: str
+    def __init__(self, instance_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., data_pass: _Optional[int] = ..., evaluation_id: _Optional[str] = ..., pinned_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("policy_version", "begin", "end")
@@ -349,7 +351,7 @@ class GroupTensors(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_routed_experts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_routed_experts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., verifiers: _Optional[_Iterable[str]] = ..., verifier_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., row_prompts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., row_completions: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., seats: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., turn_ends: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_indices: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., turn_rewards: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., outcome_rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., teacher_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
-    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged", "verifiers")
+    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged", "verifiers", "source")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +365,7 @@ class GroupHeader(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     UNJUDGED_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     purpose: Purpose
     min_policy_version: int
@@ -376,7 +379,8 @@ class GroupHeader(_message.Message):
     traceparent: str
     unjudged: int
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierMean]
-    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ..., unjudged: _Optional[int] = ..., verifiers: _Optional[_Iterable[_Union[VerifierMean, _Mapping]]] = ...) -> None: ...
+    source: str
+    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ..., unjudged: _Optional[int] = ..., verifiers: _Optional[_Iterable[_Union[VerifierMean, _Mapping]]] = ..., source: _Optional[str] = ...) -> None: ...
 
 class VerifierMean(_message.Message):
     __slots__ = ("name", "reward", "completions", "ans_acc", "judged")

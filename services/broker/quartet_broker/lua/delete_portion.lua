@@ -77,5 +77,5 @@ for _, pool in ipairs({ 'TRAIN', 'SERVE', 'EVALUATE' }) do
 end
 -- In one call however large they are: Redis frees what was unlinked on another thread.
 call('UNLINK', STATS, LEASES, BATCHES, BATCH_BYTES, SETTLED, SETTLED_ORDER, PASSES, LIVES, LIVES_ORDER, P .. 'events',
-  P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', P .. 'evaluations', READY, CALLERS)
+  P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', P .. 'evaluations', READY, CALLERS, SOLVES, SOURCES)
 return { 'OK', 0 }

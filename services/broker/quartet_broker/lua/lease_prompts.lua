@@ -1,4 +1,4 @@
--- LeasePrompts: QUEUED -> LEASED. ARGV: holder, maximum prompts, holder's policy version, nonce of this grant, maximum
+-- LeasePrompts: QUEUED -> LEASED, or DROPPED if the curriculum skips it. ARGV: holder, maximum prompts, holder's policy version, nonce of this grant, maximum
 -- bytes of prompts (one prompt is granted whatever its size), for how many milliseconds the holder waits; then of each
 -- caller that waits at this broker, too, its holder, milliseconds.
 -- Returns OK, gate, run's policy version, expiry, then of each prompt the lease id, attempt, prompt, ticket (whose first
@@ -32,12 +32,14 @@ end
 
 local function grant(stream, n)
   if n <= 0 or is_full or call('EXISTS', P .. stream) == 0 then return 0 end
+  if stream == 'prompts:train' then n = skip_prompts(n, last_delivered(stream), at) end
+  if n == 0 then return 0 end -- COUNT 0 would be all of them
   local granted = 0
   for _, entry in ipairs(call('XRANGE', P .. stream, '(' .. last_delivered(stream), '+', 'COUNT', n)) do
     local id = entry[2][2]
     local lease = ARGV[4] .. '-' .. #reply .. ':' .. id
-    local purpose, prompt, attempt, life, stored = unpack(
-      call('HMGET', instance(id), 'purpose', 'prompt', 'attempt', 'life', 'stored'))
+    local purpose, prompt, attempt, life, stored, source = unpack(
+      call('HMGET', instance(id), 'purpose', 'prompt', 'attempt', 'life', 'stored', 'source'))
     is_full = #prompt > answer and #expiries > 0
     if is_full then break end
     answer, granted, attempt = answer - #prompt, granted + 1, attempt + 1
@@ -45,6 +47,7 @@ local function grant(stream, n)
       attempt, 'life', lived(life, leased_line))
     shift(purpose, 'QUEUED', 'LEASED')
     if attempt > 1 then count('redelivered', 1) end
+    if stream == 'prompts:train' then of_source('used', source, 1) end
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end
     for _, value in ipairs({ lease, attempt, prompt, entry[1], stored and '1' or '' }) do table.insert(reply, value) end
   end

@@ -4,10 +4,10 @@
 -- keep them; those of other groups are deleted.
 --
 -- ARGV: samples per version, then of each group the instance id, lease id, purpose, oldest version, newest version, header
--- ("" for TRAIN), name, bytes of the payload, bytes of the transcript. Returns OK, then the outcome of each; or, without
+-- ("" for TRAIN), name, bytes of the payload, bytes of the transcript, mean accuracy or "". Returns OK, then the outcome of each; or, without
 -- any change, PURPOSE, the index of the group whose purpose is wrong, the instance's purpose.
 even_when_full() -- a full Redis has already refused the whole transaction
-local FIELDS = 9
+local FIELDS = 10
 local function discard(n) call('UNLINK', payload(ARGV[n + 6]), transcript(ARGV[n + 6])) end
 local function discard_all()
   for n = 2, #ARGV, FIELDS do discard(n) end
@@ -66,7 +66,8 @@ local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', '
 local known = {}
 
 local function put(n)
-  local id, lease, purpose, oldest, newest, header, name, payload_bytes, shown_bytes = unpack(ARGV, n, n + FIELDS - 1)
+  local id, lease, purpose, oldest, newest, header, name, payload_bytes, shown_bytes, accuracy = unpack(
+    ARGV, n, n + FIELDS - 1)
   local h = known[n] or call('HMGET', instance(id), unpack(KEPT))
   if OPEN[h[1]] or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
     count('duplicates', 1)
@@ -122,6 +123,7 @@ local function put(n)
   shift('TRAIN', 'LEASED', 'READY')
   count('open_bytes', bytes)
   count('experience_bytes', bytes)
+  if accuracy ~= '' then keep_accuracy(id, accuracy) end
   count('put', 1)
   count('put_bytes', bytes)
   show(name, shown_bytes)

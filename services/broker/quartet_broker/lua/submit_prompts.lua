@@ -1,13 +1,14 @@
 -- SubmitPrompts: (nothing) -> QUEUED, or STORED for an evaluation set. All or nothing.
 -- ARGV: set name or "", instance that was submitted before these or "", maximum prompts of a set, "ask" for a dry run or
--- "", then of each the id, digest, purpose, pinned version or "", data pass, and prompt (for a dry run its size).
+-- "", then of each the id, digest, purpose, pinned version or "", data pass, prompt (for a dry run its size), source or "",
+-- and prompt id or "".
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 
 if is_forgotten(ARGV[2]) then return { 'FORGOTTEN' } end
 
-local FIRST, FIELDS, ASKED = 5, 6, ARGV[4] == 'ask'
+local FIRST, FIELDS, ASKED = 5, 8, ARGV[4] == 'ask'
 local first_pass, newest_pass = number('first_pass'), number('newest_pass')
 local ids = {}
 for at = FIRST, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
@@ -56,9 +57,9 @@ for n, id in ipairs(ids) do
     call('HSET', SETTLED, id, table.concat(known, '|'))
   end
 end
-local born = moment('S', now())
+local born, by = moment('S', now()), call('HGET', RUN, 'curriculum_by')
 for _, at in ipairs(fresh) do
-  local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
+  local id, digest, purpose, pinned, pass, prompt, source, prompt_id = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED',
     'life', born, 'size', size_of(#prompt), 'by', guest)
   if purpose == 'EVALUATE' then
@@ -67,6 +68,9 @@ for _, at in ipairs(fresh) do
     local stream = 'prompts:train'
     if purpose == 'TRAIN' then
       call('HSET', instance(id), 'pass', pass)
+      if source ~= '' then call('HSET', instance(id), 'source', source) end
+      local unit = unit_of(by, source, prompt_id)
+      if unit then call('HSET', instance(id), 'unit', unit) end
       live(pass, 1)
       newest_pass = math.max(newest_pass, tonumber(pass))
     else

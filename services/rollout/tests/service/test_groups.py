@@ -68,7 +68,8 @@ async def test_a_group_is_generated_scored_and_put(world):
 
 async def test_completions_have_their_own_scores_in_whatever_order_they_finish(world):
     world.engine.length, world.engine.grows = 5, -2
-    await world.put(instance())
+    await world.put(instance(source="own"))
+    assert world.broker.puts[0].group.header.source == "own"
     assert [item.completion for item in world.reward.items] == ["bbb", "aaaaa"]
     assert decode(world.broker.tensors().rewards).tolist() == [5.0, 3.0]
     verifiers = world.broker.puts[0].group.header.verifiers

@@ -27,7 +27,21 @@ def batch_metrics(
         "completions/temperature": float(temperatures.mean()) if temperatures.size else 0.0,
         "batch/redelivered_groups": float(sum(header.attempt > 1 for header in headers)),
         **verifier_metrics(mean for header in headers for mean in header.verifiers),
+        **_source_metrics(headers),
     }
+
+
+def _source_metrics(headers: Sequence[experience_pb2.GroupHeader]) -> dict[str, float]:
+    """Return each source's share of the groups, its mean reward and, where answers were judged, its mean accuracy."""
+    metrics: dict[str, float] = {}
+    for name in sorted({header.source for header in headers} - {""}):
+        own = [header for header in headers if header.source == name]
+        judged = [header.ans_acc for header in own if header.completions > header.unjudged]
+        metrics[f"source/{name}/share"] = len(own) / len(headers)
+        metrics[f"source/{name}/reward"] = float(np.mean([header.reward_mean for header in own]))
+        if judged:
+            metrics[f"source/{name}/ans_acc"] = float(np.mean(judged))
+    return metrics
 
 
 def _token_staleness(step: int, spans: Sequence[np.ndarray]) -> float:

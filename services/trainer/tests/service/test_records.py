@@ -8,12 +8,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from fake_broker import make_group, make_transcript
-from quartet.v1 import experience_pb2, reward_pb2
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
 from quartet_common.verifier_scores import verifier_means
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import evaluation_metrics, metric_names, write_evaluation
+from quartet_trainer.outcome import judge
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, device_metrics
 
@@ -59,6 +60,31 @@ def test_an_evaluation_of_programs_has_colossalchats_fields(tmp_path: Path, outc
     assert (line["prediction"], line["gold"], line["ans_valid"], line["policy_versions"]) == ("answer 0", "8", 1.0, [7])
     assert line["test_cases"] == {"inputs": ["1"], "outputs": ["2"]} and line["test_results"] == results
     assert line["test_metadata"] == {"outcome": outcome.lower(), "reason": "case 2 of 3: no", "tests": 3}
+
+
+def test_each_source_has_its_share_reward_and_accuracy():
+    group = make_group("pass-0/0", 4, completions=2)
+    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
+    headers = [
+        experience_pb2.GroupHeader(source=source, completions=2, unjudged=unjudged, reward_mean=reward, ans_acc=right)
+        for source, unjudged, reward, right in (("a", 0, 1, 1), ("a", 0, 0, 0.5), ("a", 2, 0.5, 0), ("b", 2, 0.2, 0))
+    ]
+    metrics = batch_metrics(6, [tensors] * 4, headers)
+    assert {name: value for name, value in metrics.items() if name.startswith("source/")} == {
+        "source/a/share": 0.75,
+        "source/a/reward": 0.5,
+        "source/a/ans_acc": 0.75,
+        "source/b/share": 0.25,
+        "source/b/reward": pytest.approx(0.2),
+    }
+    assert not any(name.startswith("source/") for name in batch_metrics(6, [tensors], [group.header]))
+
+
+def test_the_reason_of_an_end_says_what_the_curriculum_skipped():
+    run = broker_pb2.Run(stats=broker_pb2.RunStats(committed=8, dropped=30, skipped=30))
+    state, reason = judge("the prompts ended", 4, run, list)
+    assert state == broker_pb2.RUN_STATE_SUCCEEDED
+    assert reason == "the prompts ended: 4 steps trained, 30 prompts skipped by the curriculum"
 
 
 def test_staleness_counts_from_the_oldest_weights_and_by_token():
