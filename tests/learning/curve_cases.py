@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 LEAST_LIFT = 0.20  # of held-out accuracy, for every algorithm and seed
 MOST_LIFT_SHUFFLED = 0.08  # tolerance with shuffled answers
+MOST_TOKENS = 0.70  # of those that a run without curriculum generates until the same accuracy
+
+
+MIXTURE = {"fair": 1, "easy": 3, "hopeless": 3}
+"""Sources of the mixture, with their weights."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,10 @@ class Case:
     seeds: tuple[int, ...] = (1, 2, 3)
     shuffled: bool = False
     """Answers are shuffled among the problems: rewards are as frequent, but carry no information."""
+    mixture: bool = False
+    """Thirds of the training problems: as they are, with a reward that is always earned, and with one that never is."""
+    control: str = ""
+    """Case whose final accuracy must be reached with at most `MOST_TOKENS` of its tokens, for each seed."""
     least: float | None = LEAST_LIFT
     most: float | None = None
     teacher: str = ""
@@ -54,6 +63,17 @@ DISTILLED = (
     *("trainer.min_learning_rate_ratio=0.05", "trainer.evaluation.interval=12"),
 )
 
+
+def mixture(name: str, *settings: str, control: str = "") -> Case:
+    """GRPO on the mixture, evaluated every four steps."""
+    shared = (
+        "trainer.algorithm=grpo",
+        "trainer.evaluation.interval=4",
+        'reward.functions=["tests/learning/curve_rewards.py:any_answer"]',
+    )
+    return Case(name, "curriculum", (*shared, *settings), mixture=True, control=control, least=None)
+
+
 CASES = (
     algorithm("grpo"),
     algorithm("dapo"),
@@ -65,6 +85,12 @@ CASES = (
     algorithm("ppo"),
     Case("shuffled", "control", ("trainer.algorithm=grpo",), shuffled=True, least=None, most=MOST_LIFT_SHUFFLED),
     *(staleness(lag, corrected) for lag in (0, 1, 4) for corrected in (True, False)),
+    mixture("mixture"),
+    mixture(
+        "mixture, curriculum",
+        "run.curriculum={by='source', window=4, solved_above=0.95, hopeless_below=0.02, floor=0.02}",
+        control="mixture",
+    ),
     Case(
         "gspo, ratio to rollout",
         "remarks",

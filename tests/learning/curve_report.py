@@ -3,11 +3,11 @@
 import json
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from curve_cases import Case
+from curve_cases import MOST_TOKENS, Case
 from curve_runs import ROOT, Result
 
 PICTURES = ROOT / "docs" / "learning"
@@ -30,6 +30,43 @@ def line(case: Case, result: Result) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The tokens of a run until it was as good as its control in the end."""
+
+    case: str
+    seed: int
+    accuracy: float
+    """The control's last held-out accuracy."""
+    control: int
+    """Tokens that the control generated."""
+    tokens: int | None
+    """Tokens until the first evaluation with this accuracy; None: there was none."""
+
+    @property
+    def holds(self) -> bool:
+        return self.tokens is not None and self.tokens <= MOST_TOKENS * self.control
+
+    @property
+    def line(self) -> str:
+        """It as a line of text."""
+        found = "not reached" if self.tokens is None else f"{self.tokens:,}, {self.tokens / self.control:.0%}"
+        return f"{self.case}, seed {self.seed}: tokens until {self.accuracy:.0%}: {self.control:,} → {found}"
+
+
+def compared(results: Done) -> list[Compared]:
+    """Compare the runs that have a control with the control's run of the same seed, where there is one."""
+    known = {(case.name, result.seed): result for case, result in results}
+    found = []
+    for case, result in results:
+        control = known.get((case.control, result.seed))
+        if control is not None:
+            accuracy = control.evaluations[-1][1]
+            tokens = result.tokens_until(accuracy)
+            found.append(Compared(case.name, result.seed, accuracy, control.tokens[-1][1], tokens))
+    return found
+
+
 def save(path: Path, results: Done) -> None:
     """Write all results as one JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +79,7 @@ def write(results: Done) -> None:
     draw(chosen(results, "algorithms", "control"), "Held-out accuracy: each algorithm, three seeds", "algorithms")
     draw(chosen(results, "staleness"), "Held-out accuracy: GRPO by max_staleness", "staleness")
     draw(chosen(results, "distillation"), "Held-out accuracy: a teacher by GRPO, and its students", "distillation")
+    draw(chosen(results, "curriculum"), "Held-out accuracy: a mixture, with and without curriculum", "curriculum")
     text = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
     # From this heading to the next of its level, or to the end.
     before = re.sub(rf"\n{HEADING}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
@@ -75,7 +113,20 @@ model, {minutes:.0f} minutes in all, on two cores that other work shared. [docs/
 what was run and shows the curves.
 
 {chr(10).join(table)}
-"""
+{token_table(results)}"""
+
+
+def token_table(results: Done) -> str:
+    """Return the table of runs with a control; "" without one."""
+    rows = [
+        f"| {one.case} | {one.seed} | {one.accuracy:.0%} | {one.control:,} | "
+        + ("not reached | |" if one.tokens is None else f"{one.tokens:,} | {one.tokens / one.control:.0%} |")
+        for one in compared(results)
+    ]
+    if not rows:
+        return ""
+    head = "| run | seed | accuracy of its control | the control's tokens | tokens until that accuracy | share |"
+    return "\n".join(["", head, "|---|---|---|---|---|---|", *rows, ""])
 
 
 def percents(shares: list[float]) -> str:

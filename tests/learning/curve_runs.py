@@ -7,10 +7,10 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from curve_cases import CASES, Case
+from curve_cases import CASES, MIXTURE, Case
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "integration"))
@@ -37,6 +37,12 @@ class Result:
     """Mean over steps of `staleness/mean`."""
     seconds: float
     lift_of_teacher: float = 0.0
+    tokens: list[tuple[int, int]] = field(default_factory=list)
+    """(optimizer steps, tokens generated for them), at each evaluation"""
+
+    def tokens_until(self, accuracy: float) -> int | None:
+        """Tokens generated until the first evaluation with this held-out accuracy; None: it was not reached."""
+        return next((dict(self.tokens)[step] for step, found in self.evaluations if found >= accuracy), None)
 
     @property
     def lift(self) -> float:
@@ -57,6 +63,7 @@ def digest(case: Case, seed: int) -> str:
     """Return a digest of a run's settings, model and data, without the code under test."""
     content = [RUN_FILE.read_bytes(), (PREPARED / "model" / "recipe.txt").read_bytes()]
     content += [repr((case.settings, case.shuffled, seed)).encode()]
+    content += [repr(MIXTURE).encode()] if case.mixture else []
     return hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
 
 
@@ -68,7 +75,7 @@ def kept(folder: Path, case: Case, seed: int) -> Result | None:
     told = json.loads(path.read_text())
     if told["digest"] != digest(case, seed):
         return None
-    return Result(**{each.name: told[each.name] for each in fields(Result)})
+    return Result(**{each.name: told[each.name] for each in fields(Result) if each.name in told})
 
 
 def folder_of(folder: Path, case: Case, seed: int) -> Path:
@@ -88,6 +95,8 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
     lift_of_teacher = 0.0
     if case.teacher:
         settings["trainer.reference.model"], lift_of_teacher = teacher_of(folder, case)
+    if case.mixture:
+        settings["data.train"] = mixed(place)
     began = time.monotonic()
     with contextlib.closing(ByHand(run_folder, RUN_FILE, pythons, settings)) as services:
         try:
@@ -121,6 +130,23 @@ def shuffled(place: Path, seed: int) -> Path:
     return path
 
 
+def mixed(place: Path) -> str:
+    """Write the three sources of the mixture, disjoint thirds of the training problems; return data.train."""
+    problems = [json.loads(line) for line in (PREPARED / "train.jsonl").read_text().splitlines()]
+    random.Random(0).shuffle(problems)
+    changes = {
+        "fair": {},  # as they are
+        "easy": {"verifiers": [{"file": "tests/learning/curve_rewards.py:any_answer"}]},
+        "hopeless": {"gt_answer": "100"},
+    }
+    sources = []
+    for n, (name, change) in enumerate(changes.items()):
+        path = place / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({**problem, **change}) + "\n" for problem in problems[n::3]))
+        sources.append(f"{{path = {json.dumps(str(path))}, weight = {MIXTURE[name]}}}")
+    return f"[{', '.join(sources)}]"
+
+
 def read(metrics: Path, case: Case, seed: int, seconds: float) -> Result:
     """Read a finished run's metrics. Raises RunFailed if evaluations are missing."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -129,6 +155,9 @@ def read(metrics: Path, case: Case, seed: int, seconds: float) -> Result:
     if len(evaluations) < 2 or evaluations[0][0] != 0 or evaluations[-1][0] != len(steps):
         raise RunFailed(f"evaluations at {[step for step, _ in evaluations]} of {len(steps)} steps: {metrics}")
 
+    generated = [0]
+    for row in steps:
+        generated.append(generated[-1] + int(row["batch/completion_tokens"]))
     return Result(
         case=case.name,
         seed=seed,
@@ -137,4 +166,5 @@ def read(metrics: Path, case: Case, seed: int, seconds: float) -> Result:
         evaluations=evaluations,
         staleness=round(sum(row["staleness/mean"] for row in steps) / len(steps), 3),
         seconds=round(seconds, 1),
+        tokens=[(step, generated[step]) for step, _ in evaluations],
     )

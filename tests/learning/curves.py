@@ -50,6 +50,10 @@ def main() -> int:
         for case, result in there
         if not case.holds(result.lift, result.lift_of_teacher)
     ]
+    compared = curve_report.compared(there)
+    broken += [f"{one.case}, seed {one.seed}" for one in compared if not one.holds]
+    for one in compared:
+        print(one.line)
     print(f"{len(there)} of {len(results)} runs are there; bars broken: {'; '.join(broken) or 'none'}")
     return 1 if failed or missing or broken else 0
 
