@@ -30,6 +30,7 @@ from quartet_client.tasks import list_tasks
 from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, SentParameters, validate_section
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
+from quartet_common.sources import RowSource, as_table
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
@@ -41,17 +42,12 @@ Row = tuple[str, Any]
 """A row with its place in its source, "line 7" or "row 7"."""
 
 
-class DataSource(Section):
+class DataSource(RowSource):
     """Prompts: a file or a function by `path`, a dataset of the hub by `dataset`, or tasks by `environment`."""
 
-    path: Path | None = Field(
-        None,
-        description='JSONL or Parquet file, or a function that returns rows: "data.py:train", "package.module:train".',
-    )
-    dataset: str = Field("", description="Id of a dataset of the Hugging Face hub, instead of a path.")
-    name: str = Field("", description="Configuration of the dataset. Default: its only one.")
-    split: str = Field("", description='Split of the dataset, also a part of it, "train[:500]". Default: train.')
-    revision: str = Field("", description="Branch, tag or commit of the dataset. Default: its main branch.")
+    owners = {**RowSource.owners, "environment": ("parameters", "limit")}
+    named = 'in a list of sources, source = "NAME" names it'
+
     environment: str = Field(
         "", description='Served environment whose tasks are the prompts, instead of a path: "agent.py:play", or a name.'
     )
@@ -79,17 +75,7 @@ class DataSource(Section):
         return value
 
     @model_validator(mode="after")
-    def _one(self) -> "DataSource":
-        given = [key for key in ("path", "dataset", "environment") if getattr(self, key)]
-        if len(given) != 1:
-            raise ValueError("exactly one of path, dataset and environment is allowed")
-        owned = {"dataset": ("name", "split", "revision"), "environment": ("parameters", "limit")}
-        for owner, keys in owned.items():
-            for key in keys:
-                if given != [owner] and getattr(self, key):
-                    what = "a dataset of the hub" if owner == "dataset" else "an environment"
-                    named = '; in a list of sources, source = "NAME" names it' if key == "name" else ""
-                    raise ValueError(f"{key} belongs to {what}, and {given[0]} is given{named}")
+    def _tasks_have_no_columns(self) -> "DataSource":
         if self.environment and self.fields:
             raise ValueError("fields map columns, which tasks do not have; leave them out")
         return self
@@ -97,15 +83,12 @@ class DataSource(Section):
     @property
     def title(self) -> str:
         """Its name in errors."""
-        if self.environment:
-            return f"the tasks of {self.environment}"
-        return str(self.path) if self.path is not None else f"{self.dataset} ({self.split or 'train'})"
+        return f"the tasks of {self.environment}" if self.environment else super().title
 
     @property
     def is_lines(self) -> bool:
         """Whether it is a JSONL file whose rows are prompts as they stand."""
-        kind = str(self.path)
-        return not (self.fields or self.path is None or ":" in kind or self.path.suffix == ".parquet")
+        return self.is_jsonl and not self.fields
 
     def rows(self, key: str = "data.train") -> Iterator[Row]:
         """Yield its rows as they are.
@@ -118,17 +101,18 @@ class DataSource(Section):
         """
         if self.environment:
             raise InputError(f"{key}.environment: tasks are read with a run's data alone; allowed here: a path")
-        if self.path is None:
-            return _rows_of_dataset(self, key)
-        if _FILE_FUNCTION.fullmatch(str(self.path)) or _MODULE_FUNCTION.fullmatch(str(self.path)):
-            return _rows_of_function(str(self.path))
-        if self.path.suffix == ".parquet":
-            return _rows_of_parquet(self.path, key)
-        return _rows_of_lines(self.path, key)
+        return source_rows(self, key)
 
 
-def _as_table(value: Any) -> Any:
-    return {"path": value} if isinstance(value, (str, Path)) else value
+def source_rows(source: RowSource, key: str) -> Iterator[Row]:
+    """Yield the rows of a file, a function or a dataset; arguments and errors as `DataSource.rows`."""
+    if source.path is None:
+        return _rows_of_dataset(source, key)
+    if _FILE_FUNCTION.fullmatch(str(source.path)) or _MODULE_FUNCTION.fullmatch(str(source.path)):
+        return _rows_of_function(str(source.path))
+    if source.path.suffix == ".parquet":
+        return _rows_of_parquet(source.path, key)
+    return _rows_of_lines(source.path, key)
 
 
 class TrainSource(DataSource):
@@ -153,12 +137,12 @@ class TrainSource(DataSource):
         return self.source or re.sub(r"[^a-zA-Z0-9._-]+", "-", Path(own).stem).strip("-._")[:64] or "data"
 
 
-AnySource = Annotated[DataSource, BeforeValidator(_as_table, json_schema_input_type=Path | DataSource)]
+AnySource = Annotated[DataSource, BeforeValidator(as_table, json_schema_input_type=Path | DataSource)]
 """A source by its path alone, or with all its keys."""
 
 
 _SOURCES = TypeAdapter(
-    Annotated[list[Annotated[TrainSource, BeforeValidator(_as_table)]], Field(min_length=1, max_length=64)]
+    Annotated[list[Annotated[TrainSource, BeforeValidator(as_table)]], Field(min_length=1, max_length=64)]
 )
 
 
@@ -168,7 +152,7 @@ def _one_or_many(value: Any, _: Any) -> Any:
         return _SOURCES.validate_python(value)
     if isinstance(value, Mapping) and (only := [key for key in ("weight", "source") if key in value]):
         raise ValueError(f"{only[0]} belongs to one of several sources; allowed: in a list, train = [{{ … }}, {{ … }}]")
-    return None if value is None else DataSource.model_validate(_as_table(value))
+    return None if value is None else DataSource.model_validate(as_table(value))
 
 
 def parse_lines(lines: Iterable[str], name: str) -> Iterator[Row]:
@@ -274,7 +258,7 @@ def _rows_of_parquet(path: Path, key: str) -> Iterator[Row]:
             raise InputError(f"{key}: cannot read '{path}': it is not a complete Parquet file: {reason}") from error
 
 
-def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
+def _rows_of_dataset(source: RowSource, key: str) -> Iterator[Row]:
     name = source.dataset
     try:
         check_dataset(name, source.revision, f"{key}.dataset")
@@ -303,16 +287,16 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
         yield f"row {number}", row
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert what a row has to JSON values: dates and the like become text, bytes too, as UTF-8 or base64.
 
     A null is a key not given, since in a table every row has the keys of all rows; in a list it stays.
     """
     match value:
         case dict():
-            return {key: _plain(each) for key, each in value.items() if each is not None}
+            return {key: plain(each) for key, each in value.items() if each is not None}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [plain(each) for each in value]
         case bytes():
             try:
                 return value.decode()
@@ -427,7 +411,7 @@ def parse_rows(
     prompts = []
     for place, row in rows:
         where = f"{title}, {place}"
-        own = _plain(mapped(row, fields, where, key) if fields and isinstance(row, dict) else row)
+        own = plain(mapped(row, fields, where, key) if fields and isinstance(row, dict) else row)
         try:
             prompt = Prompt.parse(own, where)
             if require_reference and not prompt.has_reference:
