@@ -21,7 +21,9 @@ from quartet_client.data import DataSection, DataSource, RunData, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.mixture import Part
 from quartet_client.prompts import Prompt
+from quartet_client.sft import write_lines
 from quartet_common.config import ConfigError, load_config
+from quartet_common.sft import SftSection
 
 HUB = Path(__file__).parents[2] / "tests" / "hub"
 sys.path.append(str(HUB))
@@ -58,6 +60,22 @@ def test_a_parquet_file_gives_what_the_same_lines_give(tmp_path, write):
     lines = [{**rows[0], "id": "row-1"}, {**rows[1], "id": "row-2", "made": "2026-01-02"}]
     path = write("train.jsonl", "".join(json.dumps(row) + "\n" for row in lines))
     assert load_prompts(tmp_path / "train.parquet", require_reference=True) == load_prompts(path)
+
+
+def test_supervised_rows_of_a_parquet_file_become_lines(tmp_path):
+    chats = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": None}]] * 2
+    (tmp_path / "train.parquet").write_bytes(parquet([{"chat": chat, "level": 1} for chat in chats]))
+    (tmp_path / "held.jsonl").write_text('{"text": "a"}')
+    source = {"path": tmp_path / "train.parquet", "fields": {"messages": "chat"}}
+    section = SftSection(data=source, evaluation={"held": tmp_path / "held.jsonl"})
+    settings, titles = write_lines(section, tmp_path / "rows")
+    file = tmp_path / "rows" / "0.jsonl"
+    assert settings == [f'sft.data="{file}"'] and titles[f"{file}, line "] == f"{tmp_path / 'train.parquet'}, row "
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == [{"messages": [chats[0][0], {"role": "assistant", "content": "b"}]}] * 2
+    section = SftSection(data={**source, "fields": {"messages": "chats"}})
+    with pytest.raises(InputError, match=r"sft.data.fields.messages: .*, row 1 has no column 'chats'; did you mean"):
+        write_lines(section, tmp_path / "rows")
 
 
 @pytest.mark.parametrize("fields", [{}, {"prompt": "prompt", "id": "key", "metadata": "notes"}])

@@ -157,6 +157,7 @@ COMMANDS = {
         ["FOLDER/run.toml", "--attach"],
         ["FOLDER/run.toml", "--attach", "--dry-run", "--set", f"run.labels.a={LINE}"],
     ],
+    "sft": [["FOLDER/run.toml", "--set", f"sft.long_rows={LINE}"]],
     "sweep": [["FOLDER/run.toml", "--set", f"run.labels.a={LINE},{LINE}"]],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],

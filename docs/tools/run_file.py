@@ -27,11 +27,13 @@ ORDER = (
     "rollout",
     "environment",
     "trainer",
+    "sft",
     "launcher",
 )
 READ_BY = {
     **dict.fromkeys(("run", "model", "addresses", "security", "server", "tracing"), "all services and the client"),
     "data": "the client",
+    "sft": "the trainer with `--sft`, and `quartet sft`",
     "reward": "the reward service",
     "rollout": "the rollout service",
     "environment": "the environment service",

@@ -23,6 +23,7 @@ READERS = {
         "tracing": ("quartet_common.config", "TracingSection"),
         "data": ("quartet_client.data", "DataSection"),
         "launcher": ("quartet_local.config", "LauncherSection"),
+        "sft": ("quartet_common.sft", "SftSection"),
     },
     "broker": {"broker": ("quartet_broker.config", "BrokerSection")},
     "reward": {"reward": ("quartet_reward.config", "RewardSection")},

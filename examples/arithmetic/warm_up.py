@@ -36,6 +36,7 @@ def warm_up(folder: Path, seed: int) -> bool:
     rng = random.Random(seed)
     train, held_out = split()
     tokenizer, model = build_tokenizer(), build_model(seed)
+    save(model, tokenizer, folder.with_name("untrained"))  # for sft.toml
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
     steps, accuracy = 0, 0.0

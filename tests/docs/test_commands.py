@@ -117,7 +117,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 def test_our_commands_have_the_options_that_the_docs_name():
     wrong, looked = [], 0
-    service = [ENVIRONMENTS / "broker" / "bin" / "quartet-broker", "--help"]  # all four have the same options
+    service = [ENVIRONMENTS / "trainer" / "bin" / "quartet-trainer", "--help"]  # the others', and --sft
     help_text = subprocess.run(service, capture_output=True, text=True, check=True, timeout=60).stdout
     service_options = set(re.findall(r"--[a-z-]+", help_text))
     for where, words in commands():

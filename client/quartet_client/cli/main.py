@@ -25,6 +25,7 @@ from quartet_client.cli.prompts import evaluate, generate, submit
 from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.cli.score import score
+from quartet_client.cli.sft import sft
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
 from quartet_common.config import ConfigError
@@ -40,6 +41,7 @@ def cli() -> None:
 for command in (
     init,
     run,
+    sft,
     sweep,
     submit,
     generate,

@@ -97,14 +97,15 @@ def made_for_gpus() -> bool:
     made = {}
     for name in ("rollout", "trainer"):
         stamp = service_python(name).parents[1] / "quartet-stamp.json"
-        made[name] = json.loads(stamp.read_text()).get("profile", "cpu") if stamp.exists() else "gpu"
-    if made["rollout"] != made["trainer"]:
+        if service_python(name).exists():  # supervised fine-tuning needs no rollout
+            made[name] = json.loads(stamp.read_text()).get("profile", "cpu") if stamp.exists() else "gpu"
+    if len(set(made.values())) > 1:
         raise LaunchError(
             f"the rollout's environment is made for the {made['rollout']}, the trainer's for the {made['trainer']}; "
             "make both alike: python3 deploy/local/environments.py --gpu rollout trainer (or --cpu)",
             2,
         )
-    return made["rollout"] == "gpu"
+    return "gpu" in made.values()
 
 
 def ensure_environments(*names: str) -> None:

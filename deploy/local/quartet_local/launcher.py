@@ -5,6 +5,17 @@ from quartet_local.evaluation import evaluate
 from quartet_local.preflight import check_run
 from quartet_local.run import run
 from quartet_local.scoring import with_reward_service
+from quartet_local.sft import check_sft, sft
 from quartet_local.sweep import sweep
 
-__all__ = ["check_run", "evaluate", "run", "run_environments", "service_python", "sweep", "with_reward_service"]
+__all__ = [
+    "check_run",
+    "check_sft",
+    "evaluate",
+    "run",
+    "run_environments",
+    "service_python",
+    "sft",
+    "sweep",
+    "with_reward_service",
+]

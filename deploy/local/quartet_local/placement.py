@@ -106,6 +106,7 @@ class Service:
         address: host:port at which it listens.
         settings: KEY=VALUE overrides for this process only.
         gpus: those it may use; None if the run uses no GPUs.
+        options: further options of its command line.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Service:
     address: str
     settings: list[str] = field(default_factory=list)
     gpus: tuple[Gpu, ...] | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
@@ -114,6 +114,7 @@ class Plan(Generic[DataT]):
         services: the processes, the broker first.
         own_redis: whether the launcher starts a Redis, because the run file names none.
         data: the prompts, as returned by `read`.
+        summaries: by service, what its own dry run printed.
     """
 
     config: LoadedConfig[LauncherSection]
@@ -123,6 +124,7 @@ class Plan(Generic[DataT]):
     services: list[Service]
     own_redis: bool
     data: DataT
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def overrides(self) -> list[str]:
@@ -141,21 +143,23 @@ def check(
     overrides: Sequence[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
+    options: tuple[str, ...] = (),
 ) -> Plan[DataT]:
     """Check a launch of some services; nothing is started.
 
     Args:
-        names: in the order of `SERVICES`; the broker is the first.
+        names: in the order of `SERVICES`; without a broker there is no Redis either.
         read: reads the prompts; raises InputError.
         say: prints a progress line.
+        options: of the services' command lines.
 
     Raises:
         ConfigError: all errors, a sentence each.
         LaunchError: the environments cannot be made, or a service's check crashed.
     """
     RunFile.read(path, overrides)  # raises before environments are made for a missing file
-    ensure_environments()
-    return asyncio.run(_check(names, path, list(overrides), read, say))
+    ensure_environments(*names if "broker" not in names else ())
+    return asyncio.run(_check(names, path, list(overrides), read, say, options))
 
 
 async def _check(
@@ -164,16 +168,18 @@ async def _check(
     asked: list[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
+    options: tuple[str, ...],
 ) -> Plan[DataT]:
     # Even if the launcher's own sections have errors, the services check theirs.
-    services = [Service(name, name, "") for name in names]
+    services = [Service(name, name, "", options=options) for name in names]
     reading: asyncio.Task | None = None
     found: list[str] = []
-    held, overrides, own_redis, lines_alone = "", asked, True, True
+    served = "broker" in names
+    held, overrides, own_redis, lines_alone = "", asked, served, True
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
-            if serves_environments(config):
+            if served and serves_environments(config):
                 await asyncio.to_thread(ensure_environments, ENVIRONMENT)
                 names = [*names, ENVIRONMENT]
                 services = [Service(name, name, "") for name in names]
@@ -183,9 +189,9 @@ async def _check(
             overrides = [*asked, *found]
             config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(_read(config, overrides, read))
-            own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
-            services = _placed(config, names, overrides, teachers)
-            lines_alone = _lines_alone(config)
+            own_redis = served and not load_config("broker", _BrokerSection, path, overrides).section.redis_url
+            services = [replace(one, options=options) for one in _placed(config, names, overrides, teachers)]
+            lines_alone = not served or _lines_alone(config)
             tracing.check(config.tracing)  # the launcher feeds the run, and traces that
             say("checking the run file with every service")
         with tempfile.TemporaryDirectory(prefix="quartet-data-") as folder:
@@ -195,9 +201,10 @@ async def _check(
                 await asyncio.wait([reading])
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
                     settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
-            complaints, warnings, failures = await _dry_runs(
+            complaints, summaries, failures = await _dry_runs(
                 services, path, [*overrides, *settings], redis_later=own_redis
             )
+        warnings = [warning for summary in summaries.values() for warning in summary.get("warnings", [])]
         if own_redis:
             with problems.collecting(LaunchError):
                 await asyncio.to_thread(find_server)
@@ -208,13 +215,13 @@ async def _check(
                     warnings += data.warnings()
                     data.check_enough(config.run)
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
-        problems.add(*(_with_titles(complaint, titles) for complaint in complaints))
+        problems.add(*(with_titles(complaint, titles) for complaint in complaints))
         if failures and not problems.found:
             raise failures[0]
         problems.add(*map(str, failures))
     for warning in dict.fromkeys(warnings):
-        say(f"warning: {_with_titles(warning, titles)}")
-    return Plan(config, asked, found, held, services, own_redis, data)
+        say(f"warning: {with_titles(warning, titles)}")
+    return Plan(config, asked, found, held, services, own_redis, data, summaries)
 
 
 async def _read(
@@ -295,7 +302,7 @@ def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
     return [f"data.train={train}", f"data.evaluation={{{table}}}"], titles
 
 
-def _with_titles(complaint: str, titles: dict[str, str]) -> str:
+def with_titles(complaint: str, titles: dict[str, str]) -> str:
     """Return a complaint about a file of `_as_lines`, or a line of it, with the source or its row in its place."""
     for line, row in titles.items():
         complaint = complaint.replace(line, row)
@@ -343,7 +350,7 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
     """Return the command line of a service."""
     settings = [argument for override in (*overrides, *service.settings) for argument in ("--set", override)]
     program = [str(service_python(service.kind)), "-m", f"quartet_{service.kind}"]
-    return [*program, *([str(path)] if path else []), *settings]
+    return [*program, *([str(path)] if path else []), *settings, *service.options]
 
 
 def usable_gpus() -> list[Gpu]:
@@ -370,31 +377,32 @@ def _placed(
 
 async def _dry_runs(
     services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool
-) -> tuple[list[str], list[str], list[LaunchError]]:
-    """Return the services' configuration errors, their warnings, and which checks crashed or came to no end."""
+) -> tuple[list[str], dict[str, dict[str, Any]], list[LaunchError]]:
+    """Return the services' configuration errors, what each printed, and which checks crashed or came to no end."""
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
     commands = [
         [*service_command(service, path, overrides), "--dry-run", "--check-port", *own]
         for service, own in zip(services, options, strict=True)
     ]
     results = await asyncio.gather(*map(_dry_run, commands))
-    complaints, warnings, failures = [], [], []
+    complaints, failures = [], []
+    summaries: dict[str, dict[str, Any]] = {}
     for service, (status, printed, lines) in zip(services, results, strict=True):
         start = f"quartet-{service.kind}: "
         if status == 2:
             complaints += [line.removeprefix(start) for line in lines if line.startswith(start)] or lines[-1:]
         elif not status:
-            warnings += _warnings(printed)
+            summaries[service.name] = _summary(printed)
         else:
             last_line = lines[-1] if lines else "it printed nothing"
             failures.append(LaunchError(f"{service.name}: its check failed: {last_line}"))
-    return complaints, warnings, failures
+    return complaints, summaries, failures
 
 
-def _warnings(printed: bytes) -> list[str]:
-    """Return the warnings of a plan; a library may have printed something before it."""
+def _summary(printed: bytes) -> dict[str, Any]:
+    """Return the plan that a service printed; a library may have printed something before it."""
     _, begin, rest = printed.rpartition(b'{\n  "service"')
-    found: list[str] = json.loads(begin + rest).get("warnings", []) if begin else []
+    found: dict[str, Any] = json.loads(begin + rest) if begin else {}
     return found
 
 

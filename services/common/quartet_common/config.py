@@ -32,8 +32,8 @@ from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.sampling import SamplingSection
 from quartet_common.values import check_values
 
-# Each read by one program.
-_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "environment", "trainer", "launcher")
+# Each read by one program, sft by the trainer and the command.
+_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "environment", "trainer", "launcher", "sft")
 _YEAR_SECONDS = 366 * 86400.0
 _EXACT = 2**53  # the broker accepts whole numbers up to here: its scripts calculate in doubles
 

@@ -42,6 +42,7 @@ def service_main(
     serve: Serve,
     argv: list[str] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    sft: tuple[Preflight, Serve] | None = None,
 ) -> int:
     """Run a service from its command line and return its exit status.
 
@@ -54,8 +55,11 @@ def service_main(
         preflight: quick checks of what the configuration names; raises ConfigError; returns what --dry-run prints.
         serve: adds servicers to the host and awaits `host.run()`.
         loop_factory: makes the event loop; None: asyncio's own.
+        sft: the trainer's checks and service with --sft.
     """
     arguments = _parser(kind).parse_args(argv)
+    if sft and arguments.sft:
+        preflight, serve = sft
     keep_freed_memory()
     faulthandler.enable(file=2)  # systemd and the launcher send SIGABRT to a service that hangs: it says where
     instance = f"{socket.gethostname()}-{os.getpid()}"
@@ -155,6 +159,8 @@ def _parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--section-only", action="store_true", help="check the configuration alone, not what it names: no Redis yet"
     )
+    if kind == "trainer":
+        parser.add_argument("--sft", action="store_true", help="supervised fine-tuning by [sft]: no broker, no rollout")
     parser.add_argument("--log-format", choices=("json", "text"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--version", action="version", version=f"quartet-{kind} {__version__}")

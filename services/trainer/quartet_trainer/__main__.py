@@ -4,10 +4,10 @@ import os
 import sys
 
 from quartet_server.cli import service_main
-from quartet_trainer.app import serve
+from quartet_trainer.app import serve, serve_sft
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.launch import leave_process
-from quartet_trainer.preflight import preflight
+from quartet_trainer.preflight import preflight, preflight_sft
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     if os.environ.get("RANK", "0") != "0":
         arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # only rank 0 has a server
-    status = service_main("trainer", TrainerSection, preflight, serve, arguments)
+    status = service_main("trainer", TrainerSection, preflight, serve, arguments, sft=(preflight_sft, serve_sft))
     if "torch" in sys.modules:
         # Everything is saved and closed. A daemon thread may still be loading a model or waiting for a socket, and then
         # torch would abort the process when the interpreter shuts down.

@@ -13,11 +13,12 @@ from quartet_common.config import ConfigError
 from quartet_common.log import get_logger
 from quartet_server.host import ServiceHost, freeze_gc_heap
 from quartet_trainer import launch
-from quartet_trainer.control import Control
+from quartet_trainer.control import Control, Stopped
 from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner.checks import ModelFolderError
 from quartet_trainer.preflight import Config, checkpoint_root
 from quartet_trainer.servicer import TrainerServicer
+from quartet_trainer.sft_data import sft_config
 from quartet_trainer.stall import StallWatch
 from quartet_trainer.status import Status
 
@@ -26,7 +27,12 @@ log = get_logger(__name__)
 WORKER_GRACE_SECONDS = 5.0
 
 
-async def serve(config: Config, host: ServiceHost) -> None:
+async def serve_sft(config: Config, host: ServiceHost) -> None:
+    """As `serve`, for supervised fine-tuning."""
+    await serve(sft_config(config), host, sft=True)
+
+
+async def serve(config: Config, host: ServiceHost, *, sft: bool = False) -> None:
     """Serve TrainerService and train, until the run is over or the service is stopped."""
     os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
     # OpenMP threads sleep while idle; spinning, they would take CPU time from the other services.
@@ -46,7 +52,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     if launch.rank() > 0:
         launch.ignore_signals()
         try:
-            await _in_thread("training", lambda: _import_training().run_worker(config, status))
+            await _in_thread("training", lambda: _import_training(sft).run_worker(config, status))
         except (TrainingError, LearnerError) as error:
             log.error(str(error))
             host.exit_code = 1
@@ -58,7 +64,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
     host.loading = "model loading"
-    training = host.spawn(_train(config, host, control, status), "training")
+    training = host.spawn(_train(config, host, control, status, sft), "training")
     host.spawn(_watch(workers, host), "ranks")
 
     async def drain() -> None:
@@ -76,7 +82,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     await host.run()
 
 
-async def _train(config: Config, host: ServiceHost, control: Control, status: Status) -> None:
+async def _train(config: Config, host: ServiceHost, control: Control, status: Status, sft: bool) -> None:
     """Run the training in a thread, and stop the service when it ends."""
     loop = asyncio.get_running_loop()
 
@@ -85,9 +91,9 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
             asyncio.run_coroutine_threadsafe(host.set_ready(), loop)
 
     def live() -> str:
-        training_run = _import_training()
-        return training_run.train(
-            training_run.TrainerContext(
+        training = _import_training(sft)
+        return training.train(
+            training.TrainerContext(
                 config=config,
                 instance_id=host.instance_id,
                 me=lambda: _member(host, status),
@@ -105,6 +111,8 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
     except (TrainingError, LearnerError) as error:
         log.error(str(error))
         host.stop("the training cannot go on", exit_code=1)
+    except Stopped:
+        host.stop("stopped before the training began, or what it waited for came")
     else:
         host.stop(ending)
     finally:
@@ -123,12 +131,13 @@ async def _watch(workers: launch.WorkerProcesses, host: ServiceHost) -> None:
         host.stop("the training cannot go on", exit_code=1)
 
 
-def _import_training():
+def _import_training(sft: bool):
     """Import torch and what needs it. This takes seconds; in the training thread it does not block the server."""
+    from quartet_trainer import sft as fine_tuning
     from quartet_trainer import training_run
 
     freeze_gc_heap()
-    return training_run
+    return fine_tuning if sft else training_run
 
 
 def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:

@@ -122,17 +122,20 @@ class Checkpointer:
         settings: CheckpointSection,
         run: broker_pb2.Run,
         learner: Learner,
-        session: BrokerSession,
+        session: BrokerSession | None,
         status: Status,
         space: DiskSpace,
         patience: EarlyStopping | None,
         on_durable: Callable[[], None],
+        data: str = "",
     ):
         """Write nothing yet.
 
         Args:
+            session: None: there is no broker, and so neither commits nor a ledger.
             patience: early stopping, whose state is saved and restored; None: not configured.
             on_durable: called on the writing thread when a checkpoint has been written; then call `settle`.
+            data: without a broker, a digest of the data, which a resumed training must have again.
         """
         self._root = root
         self._settings = settings
@@ -143,6 +146,7 @@ class Checkpointer:
         self.space = space
         self._patience = patience
         self._on_durable = on_durable
+        self._data = data
         self._last: trainer_pb2.Checkpoint | None = None
         self._writing: _Writing | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint")
@@ -173,7 +177,8 @@ class Checkpointer:
         manifest = newest.manifest if newest else {}
         self._mark = manifest.get("ledger")
         self._first_remembered_pass = manifest.get("first_remembered_pass", 0)
-        self.space.until_written(self._root, self._rewind_ledger)
+        if self._session is not None:
+            self.space.until_written(self._root, self._rewind_ledger)
         self.best = read_best(self._root)
         if self.best is not None and (
             self.best.step not in {checkpoint.step for checkpoint in found}
@@ -193,6 +198,7 @@ class Checkpointer:
             TrainingError: the broker refuses, or the ledger lacks those steps or contradicts the books.
             Stopped: the trainer was asked to stop.
         """
+        assert self._session is not None, "a training without a broker has none to open"
         step, books = self._learner.step, self._run.policy_version
         answer = self._session.open(step, self._first_remembered_pass)
         if books < step:
@@ -215,6 +221,11 @@ class Checkpointer:
     def _load(self, newest: CheckpointFolder) -> None:
         theirs, ours = newest.manifest, self._identity()
         if {key: theirs.get(key) for key in ours} != ours:
+            if self._data and theirs.get("data"):
+                raise TrainingError(
+                    f"the checkpoints in '{self._root}' are of other rows, or of another sft.rows_per_step, shuffle or "
+                    "shuffle_seed: restore these, choose another run.id, or move the checkpoints away"
+                )
             raise TrainingError(
                 f"the checkpoints in '{self._root}' are of run '{theirs.get('run_id')}' created at "
                 f"{theirs.get('run_created_at')}, this is run '{ours['run_id']}' created at {ours['run_created_at']}: "
@@ -238,14 +249,14 @@ class Checkpointer:
                 self._ledger.append(*self._unwritten[0])
                 del self._unwritten[0]
 
-    def save(self, reporter: Reporter) -> trainer_pb2.Checkpoint:
+    def save(self, reporter: Reporter | None = None) -> trainer_pb2.Checkpoint:
         """Save the current step unless it is saved already, and wait until it is durable and committed."""
         self.begin(reporter)
         self.settle(reporter, wait=True)
         assert self._last is not None, "a checkpoint was just written"
         return self._last
 
-    def begin(self, reporter: Reporter) -> None:
+    def begin(self, reporter: Reporter | None = None) -> None:
         """Start saving the current step, unless it is saved or being written. Waits for the checkpoint before."""
         step = self._learner.step
         if self._writing and self._writing.step == step:
@@ -265,9 +276,11 @@ class Checkpointer:
     def _start(self, wait: bool = False) -> _Writing:
         step = self._learner.step
         began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
-        self._write_ledger()
-        with self._writing_ledger():
-            mark = self._ledger.mark()  # syncs the ledger to disk before the checkpoint that refers to it
+        mark: Mark | None = None
+        if self._session is not None:
+            self._write_ledger()
+            with self._writing_ledger():
+                mark = self._ledger.mark()  # syncs the ledger to disk before the checkpoint that refers to it
         facts = {
             **self._identity(),
             "ledger": mark,
@@ -280,7 +293,7 @@ class Checkpointer:
             done.result()
         return _Writing(step, folder, began, done)
 
-    def settle(self, reporter: Reporter, wait: bool = False) -> None:
+    def settle(self, reporter: Reporter | None = None, wait: bool = False) -> None:
         """Commit the checkpoint if it has been written, and prune old ones. With `wait`, wait until it is written.
 
         Raises:
@@ -308,10 +321,11 @@ class Checkpointer:
         checkpoint.saved_at.GetCurrentTime()
         self._last = checkpoint
         self._status.checkpoint_step = writing.step
-        reporter.report(checkpoint=broker_pb2.CheckpointSaved(step=writing.step, path=str(writing.folder)))
+        if reporter is not None:
+            reporter.report(checkpoint=broker_pb2.CheckpointSaved(step=writing.step, path=str(writing.folder)))
         log.info("checkpoint saved", extra={"step": writing.step, "path": str(writing.folder), "removed": len(removed)})
 
-    def keep_if_best(self, metric: str, value: float, reporter: Reporter) -> None:
+    def keep_if_best(self, metric: str, value: float, reporter: Reporter | None = None) -> None:
         """Save the current step and keep its checkpoint if `value` is the best so far of `checkpoint.best_metric`."""
         if self.best is not None and not better(value, self.best.value, self._settings.best_mode):
             return
@@ -334,6 +348,8 @@ class Checkpointer:
             return []
 
     def _commit(self, step: int) -> None:
+        if self._session is None:
+            return
         try:
             answer = self._session.commit(step)
         except Stopped:
@@ -357,7 +373,8 @@ class Checkpointer:
         self._ledger.close()
 
     def _identity(self) -> dict[str, str]:
-        return {"run_id": self._run.spec.run_id, "run_created_at": self._run.created_at.ToJsonString()}
+        known = {"run_id": self._run.spec.run_id, "run_created_at": self._run.created_at.ToJsonString()}
+        return known | ({"data": self._data} if self._data else {})
 
 
 def as_message(found: CheckpointFolder) -> trainer_pb2.Checkpoint:

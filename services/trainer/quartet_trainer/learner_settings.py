@@ -106,7 +106,7 @@ HEAD_PLUGINS = ("torch_ddp", "low_level_zero")
 
 
 class PtxSection(Section):
-    """[trainer.ptx]: a language-model loss on given texts, added to the policy's against forgetting."""
+    """[trainer.ptx]: a language-model loss on given rows, added to the policy's against forgetting."""
 
     coefficient: float = Field(
         default=0.0,
@@ -115,9 +115,9 @@ class PtxSection(Section):
         description="Its weight c in (1 - c) * policy's loss + c * language-model loss; 0: none.",
     )
     data: Path | None = Field(
-        default=None, description='JSONL with one text a line as token ids: {"input_ids": [1, 2, 3]}.'
+        default=None, description="JSONL of supervised rows (docs/sft.md): chats, completions, texts or token ids."
     )
-    sequences_per_step: int = Field(default=8, ge=1, description="Texts per step, over all ranks.")
+    sequences_per_step: int = Field(default=8, ge=1, description="Rows per step, over all ranks.")
 
 
 class ReferenceSection(Section):
@@ -356,7 +356,7 @@ class LearnerSettings(Section):
                 '"separate" goes with every plugin'
             )
         if self.ptx.coefficient and self.ptx.data is None:
-            raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of token ids")
+            raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of rows")
         return self
 
     @model_validator(mode="after")

@@ -33,6 +33,8 @@ from quartet_trainer.learner.checks import (
     no_experts,
 )
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, REFERENCE_KEY, check_schedule
+from quartet_trainer.rows import RowReader
+from quartet_trainer.sft_data import SftData, sft_config, sft_section, without_effect
 
 log = get_logger(__name__)
 
@@ -97,6 +99,40 @@ def preflight(config: Config) -> dict[str, Any]:
         "evaluation_sets": evaluation_sets(config),
         "folder": str(config.run.path),
     }
+
+
+def preflight_sft(config: Config) -> dict[str, Any]:
+    """As `preflight`, for supervised fine-tuning. Only a dry run reads the rows: a start does when it trains them."""
+    own = sft_config(config)
+    model: dict[str, Any] = {}
+    with Problems() as problems:
+        with problems.collecting(ModelFolderError):
+            model = _check_model(own)
+            for model_check in (_check_adapter, _check_plugin, _check_disk):
+                with problems.collecting(ModelFolderError, LearnerError):
+                    model_check(own, model)
+        for check in (
+            lambda: sft_section(config),
+            lambda: _check_folders(own),
+            lambda: check_ranks(own.section, own.section.ranks),
+            lambda: check_interfaces(own.section),
+            launch.check_environment,
+            lambda: check_callbacks(own.section.callbacks),
+        ):
+            with problems.collecting(LearnerError):
+                check()
+    plan = {"model": str(config.model.path), "plugin": own.section.plugin, "ranks": own.section.ranks}
+    if launch.rank() == 0:
+        if unused := without_effect(config):
+            log.warning(f"without effect in supervised fine-tuning: {', '.join(unused)}")
+        if own.section.ranks > 1:
+            warn_of_little_shared_memory()
+    if config.dry_run:
+        data = SftData.read(config, model)
+        with Problems() as problems, problems.collecting(LearnerError):
+            check_schedule(own.section, data.steps)
+        plan |= data.summary()
+    return {**plan, "folder": str(config.run.path)}
 
 
 def checkpoint_root(config: Config) -> Path:
@@ -197,9 +233,9 @@ def _check_teachers(config: Config) -> None:
 def _check_texts(config: Config, model: dict[str, Any]) -> None:
     ptx = config.section.ptx
     if ptx.coefficient and ptx.data is not None and "vocab_size" in model:
-        from quartet_trainer.learner.checks import read_texts  # it imports numpy
-
-        read_texts(ptx.data, model["vocab_size"], None)
+        path = config.model.path
+        assert path is not None, "it has been read"
+        RowReader(path, model["vocab_size"], None, config.run).read(ptx.data, "trainer.ptx.data")
 
 
 def _check_folders(config: Config) -> None:

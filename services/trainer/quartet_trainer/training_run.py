@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ class TrainerContext:
 
 def run_worker(config: LoadedConfig[TrainerSection], status: Status) -> None:
     """Run a rank above 0: load the model and follow rank 0 until the end of the training."""
-    _load(config).follow(Announcements(), status)
+    load_learner(config).follow(Announcements(), status)
     shutdown()
 
 
@@ -73,6 +73,7 @@ def train(context: TrainerContext) -> str:
 
     Raises:
         TrainingError, LearnerError, ConfigError: the training cannot start or continue.
+        Stopped: the service was stopped while the training waited.
     """
     config, control, status = context.config, context.control, context.status
     channel = connect_sync(config.addresses.broker, config.security, service="broker")
@@ -85,11 +86,8 @@ def train(context: TrainerContext) -> str:
         status=status,
         patience=config.section.broker_timeout_seconds,
     )
-    learner = _load(config)
-    if launch.world_size() > 1:
-        learner.announcements = Announcements()
-    others_listen = True
-    try:
+    learner = load_learner(config)
+    with leading(learner), contextlib.closing(channel):
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
 
         def wait() -> None:
@@ -104,18 +102,25 @@ def train(context: TrainerContext) -> str:
             state = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
             return f"run '{config.run.id}' has {state} already"
         return _train(context, session, learner, run)
-    except Stopped:
-        return "stopped before the training began"
+
+
+@contextlib.contextmanager
+def leading(learner: Learner) -> Iterator[None]:
+    """Lead the other ranks in the block; end them, and the process groups, after it."""
+    if launch.world_size() > 1:
+        learner.announcements = Announcements()
+    others_listen = True
+    try:
+        yield
     except Exception as error:
         # After another error, e.g. out of memory, they may wait for this rank in a collective until they are killed.
-        others_listen = isinstance(error, TrainingError | LearnerError | ConfigError)
+        others_listen = isinstance(error, TrainingError | LearnerError | ConfigError | Stopped)
         raise
     finally:
         if others_listen:
             with contextlib.suppress(TrainingError):  # a rank has ended already
                 learner.stop()
         shutdown()
-        channel.close()
 
 
 def _train(context: TrainerContext, session: BrokerSession, learner: Learner, run: broker_pb2.Run) -> str:
@@ -184,7 +189,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
             traces=GroupTraces(config.run.id),
             flat=FlatRewards(settings.algorithm.compares_groups, learner.step),
             patience=patience,
-            callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
+            callbacks=start_callbacks(context, learner.step, run.spec.max_steps, parts),
         )
         return loop.run().value
 
@@ -209,7 +214,8 @@ def _publisher(context: TrainerContext, members: Members, learner: Learner, stop
     )
 
 
-def _callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: contextlib.ExitStack) -> Callbacks:
+def start_callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: contextlib.ExitStack) -> Callbacks:
+    """Start the callbacks of [trainer]; `parts` closes them."""
     settings = context.config.section
     facts = TrainingFacts(
         run_id=context.config.run.id,
@@ -223,7 +229,8 @@ def _callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: 
     return callbacks
 
 
-def _load(config: LoadedConfig[TrainerSection]) -> Learner:
+def load_learner(config: LoadedConfig[TrainerSection]) -> Learner:
+    """Meet the other ranks and load the model. All ranks call."""
     torch.set_num_threads(config.section.torch_threads)
     assert config.model.path is not None, "preflight checked it"
     _kept = Rendezvous(config.section)

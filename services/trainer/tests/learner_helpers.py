@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from quartet_common.config import RunSection
 from quartet_common.tensors import encode, encode_ragged
-from quartet_trainer.algorithms import ALGORITHMS
+from quartet_trainer.algorithms import ALGORITHMS, Algorithm
 from quartet_trainer.batch import decode_groups
 from quartet_trainer.learner import LearnerSettings, create_learner
 
@@ -159,7 +159,8 @@ def settings(**values: Any) -> LearnerSettings:
     """fp64, so that comparisons show mistakes and not rounding. Keys of the algorithm are given beside the others."""
     own = {key for kind in ALGORITHMS.values() for key in kind.model_fields}
     algorithm = {key: values.pop(key) for key in own & values.keys()}
-    algorithm |= {"name": values.pop("algorithm", "grpo")}
+    chosen = values.pop("algorithm", "grpo")
+    algorithm = chosen if isinstance(chosen, Algorithm) else algorithm | {"name": chosen}
     usual = {"precision": "fp64", "learning_rate": 1e-3, "max_grad_norm": 0.0}
     return LearnerSettings(**{**usual, "algorithm": algorithm, **values})
 

@@ -41,6 +41,7 @@ from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.router import routing_of
 from quartet_trainer.learner_settings import REFERENCE_KEY, LearnerSettings
 from quartet_trainer.progress import PROGRESS
+from quartet_trainer.rows import RowReader
 from quartet_trainer.status import Status
 from quartet_weights.routed_experts import ReplayExperts
 
@@ -122,7 +123,8 @@ class Learner:
         texts, config = None, self._causal_lm.config
         if settings.ptx.coefficient:
             lengths = [getattr(config, "max_position_embeddings", None), self._longest]
-            texts = PretrainingTexts(settings, config.vocab_size, min(filter(None, lengths), default=None))
+            longest = min(filter(None, lengths), default=None)
+            texts = PretrainingTexts(settings, RowReader(model_path, config.vocab_size, longest, run))
         self._critic: Critic | HeadCritic | None = None
         head = None
         if critic and self._plugin.value_head is not None:
@@ -179,6 +181,8 @@ class Learner:
                         with status.during(trainer_pb2.TRAINER_PHASE_TRAINING):
                             self.train_step([experience_pb2.GroupTensors.FromString(group) for group in groups])
                         status.batches += 1
+                    case "log_probs":
+                        self.log_probs([experience_pb2.GroupTensors.FromString(group) for group in groups])
                     case "weights":
                         deque(self.weights(), maxlen=0)
                     case "snapshot":
@@ -260,6 +264,15 @@ class Learner:
         }
         self._coefficients.adapt(metrics)
         return metrics
+
+    def log_probs(self, groups: Sequence[experience_pb2.GroupTensors]) -> torch.Tensor:
+        """Return the log-prob of each token in the loss of these groups, float64 [tokens], on the CPU; no gradient.
+
+        Raises:
+            quartet_trainer.batch.ExperienceError: a group violates the contract.
+        """
+        self._announce("log_probs", groups)
+        return self._planner.log_probs(decode_groups(groups, **self._decode_arguments))
 
     def _update(self, batch: ExperienceBatch, update: Update, number: int, learning_rate: float) -> _Done:
         """Take the batch's `number`-th optimizer step, and the critic's if there is one.

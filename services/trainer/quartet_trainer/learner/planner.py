@@ -97,6 +97,12 @@ class Planner:
         chosen = self._mini_batches(int(batch.groups.max()) + 1, step)
         return whole.plan, [self._update(batch, estimated, groups) for groups in chosen], estimated.metrics
 
+    def log_probs(self, batch: ExperienceBatch) -> Tensor:
+        """The policy's log-probs of the tokens in the loss, float64 [tokens]."""
+        ones = torch.ones(batch.loss_mask.shape, dtype=torch.float64)
+        plan = self._plan(batch, batch.loss_mask, ones, ones, skip=False)
+        return self._for_all_tokens(batch, plan, self._plugin.log_probs)[batch.loss_mask]
+
     def _mini_batches(self, groups: int, step: int) -> Iterator[Tensor]:
         """Group indices of each mini-batch, int64. Each pass is shuffled by the seed, the step and its own number."""
         for epoch in range(self._settings.epochs):

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
 from quartet_trainer.algorithms import ALGORITHMS
+from quartet_trainer.algorithms.sft import Sft
 from quartet_trainer.learner import LearnerError, LearnerSettings
 from quartet_trainer.learner.checks import check_model
 from quartet_trainer.learner.plugins.sharding_policy import check_modules
@@ -82,6 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     "passes": {**PPO, "kl_coefficient": 0, "epochs": 2, "mini_batches": 2, **RECOMPUTE},
     "lora": {"lora": LORA, "kl_coefficient": 0.2},
     "checkpointing": {"entropy_coefficient": 0.05, "kl_coefficient": 0.2, "gradient_checkpointing": True},
+    "sft": {"algorithm": Sft()},
     "standing still": {"learning_rate": 0.0},
 }
 """Each has terms that a cut could change: means over the batch, over completions, KLs, values."""
@@ -135,6 +137,7 @@ JOBS = [
     *(Job(layout, case) for layout in ("tp2-dp2", "pp2-dp2") for case in SPREAD),
     *(Job("fsdp", case) for case in ("ptx", "passes")),
     *(Job("zero 2", case) for case in ("ppo", "lora")),
+    *(Job(layout, "sft") for layout in ("tp2-dp2", "zero 2")),
     Job("zero 1, offload", "grpo"),
     *(Job("sp2-dp2", case) for case in ("ppo", "ptx")),
     *(Job(layout, "checkpointing") for layout in ("tp2-pp2", "sp2-dp2, zero 2")),
@@ -160,7 +163,7 @@ NEAR = [
     *(Job(layout, "grpo", "bf16") for layout in ("pp2-dp2", "tp2-dp2, zero 1", "zero 2")),
     FSDP_BF16,
     Job("gemini, offload", "dapo", "bf16"),
-    *(Job("gemini", case, "bf16") for case in ("checkpointing", "reinforce_pp")),
+    *(Job("gemini", case, "bf16") for case in ("checkpointing", "reinforce_pp", "sft")),
 ]
 """In bf16, of a model with small weights."""
 

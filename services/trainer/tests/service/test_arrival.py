@@ -119,7 +119,7 @@ def test_the_order_in_which_groups_arrive_changes_no_bit_of_the_weights(
         folder = tmp_path / "-".join(arrival)
         training = Training(broker, folder, f"model.path={model_path}", "trainer.learning_rate=1e-2", override)
         learner = create_learner(training.config.section, model_path, training.config.run)
-        monkeypatch.setattr(training_run, "_load", lambda config, learner=learner: learner)
+        monkeypatch.setattr(training_run, "load_learner", lambda config, learner=learner: learner)
         training.start().join()
         found.append({name: tensor.clone() for name, tensor in learner.weights()})
     assert_near(*found, rtol=0, atol=0)

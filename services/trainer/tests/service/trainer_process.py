@@ -26,10 +26,12 @@ def start_command(options: list[str]) -> None:
 class TrainerProcess(Forked):
     """The command, as a person starts it; with `environment` as torchrun does."""
 
-    def __init__(self, folder: Path, *overrides: str, environment: dict[str, str] | None = None):
+    def __init__(
+        self, folder: Path, *overrides: str, environment: dict[str, str] | None = None, options: tuple[str, ...] = ()
+    ):
         self.port = free_port()
         overrides = (f"addresses.trainer=127.0.0.1:{self.port}", *overrides)
-        self.options = [word for override in overrides for word in ("--set", override)]
+        self.options = [*options, *(word for override in overrides for word in ("--set", override))]
         super().__init__(folder / f"trainer-{self.port}.stderr", start_command, self.options, environment=environment)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)

@@ -173,7 +173,7 @@ def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def make(*overrides: str) -> Training:
         training = Training(broker, tmp_path / "run", *overrides)
-        monkeypatch.setattr(training_run, "_load", lambda config: training.learner)
+        monkeypatch.setattr(training_run, "load_learner", lambda config: training.learner)
         made.append(training)
         return training
 
