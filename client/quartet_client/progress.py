@@ -5,6 +5,7 @@ Metric names are those of docs/metrics.md. `view` draws it in a terminal, `dashb
 
 import json
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -91,6 +92,7 @@ class EvaluationPoint:
         judged: completions whose answers were judged.
         rewards: each verifier's mean reward, before its weight; empty if unknown, or if prompts died.
         judges: the verifiers that the accuracy is of.
+        quoted: pass@k and maj@k for the largest k, by name; empty with one completion per prompt.
     """
 
     policy_version: int
@@ -101,6 +103,7 @@ class EvaluationPoint:
     judged: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
     judges: tuple[str, ...] = ()
+    quoted: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, policy_version: int, metrics: Mapping[str, Any]) -> "EvaluationPoint":
@@ -112,7 +115,13 @@ class EvaluationPoint:
         means = by_verifier({} if lost else metrics, "mean", f"eval/{name}/")
         rewards = {verifier: float(metrics[key]) for verifier, key in means.items() if is_number(metrics[key])}
         judges = tuple(by_verifier(metrics, "ans_acc", f"eval/{name}/"))
-        return cls(policy_version, accuracy, reward, lost, interval, int(judged or 0), rewards, judges)
+        k = max(
+            (int(key.rpartition("@")[2]) for key in metrics if re.fullmatch(rf"eval/{re.escape(name)}/avg@\d+", key)),
+            default=0,
+        )
+        of_k = {part: metrics.get(f"eval/{name}/{part}") for part in (f"pass@{k}", f"maj@{k}")}
+        quoted = {part: float(value) for part, value in of_k.items() if is_number(value)}
+        return cls(policy_version, accuracy, reward, lost, interval, int(judged or 0), rewards, judges, quoted)
 
 
 def by_whom(judges: Iterable[str]) -> str:
@@ -122,14 +131,18 @@ def by_whom(judges: Iterable[str]) -> str:
 
 
 def accuracy_text(of: EvaluationPoint | Evaluation, form: str = ".1%") -> str:
-    """Return "81.2% by math (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
+    """Return "81.2% by math (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged.
+
+    Of several completions per prompt ", pass@8 90.1%, maj@8 85.0%" follows.
+    """
     if of.accuracy is None:
         return "–"
     text = f"{of.accuracy:{form}}{by_whom(of.judges)}"
-    if of.interval is None:
-        return text
-    low, high = of.interval
-    return f"{text} (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
+    if of.interval is not None:
+        low, high = of.interval
+        text += f" (95%: {low:{form}} to {high:{form}}, n = {of.judged})"
+    quoted = of.quoted if isinstance(of, EvaluationPoint) else {}
+    return "".join([text, *(f", {name} {value:{form}}" for name, value in quoted.items())])
 
 
 def reward_text(of: EvaluationPoint | Evaluation) -> str:

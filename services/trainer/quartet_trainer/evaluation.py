@@ -4,14 +4,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, trainer_pb2
 
 from quartet_common.log import get_logger
-from quartet_common.proportions import proportion
+from quartet_common.proportions import Answer, estimates, proportion
 from quartet_common.text import visible
 from quartet_common.verifier_scores import references, short_names, verifier_means, verifier_metrics
 from quartet_trainer.config import EvaluationSection
@@ -23,9 +22,6 @@ from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
 log = get_logger(__name__)
-
-# A completion with at least this answer accuracy counts as solved.
-SOLVED = 0.5
 
 _TEST_RESULTS = {
     reward_pb2.OUTCOME_INCORRECT: 0,
@@ -53,33 +49,38 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
         / count,
         **verifier_metrics((mean for each in transcripts for mean in verifier_means(each.completions)), f"{prefix}/"),
     }
-    judged = [[c.score.ans_acc for c in transcript.completions if not c.score.unjudged] for transcript in transcripts]
-    judged = [accuracies for accuracies in judged if accuracies]
-    accuracy = proportion([(len(accuracies), sum(accuracies) / len(accuracies)) for accuracies in judged])
-    if accuracy is None:
+    judged = [_answers(transcript) for transcript in transcripts]
+    means = [(len(each), sum(accuracy for accuracy, _ in each) / len(each)) for each in judged if each]
+    if (accuracy := proportion(means)) is None:
         return metrics
-    metrics |= {
-        f"{prefix}/ans_acc": accuracy.value,
-        f"{prefix}/ans_acc_low": accuracy.low,
-        f"{prefix}/ans_acc_high": accuracy.high,
-        f"{prefix}/judged": float(accuracy.judged),
-    }
-    solved = [(len(accuracies), sum(accuracy >= SOLVED for accuracy in accuracies)) for accuracies in judged]
-    for k in sorted({1, min(n for n, _ in solved)}):
-        metrics[f"{prefix}/pass@{k}"] = sum(pass_at_k(n, right, k) for n, right in solved) / len(solved)
-    return metrics
+    quoted = {"ans_acc": accuracy} | estimates(judged)
+    for part in {"avg@1", "maj@1"} & quoted.keys():  # of one completion these are its accuracy
+        del quoted[part]
+    for part, each in quoted.items():
+        metrics |= {
+            f"{prefix}/{part}": each.value,
+            f"{prefix}/{part}_low": each.low,
+            f"{prefix}/{part}_high": each.high,
+        }
+    return metrics | {f"{prefix}/judged": float(accuracy.judged)}
 
 
-def metric_names(sets: Sequence[str], completions: int, verifiers: Sequence[str]) -> list[str]:
-    """Return the names of `evaluation_metrics` for these sets, verifiers and `completions` of each prompt."""
-    parts = ("ans_acc", "reward", "format_acc", "response_length", "truncated_ratio", "prompts", "dead", "pass@1")
-    own = [f"reward/{name}/{kind}" for name in short_names(verifiers) for kind in ("mean", "ans_acc")]
-    return [f"eval/{name}/{part}" for name in sets for part in dict.fromkeys((*parts, f"pass@{completions}", *own))]
+def _answers(transcript: experience_pb2.GroupTranscript) -> list[Answer]:
+    """Return a prompt's judged completions; programs do not vote."""
+    reference = transcript.instance.prompt.reference
+    votes = not (reference.test_cases or reference.test_program)
+    scores = [completion.score for completion in transcript.completions if not completion.score.unjudged]
+    return [(score.ans_acc, score.parsed_answer if votes else "") for score in scores]
 
 
-def pass_at_k(n: int, right: int, k: int) -> float:
-    """Return the unbiased estimate of P(at least one of k is right) from `right` of n (Chen et al. 2021, HumanEval)."""
-    return 1.0 - comb(n - right, k) / comb(n, k)
+def metric_names(name: str, completions: int, verifiers: Sequence[str]) -> list[str]:
+    """Return the names of `evaluation_metrics` for a set, its verifiers and `completions` of each prompt."""
+    parts = ["ans_acc", "reward", "format_acc", "response_length", "truncated_ratio", "prompts", "dead", "pass@1"]
+    if completions > 1:
+        sizes = {1 << i for i in range(completions.bit_length())} | {completions}
+        parts += [f"avg@{completions}", f"maj@{completions}", *(f"pass@{size}" for size in sorted(sizes))]
+    own = [f"reward/{verifier}/{kind}" for verifier in short_names(verifiers) for kind in ("mean", "ans_acc")]
+    return [f"eval/{name}/{part}" for part in dict.fromkeys((*parts, *own))]
 
 
 def write_evaluation(folder: Path, name: str, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig, split_address
+from quartet_common.config import ConfigError, LoadedConfig, VerifierSection, split_address
 from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.hub import folder_of
 from quartet_common.log import get_logger
@@ -359,12 +359,11 @@ def _check_evaluation_sets(config: Config) -> None:
 
 def _check_metrics(config: Config) -> None:
     """Check that early_stop.metric and checkpoint.best_metric are metrics of the run's evaluations."""
-    sampling = config.run.evaluation_sampling
-    verifiers = [verifier.spec_name for verifier in config.run.verifiers]
     sets = evaluation_sets(config)
-    known = metric_names(sets, sampling.n if sampling and sampling.n else 1, verifiers)
-    # An environment names its rewards only when it gives them.
+    known = [name for one in sets for name in _metric_names(config, one)]
+    # An environment names its rewards only when it gives them; a table, which `quartet run` expands, is not read here.
     given = tuple(f"eval/{one}/reward/" for one in sets if config.run.environment is not None)
+    given += tuple(f"eval/{one}/" for one in sets if isinstance(config.data.get("evaluation", {}).get(one), dict))
     with Problems() as problems:
         for key, name in (
             ("trainer.early_stop.metric", config.section.early_stop.metric),
@@ -372,6 +371,16 @@ def _check_metrics(config: Config) -> None:
         ):
             if name and config.data and name not in known and not name.startswith(given):
                 problems.add(f"{key}: no evaluation has '{name}'{did_you_mean(name, known) or '; no set is evaluated'}")
+
+
+def _metric_names(config: Config, name: str) -> list[str]:
+    """Return the names of a set's metrics, by the run's sampling and verifiers and those of its rows."""
+    rows = {"evaluation": {name: config.data.get("evaluation", {}).get(name)}}
+    run = config.run.evaluation_sampling
+    numbers = {run.n if run else 0, *(one.n for _, one in sections_of_rows(rows, "sampling", SamplingSection))}
+    theirs = [one.spec_name for _, one in sections_of_rows(rows, "verifiers", VerifierSection)]
+    verifiers = [*(one.spec_name for one in config.run.verifiers), *theirs]
+    return [each for n in sorted(numbers) for each in metric_names(name, n or 1, verifiers)]
 
 
 def _warn(config: Config) -> None:

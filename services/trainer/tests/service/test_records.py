@@ -21,10 +21,23 @@ from quartet_trainer.records.step_metrics import batch_metrics, device_metrics
 
 def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
     transcripts = [make_transcript("e/0", 3, [1.0, 0.0]), make_transcript("e/1", 3, [0.0, 0.0])]
+    for completion in (one for each in transcripts for one in each.completions):
+        completion.score.parsed_answer = str(completion.score.ans_acc)
     metrics = evaluation_metrics("heldout", transcripts, dead=0)
     assert metrics["eval/heldout/ans_acc"] == 0.25 and metrics["eval/heldout/reward"] == 0.25
     assert metrics["eval/heldout/pass@1"] == 0.25 and metrics["eval/heldout/pass@2"] == 0.5
     assert metrics["eval/heldout/prompts"] == 2 and metrics["eval/heldout/dead"] == 0
+    named = {name for name in metrics if not name.endswith(("_low", "_high", "/judged"))}
+    assert named == set(metric_names("heldout", 2, [])), "those that may choose the best checkpoint"
+    assert metrics["eval/heldout/maj@2_low"] < metrics["eval/heldout/maj@2"] < metrics["eval/heldout/maj@2_high"]
+
+
+def test_programs_do_not_vote():
+    transcript = make_transcript("e/0", 3, [1.0, 0.0])
+    transcript.instance.prompt.reference.test_program = "assert f() == 1"
+    transcript.completions[0].score.parsed_answer = "def f(): return 1"
+    metrics = evaluation_metrics("held", [transcript], dead=0)
+    assert "eval/held/pass@2" in metrics and "eval/held/maj@2" not in metrics
 
 
 def test_an_evaluation_s_accuracy_is_that_of_the_completions_that_were_judged():
@@ -156,7 +169,7 @@ def test_an_evaluation_has_each_verifiers_means_which_may_choose_the_best_checkp
     metrics = evaluation_metrics("held", [scored("", right, length), scored("", wrong, length)], dead=0)
     means = {name.removeprefix("eval/held/"): value for name, value in metrics.items() if "/reward/" in name}
     assert means == {"reward/f/mean": 1, "reward/f/ans_acc": 0.5, "reward/length/mean": -1}
-    assert {f"eval/held/{name}" for name in means} <= set(metric_names(["held"], 1, ["a.py:f", "length"]))
+    assert {f"eval/held/{name}" for name in means} <= set(metric_names("held", 1, ["a.py:f", "length"]))
     assert not [name for name in evaluation_metrics("held", [scored("", right)], dead=1) if "/reward/" in name]
 
 
