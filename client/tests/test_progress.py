@@ -17,7 +17,7 @@ from quartet_client.events import (
     WeightsPublished,
 )
 from quartet_client.models import Completion, Group, Member, Score, VersionSpan
-from quartet_client.progress import RunProgress, read_run
+from quartet_client.progress import EvaluationPoint, RunProgress, accuracy_text, read_run
 from quartet_client.view import RunView
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -72,6 +72,15 @@ def test_a_whole_run():
     assert progress.ended and progress.succeeded and progress.reason == "all steps done"
     assert progress.ended_at - progress.started_at == timedelta(seconds=11)
     assert not _fold(progress, MemberChanged(ROLLOUT, True, "no heartbeat")).members
+
+
+def test_an_evaluation_of_several_completions_has_pass_and_majority_at_the_largest_k():
+    names = {"ans_acc": 0.5, "ans_acc_low": 0.25, "ans_acc_high": 0.75, "judged": 16, "avg@8": 0.5, "pass@4": 0.7}
+    metrics = {f"eval/held/{name}": value for name, value in (names | {"pass@8": 0.75, "maj@8": 0.625}).items()}
+    point = EvaluationPoint.of("held", 3, metrics | {"eval/other/avg@64": 0.1})
+    assert point.quoted == {"pass@8": 0.75, "maj@8": 0.625}
+    assert accuracy_text(point) == "50.0% (95%: 25.0% to 75.0%, n = 16), pass@8 75.0%, maj@8 62.5%"
+    assert EvaluationPoint.of("held", 3, {"eval/held/ans_acc": 0.5, "eval/held/pass@1": 0.5}).quoted == {}
 
 
 def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_count():

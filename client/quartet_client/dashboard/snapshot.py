@@ -120,6 +120,7 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
                 "reward": reward_text(last) if len(last.rewards) > 1 else "",
                 "version": last.policy_version,
                 "interval": [_round(each) for each in (*last.interval, last.judged)] if last.interval else [],
+                "quoted": {metric: _round(value) for metric, value in last.quoted.items()},
                 "incomplete": f"{last.incomplete} at version {last.policy_version}" if last.incomplete else "",
             }
         )

@@ -57,13 +57,14 @@ function drawHead(state) {
 function drawFigures({ last, by_whom, evaluations, run }) {
   const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : run.steps_done ? "not reported" : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
-  const tiles = evaluations.slice(0, 2).map(({ set, by_whom: by, points, interval, incomplete }) => {
+  const tiles = evaluations.slice(0, 2).map(({ set, by_whom: by, points, interval, quoted, incomplete }) => {
     const end = points[points.length - 1];
     if (incomplete || !end) return figure(`Accuracy: ${set}`, "–", incomplete || UNJUDGED);
     const [low, high, judged] = interval;
     const sure = judged ? ` (95%: ${percent(low)} to ${percent(high)}, n = ${judged})` : "";
+    const more = Object.entries(quoted).map(([name, value]) => `, ${name} ${percent(value)}`).join("");
     return figure(`Accuracy${by}: ${set}`, percent(end[1]),
-      `at version ${end[0]}${sure}; ${percent(points[0][1])} at version ${points[0][0]}`);
+      `at version ${end[0]}${sure}${more}; ${percent(points[0][1])} at version ${points[0][0]}`);
   });
   for (const { set, reward, version } of evaluations.slice(0, 2)) {
     const [mean, ...each] = reward.split(" (");
