@@ -25,9 +25,19 @@ from quartet_client.columns import JOINED, Columns, mapped, proposal
 from quartet_client.curriculum import check_curriculum
 from quartet_client.errors import InputError
 from quartet_client.mixture import Part, Stop, Use, mix
-from quartet_client.prompts import Prompt
+from quartet_client.packs import converted, filled, with_pack
+from quartet_client.prompts import Message, Prompt
 from quartet_client.tasks import list_tasks
-from quartet_common.config import ConfigError, LoadedConfig, RunSection, Section, SentParameters, validate_section
+from quartet_common.config import (
+    ConfigError,
+    LoadedConfig,
+    RunSection,
+    SamplingSection,
+    Section,
+    SentParameters,
+    Verifiers,
+    validate_section,
+)
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
 from quartet_common.sources import RowSource, as_table
@@ -59,6 +69,17 @@ class DataSource(RowSource):
         'a column, a list joins several: { gt_answer = "reward_model.ground_truth" }. Other columns are for reward '
         "functions. Default: the columns have the fields' names.",
     )
+    pack: str = Field(
+        "", description="An evaluation pack, such as gsm8k (docs/evaluation.md), whose keys are the defaults of these."
+    )
+    template: str = Field(
+        "", description="The user's text of each prompt, in which {NAME} is a column, instead of an input of the rows."
+    )
+    system_prompt: str = Field("", description="Prepended to its chats that have no system message.")
+    verifiers: Verifiers = Field([], description="Verifiers of its prompts without their own. Default: the run's.")
+    sampling: SamplingSection | None = Field(
+        None, description="Sampling of its prompts without their own, with `n` completions; unset keys: the run's."
+    )
 
     @field_validator("fields")
     @classmethod
@@ -74,10 +95,15 @@ class DataSource(RowSource):
                 raise ValueError(f"'{field}' has one column; several can be joined of {', '.join(JOINED)}")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_pack(cls, value: Any) -> Any:
+        return with_pack(value) if isinstance(value, Mapping) else value
+
     @model_validator(mode="after")
     def _tasks_have_no_columns(self) -> "DataSource":
-        if self.environment and self.fields:
-            raise ValueError("fields map columns, which tasks do not have; leave them out")
+        if self.environment and (self.fields or self.template or self.system_prompt):
+            raise ValueError("fields, template and system_prompt are of rows, which tasks are not; leave them out")
         return self
 
     @property
@@ -88,7 +114,8 @@ class DataSource(RowSource):
     @property
     def is_lines(self) -> bool:
         """Whether it is a JSONL file whose rows are prompts as they stand."""
-        return self.is_jsonl and not self.fields
+        changed = self.fields or self.template or self.system_prompt or self.verifiers or self.sampling
+        return self.is_jsonl and not changed
 
     def rows(self, key: str = "data.train") -> Iterator[Row]:
         """Yield its rows as they are.
@@ -325,6 +352,33 @@ def _rows_of_function(function: str) -> Iterator[Row]:
         raise InputError(f"{function}: it {describe(error, place)['reason']}{after}") from error
 
 
+def _asked(source: DataSource, rows: Iterable[Row], key: str) -> Iterator[Row]:
+    """Yield the rows as their pack reads them, with the text of `template` as their column "messages"."""
+    inputs = () if source.fields else ("prompt", "token_ids")
+    for place, row in rows:
+        if isinstance(row, dict):
+            try:
+                row = converted(row, source.pack)
+                text = {"messages": filled(source.template, row)} if source.template else {}
+            except (LookupError, ValueError) as error:
+                raise InputError(f"{key}.template: {source.title}, {place} {error.args[0]}") from None
+            row = {name: value for name, value in row.items() if not text or name not in inputs} | text
+        yield place, row
+
+
+def _with_defaults(prompt: Prompt, source: DataSource) -> Prompt:
+    """Return a prompt with what its source gives to all and it does not have itself."""
+    given: dict[str, Any] = {}
+    if source.verifiers and not prompt.verifiers:
+        given["verifiers"] = source.verifiers
+    if source.sampling is not None:
+        own = prompt.sampling.model_dump(exclude_unset=True) if prompt.sampling else {}
+        given["sampling"] = source.sampling.model_copy(update=own)
+    if source.system_prompt and prompt.messages and all(turn.role != "system" for turn in prompt.messages):
+        given["messages"] = [Message(role="system", content=source.system_prompt), *prompt.messages]
+    return prompt.model_copy(update=given) if given else prompt
+
+
 class DataSection(Section):
     """[data]: the prompts of a run."""
 
@@ -389,7 +443,10 @@ def load_prompts(
         InputError: the source cannot be read or is empty, or a row is invalid: which, what came, what is allowed.
     """
     source = path if isinstance(path, DataSource) else DataSource(path=path)
-    return parse_rows(source.rows(key), source.title, require_reference, source.fields, key, chats)
+    rows = _asked(source, source.rows(key), key)
+    fields = source.fields | {"messages": "messages"} if source.template and source.fields else source.fields
+    prompts = parse_rows(rows, source.title, require_reference, fields, key, chats)
+    return [_with_defaults(prompt, source) for prompt in prompts]
 
 
 def parse_rows(
@@ -495,7 +552,8 @@ class RunData:
         read = []
         for key, source in section.sources():
             if source.environment:
-                prompts = list_tasks(config, source.environment, source.parameters, source.limit, key)
+                tasks = list_tasks(config, source.environment, source.parameters, source.limit, key)
+                prompts = [_with_defaults(task, source) for task in tasks]
             else:
                 prompts = load_prompts(source, require_reference, key, chats)
             _check_chat_template(model, source, prompts)

@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
-from quartet_client.models import Evaluation
 from quartet_common.config import LoadedConfig
 
 
@@ -44,20 +43,17 @@ class Launcher(Protocol):
     def sweep(path: Path, given: Sequence[str], parallel: int) -> int: ...
 
     @staticmethod
-    def evaluate(
-        config_path: Path,
-        evaluation_set: str,
-        checkpoint: Path,
-        show: Callable[[Evaluation], int],
-        prompts_path: Path | None,
+    def with_model(
+        path: Path | None,
         overrides: Sequence[str],
-        timeout: float,
-        summary_only: bool,
+        model: Path,
+        version: int,
+        work: Callable[[AsyncClient, str], Coroutine[Any, Any, int]],
     ) -> int: ...
 
     @staticmethod
     def with_reward_service(
-        path: Path, overrides: Sequence[str], work: Callable[[AsyncClient], Coroutine[Any, Any, int]]
+        path: Path | None, overrides: Sequence[str], work: Callable[[AsyncClient], Coroutine[Any, Any, int]]
     ) -> int: ...
 
     @staticmethod

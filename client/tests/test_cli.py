@@ -189,10 +189,7 @@ def test_dry_run_says_what_would_run_and_touches_nothing(quartet, run_file):
         (["watch", "gone"], "run 'gone' does not exist"),
         (["watch", "\udcff"], "an argument or the input is not UTF-8: "),
         (["dashboard", "--host", "192.0.2.1"], "tunnel: ssh -L 7180:127.0.0.1:7180 HOST"),
-        (
-            ["eval", "RUN", "other", "--checkpoint", "FOLDER"],
-            "[data.evaluation] of RUN has no set 'other'; allowed: held",
-        ),
+        (["eval", "./FOLDER", "other", "--config", "RUN"], "or FILE.py:FUNCTION; a set of the run file: held"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_status_2(address, capsys, run_file, nowhere, arguments, sentence):

@@ -17,11 +17,13 @@ import click
 from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
+from quartet_client.cli.evaluate import evaluate
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, contract_test, env
 from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
-from quartet_client.cli.prompts import evaluate, generate, submit
+from quartet_client.cli.prompts import generate, submit
+from quartet_client.cli.rescore import rescore
 from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.cli.score import score
@@ -46,6 +48,7 @@ for command in (
     submit,
     generate,
     score,
+    rescore,
     status,
     watch,
     trace,

@@ -1,6 +1,5 @@
-"""`quartet submit`, `generate` and `eval`: prompts and completions."""
+"""`quartet submit` and `generate`: prompts and completions."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from quartet_client.cli.options import (
     targeted,
 )
 from quartet_client.data import load_prompts
-from quartet_client.launcher import the_launcher
-from quartet_client.models import Evaluation, completion_fields, group_fields
-from quartet_client.progress import accuracy_text, incomplete_of, reward_text
+from quartet_client.models import completion_fields, group_fields
 from quartet_client.terminal import Terminal, echo
 
 
@@ -114,72 +111,3 @@ async def generate(
         else:
             out.print(completion_text(completion))
     return 0
-
-
-@click.command("eval")
-@click.argument("run", metavar="RUN")
-@click.argument("evaluation_set", metavar="SET")
-@click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSONL file to store as that set first.")
-@click.option(
-    "--version", "policy_version", type=int, help="Policy version to evaluate. Default: the live one, which may change."
-)
-@click.option("--hold", is_flag=True, help="Pause the training meanwhile, so that all is of one version.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    help="Folder of a checkpoint or model to evaluate without a run; RUN is then the run file.",
-)
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
-@json_option
-@targeted
-def evaluate(
-    target: Target,
-    run: str,
-    evaluation_set: str,
-    file: Path | None,
-    policy_version: int | None,
-    hold: bool,
-    checkpoint: Path | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
-    """Evaluate the policy on SET of RUN and print accuracy and reward; with --json also every completion.
-
-    With --checkpoint RUN is a run file: broker, reward service and rollout are started for it on this machine, on ports
-    of their own, evaluate the checkpoint on a set of [data.evaluation] or on --prompts, and are stopped.
-
-    Exit status 1 if prompts died: then there is no accuracy.
-    """
-    if checkpoint is None:
-
-        async def evaluated() -> Evaluation:
-            prompts = load_prompts(file, require_reference=True) if file else None
-            options = {"policy_version": policy_version, "hold": hold, "timeout": timeout, "summary_only": not as_json}
-            async with target.client() as client:
-                return await client.evaluate(run, evaluation_set, prompts=prompts, **options)  # type: ignore[arg-type]
-
-        return _show(asyncio.run(evaluated()), as_json, f"; see quartet dead list {run}")
-    if policy_version is not None or hold or target.path is not None:
-        raise click.UsageError("--checkpoint goes with a run file as RUN, and without --version, --hold and --config")
-    launcher = the_launcher("evaluate a run whose services are there")
-
-    def show(result: Evaluation) -> int:
-        return _show(result, as_json)
-
-    return launcher.evaluate(Path(run), evaluation_set, checkpoint, show, file, target.overrides, timeout, not as_json)
-
-
-def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
-    """Print it and return the exit status; `more`: where to read why prompts died."""
-    if as_json:
-        fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
-        print_json({**fields, "groups": [group_fields(group) for group in result.groups]})
-    else:
-        oldest, newest = result.oldest_version, result.policy_version
-        versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-        if result.reward is None:
-            summary = f"{incomplete_of(result.finished, result.prompts)}{more}"
-        else:
-            summary = f"accuracy {accuracy_text(result)}, reward {reward_text(result)} over {result.prompts} prompts"
-        Terminal().print(f"{result.evaluation_set} at {versions}: {summary}", soft_wrap=True)
-    return 0 if result.reward is not None else 1

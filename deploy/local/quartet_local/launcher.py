@@ -1,7 +1,7 @@
 """The entry point of the `quartet` command, which calls these: a `quartet_client.launcher.Launcher`."""
 
 from quartet_local.config import run_environments, service_python
-from quartet_local.evaluation import evaluate
+from quartet_local.evaluation import with_model
 from quartet_local.preflight import check_run
 from quartet_local.run import run
 from quartet_local.scoring import with_reward_service
@@ -11,11 +11,11 @@ from quartet_local.sweep import sweep
 __all__ = [
     "check_run",
     "check_sft",
-    "evaluate",
     "run",
     "run_environments",
     "service_python",
     "sft",
     "sweep",
+    "with_model",
     "with_reward_service",
 ]

@@ -139,7 +139,7 @@ def check_run(path: Path, overrides: Sequence[str], say: Say = lambda line: None
 
 def check(
     names: Sequence[str],
-    path: Path,
+    path: Path | None,
     overrides: Sequence[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
@@ -164,7 +164,7 @@ def check(
 
 async def _check(
     names: Sequence[str],
-    path: Path,
+    path: Path | None,
     asked: list[str],
     read: Callable[[LoadedConfig[LauncherSection]], DataT],
     say: Say,
@@ -376,7 +376,7 @@ def _placed(
 
 
 async def _dry_runs(
-    services: Sequence[Service], path: Path, overrides: list[str], redis_later: bool
+    services: Sequence[Service], path: Path | None, overrides: list[str], redis_later: bool
 ) -> tuple[list[str], dict[str, dict[str, Any]], list[LaunchError]]:
     """Return the services' configuration errors, what each printed, and which checks crashed or came to no end."""
     options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]

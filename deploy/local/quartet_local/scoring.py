@@ -1,4 +1,4 @@
-"""`quartet score RUN.toml`: starts the reward service alone."""
+"""`quartet score RUN.toml` and `quartet rescore`: starts the reward service alone."""
 
 import json
 import shutil
@@ -19,9 +19,9 @@ from quartet_local.run import Launch, launched
 
 
 def with_reward_service(
-    path: Path, overrides: Sequence[str], work: Callable[[AsyncClient], Coroutine[Any, Any, int]]
+    path: Path | None, overrides: Sequence[str], work: Callable[[AsyncClient], Coroutine[Any, Any, int]]
 ) -> int:
-    """Start the reward service of a run file, do work with a client of it, stop it, and return the work's status.
+    """Start the reward service of a run file or of the defaults, do work with a client, and return its exit status.
 
     Port and folder are its own, so a run of the same run file is not disturbed. What reward functions print is shown.
     The folder, with the service's log, is kept after the status 1.

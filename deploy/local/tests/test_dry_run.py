@@ -260,3 +260,15 @@ def test_warnings_of_every_service_are_shown_once(run_file, tmp_path):
     check_run(run_file, [f"tracing.endpoint=127.0.0.1:{nobody}", "run.sampling.top_p=0.9"], said.append)
     warnings = [line for line in said if line.startswith("warning: ")]
     assert [sum(words in line for line in warnings) for words in ("no collector answers", "top_p = 0.9")] == [1, 1]
+
+
+def test_the_sampling_verifiers_and_metrics_of_a_set_are_checked(dry_run, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=?", "gt_answer": "2"}\n')
+    own = f'{{path = "{tmp_path}/own.jsonl", sampling = {{n = 4, max_new_tokens = 900}}, verifiers = ["mathh"]}}'
+    lines = dry_run(f"data.evaluation={{own = {own}}}", "trainer.checkpoint.best_metric=eval/own/pass@3")
+    expected = [
+        "own.jsonl, row 1: sampling.max_new_tokens: got 900; allowed: below 256",
+        "own.jsonl, row 1: verifiers[0].name: got 'mathh'; allowed: ",
+        "trainer.checkpoint.best_metric: no evaluation has 'eval/own/pass@3': did you mean 'eval/own/pass@",
+    ]
+    assert_each_is_reported_once(lines, expected)

@@ -1,10 +1,14 @@
-"""`quartet score RUN.toml`: rows are scored by a reward service of their own, with all that they have."""
+"""`quartet score RUN.toml`, `quartet rescore`: a reward service of their own scores rows, with all that they have."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from launched import ROOT
+
+from quartet_client.data import DataSource, load_prompts
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -132,3 +136,57 @@ def test_what_cannot_be_scored_is_refused(score, tmp_path, functions, arguments,
     )
     assert (status, rows) == (2, []) and sentence in said, said
     assert not left(tmp_path)
+
+
+sys.path.append(str(ROOT / "client" / "tests"))
+from test_packs import FUNCTION, ROWS as PACK_ROWS  # noqa: E402, I001
+
+BOXED = ("1+2 is \\boxed{3}.", "It is \\boxed{4}.")
+AIME_BOXED = ("So \\boxed{33}.", "So \\boxed{3}.")
+ADDS = ("```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a - b\n```")
+BODIES = ("    return a + b\n", "    return a - b\n")
+PRINTS = ("```python\nprint(sum(map(int, input().split())))\n```", "```python\nprint(3)\n```")
+METHODS = tuple(f"```python\nclass Solution:\n    def add(self, a, b): return a {sign} b\n```" for sign in "+-")
+ANSWERS = {
+    **dict.fromkeys(("gsm8k", "math-500", "aime25"), [BOXED]),
+    "aime24": [AIME_BOXED],
+    "humaneval": [ADDS, BODIES],
+    "mbpp": [ADDS],
+    "livecodebench": [PRINTS],
+}
+
+
+def test_a_packs_verifiers_know_right_answers_from_wrong_ones(launch, tmp_path):
+    cases = [(pack, PACK_ROWS[pack], pair) for pack, pairs in ANSWERS.items() for pair in pairs]
+    (tmp_path / "stored").mkdir()
+    for number, (pack, row, pair) in enumerate([*cases, ("livecodebench", FUNCTION, METHODS)]):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(json.dumps(row))
+        (prompt,) = load_prompts(DataSource(pack=pack, path=path))
+        record = {
+            "row": json.loads(prompt.model_dump_json(exclude_unset=True)),
+            "completions": [{"text": text} for text in pair],
+        }
+        (tmp_path / "stored" / f"{number}-{pack}.jsonl").write_text(json.dumps(record) + "\n")
+    rescored = launch(tmp_path / "stored", "--json", command=("rescore",))
+    assert rescored.wait(120) == 0, rescored.said()
+    results = json.loads(rescored.said()[rescored.said().index("[\n") :])
+    found = {}
+    for one in results:
+        found.setdefault(one["set"], []).append(one["new"]["ans_acc"])
+    assert found == dict.fromkeys(found, [1.0, 0.0]) and len(found) == 9, results
+
+
+def test_a_verifier_that_fails_on_a_stored_completion_changes_no_verdict(launch, tmp_path):
+    (tmp_path / "reward.py").write_text("def right(completion): return completion == '3' or int(completion) < 0")
+    old = {"reward": 1.0, "ans_acc": 1.0, "outcome": "correct", "reason": ""}
+    completions = [{"text": text, **old} for text in ("3", "4", "three")]
+    record = {"row": {"prompt": "1+2=?", "gt_answer": "3", "id": "sum"}, "completions": completions}
+    (tmp_path / "held.jsonl").write_text(json.dumps(record) + "\n")
+    rescored = launch(tmp_path / "held.jsonl", "--verifier", f"{tmp_path}/reward.py:right", command=("rescore",))
+    assert rescored.wait(120) == 1, rescored.said()
+    lines = [" ".join(line.split()) for line in rescored.said().splitlines()]
+    assert "held 3 1 1 1.000 0.500 1.000 0.500" in lines, "accuracies are of those that have both scores"
+    assert any(line.startswith("held: sum, completion 1: right -> wrong") for line in lines)
+    assert any(line.startswith("held: sum, completion 2: right -> failed: ") and "ValueError" in line for line in lines)
+    assert "1 completions have no new score and are in no figure" in lines

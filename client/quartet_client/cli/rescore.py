@@ -1,0 +1,130 @@
+"""`quartet rescore`: stored completions scored again, by another verifier; old and new verdicts side by side."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.cli.options import Target, json_option, print_json, table, targeted
+from quartet_client.data import DataSource, load_prompts
+from quartet_client.errors import InputError
+from quartet_client.launcher import the_launcher
+from quartet_client.prompts import Prompt
+from quartet_client.terminal import Terminal, echo
+from quartet_common.config import VerifierSection, by_name
+from quartet_common.proportions import SOLVED
+
+_AT_ONCE = 4
+_SHOWN = 20
+_FORMS = "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl of a run, or a folder of such files"
+_Stored = tuple[str, Prompt, list[dict[str, Any]]]
+"""A set, a problem of it, and its completions, each with "text", "reward" and "ans_acc"."""
+
+
+@click.command()
+@click.argument("stored", metavar="FILE|FOLDER", type=click.Path(path_type=Path))
+@click.option("--verifier", "verifiers", multiple=True, help="A verifier; may be repeated. Default: the problem's own.")
+@json_option
+@targeted
+def rescore(target: Target, stored: Path, verifiers: tuple[str, ...], as_json: bool) -> int:
+    """Score stored completions again; print both scores, how many verdicts changed, and which.
+
+    FILE is SET.jsonl of `quartet eval`, or a file in a run's evaluations/; FOLDER is one with such files, or the run's.
+    References of a run's problems are taken from the data of its run.toml, or of --config, by the problems' ids.
+
+    Exit status 1 if a verifier failed; such completions are in no figure.
+    """
+    files = sorted((stored / "evaluations").glob("*.jsonl")) or sorted(stored.glob("*.jsonl")) or [stored]
+    home = next((one for one in files[0].resolve().parents[:2] if (one / "run.toml").is_file()), None)
+    if target.path is None and home:
+        target = Target(home / "run.toml", target.overrides)
+    if verifiers:
+        target = Target(target.path, (*target.overrides, f"run.verifiers={json.dumps(verifiers)}"))
+    config = target.config()
+    problems = [one for file in files for one in _read(file, config.section.evaluation)]
+    chosen = [VerifierSection.model_validate(by_name(one)) for one in verifiers]
+    work = partial(_rescore, problems, chosen, config.run.verifiers, as_json)
+    launcher = the_launcher("score rows of a run file by `quartet score RUN.toml --completions FILE --attach`")
+    return launcher.with_reward_service(target.path, target.overrides, work)
+
+
+def _read(file: Path, sets: dict[str, DataSource]) -> Iterator[_Stored]:
+    """Yield what a file has. Raises InputError for another form, or where a reference is unknown."""
+    known: list[Prompt] = []
+    for place, record in DataSource(path=file).rows("FILE"):
+        if "row" in record and "completions" in record:
+            yield file.stem, Prompt.parse(record["row"], f"{file}, {place}"), record["completions"]
+            continue
+        if "prediction" not in record or "prompt_id" not in record:
+            raise InputError(f"{file}, {place}: it has {', '.join(record)}; allowed: {_FORMS}")
+        name = re.sub(r"-step-\d+$", "", file.stem)
+        if name in sets and not known:
+            known = load_prompts(sets[name], key=f"data.evaluation.{name}")
+        found = [prompt for prompt in known if prompt.id == record["prompt_id"]]
+        if len(found) != 1:
+            raise InputError(
+                f"{file}, {place}: its reference is unknown: {len(found)} problems of data.evaluation.{name} are named "
+                f"'{record['prompt_id']}'; allowed: one; give the run's file by --config"
+            )
+        yield file.stem, found[0], [{**record, "text": record["prediction"], "ans_acc": record["ans_valid"]}]
+
+
+def _verdict(accuracy: float | None) -> str:
+    return "unjudged" if accuracy is None else "right" if accuracy >= SOLVED else "wrong"
+
+
+async def _rescore(
+    problems: Sequence[_Stored],
+    chosen: list[VerifierSection],
+    default: list[VerifierSection],
+    as_json: bool,
+    client: AsyncClient,
+) -> int:
+    """Score, print, and return the exit status."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def scored(name: str, prompt: Prompt, completions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        async with places:
+            scores = await client.score(
+                [one["text"] for one in completions], prompt, chosen or prompt.verifiers or default
+            )
+        found = []
+        for index, (one, new) in enumerate(zip(completions, scores, strict=True)):
+            old = {key: one.get(key) for key in ("reward", "ans_acc", "outcome", "reason")}
+            change = [_verdict(old["ans_acc"]), "failed" if new.failure else _verdict(new.ans_acc)]
+            place = {"set": name, "id": prompt.id, "index": index, "changed": change[0] != change[1]}
+            found.append({**place, "change": change, "old": old, "new": asdict(new)})
+        return found
+
+    results = sum(await asyncio.gather(*(scored(*one) for one in problems)), [])
+    failed = sum(bool(one["new"]["failure"]) for one in results)
+    if as_json:
+        print_json(results)
+        return 1 if failed else 0
+    rows = []
+    for name in dict.fromkeys(name for name, _, _ in problems):
+        own = [one for one in results if one["set"] == name]
+        both = [one for one in own if not one["new"]["failure"]]
+        means = []
+        for key in ("ans_acc", "reward"):
+            for when in ("old", "new"):
+                values = [one[when][key] for one in both if one[when][key] is not None]
+                means.append(f"{sum(values) / len(values):.3f}" if values else "–")
+        changed = sum(one["changed"] for one in both)
+        rows.append([name, str(len(own)), str(len(own) - len(both)), str(changed), *means])
+    out = Terminal()
+    out.print(table(["set", "completions", "failed", "changed", "accuracy", "now", "reward", "now"], rows))
+    for one in [one for one in results if one["changed"]][:_SHOWN]:
+        why = one["new"]["failure"] or one["new"]["reason"]
+        line = f"{one['set']}: {one['id']}, completion {one['index']}: {' -> '.join(one['change'])}"
+        out.print(f"{line}{why and f': {why}'}", soft_wrap=True)
+    if failed:
+        echo(f"{failed} completions have no new score and are in no figure", err=True)
+    return 1 if failed else 0
