@@ -147,7 +147,7 @@ def test_all_that_is_wrong_is_said_at_once_and_where_it_stands(tmp_path):
         ("rollout.num_generations", "TRL's num_generations is run.group_size here"),
         ("actor_rollout_ref.actor.optim.lr", "verl's actor_rollout_ref.actor.optim.lr is trainer.learning_rate here"),
         ("rollout.group_size", "did you mean run.group_size?"),
-        ("run.zzz", "; the nearest of 27 allowed: "),
+        ("run.zzz", "; the nearest of 28 allowed: "),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_one_that_is_meant(key, said, tmp_path):

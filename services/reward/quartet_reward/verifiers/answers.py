@@ -102,7 +102,7 @@ class TagParameters(AnswerParameters):
     @classmethod
     def _differ(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
         if any(one != other and one in other for one in tags for other in tags) or len(set(tags)) < len(tags):
-            raise ValueError(f"none may be, or be part of, another; got {list(tags)}")
+            raise ValueError(f"got {list(tags)}; allowed: four texts, none of which is part of another")
         return tags
 
 
