@@ -32,17 +32,10 @@ from quartet_client.prompts import Prompt, PromptLike, parse_prompts
 from quartet_client.scoring import best, own_answers, score_items
 from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
 from quartet_common import tracing
-from quartet_common.config import (
-    AddressesSection,
-    ConfigError,
-    RunSection,
-    SecuritySection,
-    VerifierSection,
-    by_name,
-    load_config,
-)
+from quartet_common.config import AddressesSection, ConfigError, RunSection, SecuritySection, load_config
 from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec
+from quartet_common.sections import VerifierSection, by_name
 
 _PURPOSES = ("serve", "train", "evaluate")
 _END_STATES = ("succeeded", "failed", "cancelled")

@@ -18,8 +18,9 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.from_proto import enum_name
 from quartet_common.checkpoints import newest_checkpoint
-from quartet_common.config import Section, load_config
+from quartet_common.config import load_config
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
+from quartet_common.sections import Section
 
 _NAMED = 10
 _UNDER_WAY = ("queued", "leased", "ready", "leased_to_trainer", "trained")

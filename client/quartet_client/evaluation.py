@@ -13,9 +13,10 @@ from quartet_client.errors import InputError
 from quartet_client.models import group_fields
 from quartet_client.packs import packs
 from quartet_client.prompts import Message, Prompt
-from quartet_common.config import LoadedConfig, SamplingSection, VerifierSection, by_name
+from quartet_common.config import LoadedConfig, SamplingSection
 from quartet_common.ledger import append_whole
 from quartet_common.proportions import estimates
+from quartet_common.sections import VerifierSection, by_name
 from quartet_common.text import visible
 
 _AT_ONCE = 1024  # prompts; their results are read before the next are submitted

@@ -11,9 +11,10 @@ from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
 from quartet_common.chats import called_tools, content_text, from_json, to_chat
-from quartet_common.config import AnyEnvironment, SamplingSection, Section, Verifiers
+from quartet_common.config import SamplingSection
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
+from quartet_common.sections import AnyEnvironment, Section, Verifiers
 from quartet_common.values import check_values
 
 

@@ -8,8 +8,8 @@ from quartet_client.errors import InputError
 from quartet_client.models import Score
 from quartet_client.prompts import Prompt
 from quartet_common.chats import as_json, continued_text
-from quartet_common.config import VerifierSection
 from quartet_common.run_spec import verifier_spec
+from quartet_common.sections import VerifierSection
 from quartet_common.text import encodable
 
 _THOUGHT = "<think>\n</think>\n"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from quartet_client.columns import mapped
-from quartet_client.data import plain, source_rows
 from quartet_client.errors import InputError
+from quartet_client.rows import plain, source_rows
 from quartet_common.sft import SftSection
 
 

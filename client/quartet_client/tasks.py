@@ -10,8 +10,9 @@ from quartet.v1 import environment_pb2, environment_pb2_grpc
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.channel import connect_sync
-from quartet_common.config import LoadedConfig, by_name
+from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
+from quartet_common.sections import by_name
 
 _SECONDS = 600.0
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from quartet_client.data import DataSection, RunData, load_prompts, parse_lines, parse_rows
+from quartet_client.data import DataSection, RunData, load_prompts, parse_rows
 from quartet_client.errors import InputError
 from quartet_client.mixture import Part
 from quartet_client.prompts import Prompt
+from quartet_client.rows import parse_lines
 from quartet_common.config import ConfigError, load_config
 
 

@@ -9,8 +9,9 @@ import json
 import sys
 from importlib import import_module
 
-from quartet_common.config import ConfigError, Section, validate_section
+from quartet_common.config import ConfigError, validate_section
 from quartet_common.run_file import RunFile
+from quartet_common.sections import Section
 
 # Reader: {section: (module, class)}. The shared sections are read with the development environment's.
 READERS = {

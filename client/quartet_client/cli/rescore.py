@@ -18,8 +18,8 @@ from quartet_client.errors import InputError
 from quartet_client.launcher import the_launcher
 from quartet_client.prompts import Prompt
 from quartet_client.terminal import Terminal, echo
-from quartet_common.config import VerifierSection, by_name
 from quartet_common.proportions import SOLVED
+from quartet_common.sections import VerifierSection, by_name
 
 _AT_ONCE = 4
 _SHOWN = 20

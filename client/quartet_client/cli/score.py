@@ -22,7 +22,7 @@ from quartet_client.models import Score
 from quartet_client.prompts import Prompt
 from quartet_client.scoring import best, own_answers
 from quartet_client.terminal import Terminal, echo
-from quartet_common.config import VerifierSection
+from quartet_common.sections import VerifierSection
 from quartet_common.text import one_line
 
 _ROWS = 20

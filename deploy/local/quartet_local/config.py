@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quartet_common.config import LoadedConfig, Section
+from quartet_common.config import LoadedConfig
+from quartet_common.sections import Section
 
 
 class LauncherSection(Section):

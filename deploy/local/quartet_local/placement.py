@@ -10,11 +10,12 @@ from types import MappingProxyType
 
 from pydantic import ConfigDict, model_validator
 
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
+from quartet_common.config import ConfigError, LoadedConfig, load_config, split_address
 from quartet_common.gpus import GIB, Gpu
 from quartet_common.model_folder import read_safetensors_header
 from quartet_common.ports import free_ports
 from quartet_common.presets import with_preset
+from quartet_common.sections import Section
 from quartet_local.config import LauncherSection
 
 # Defaults of a rollout that shares its GPU. sleep: vLLM's share of the memory. split: the KV cache, as a share of the

@@ -18,11 +18,12 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_common import tracing
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address, validate_section
+from quartet_common.config import ConfigError, LoadedConfig, load_config, split_address, validate_section
 from quartet_common.gpus import Gpu, GpuError, read_gpus
 from quartet_common.hub import is_hub_id
 from quartet_common.ports import check_ports, free_ports, ports_of, reserve_ports
 from quartet_common.run_file import Problems, RunFile
+from quartet_common.sections import Section
 from quartet_local.config import (
     ENVIRONMENT,
     SERVICES,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, field_serializer, field_validator
 from redis.asyncio.connection import parse_url
 
-from quartet_common.config import Section
+from quartet_common.sections import Section
 
 SCHEMES = (
     "redis://",

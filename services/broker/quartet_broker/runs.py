@@ -17,7 +17,7 @@ from quartet_broker.metrics import forget_run
 from quartet_broker.store import Store, Value
 from quartet_broker.streams import fill_page, read_page_token
 from quartet_common import identity
-from quartet_common.config import CurriculumSection, EnvironmentSection, RunSection
+from quartet_common.config import CurriculumSection, RunSection
 from quartet_common.durations import to_seconds
 from quartet_common.errors import (
     aborted,
@@ -29,6 +29,7 @@ from quartet_common.errors import (
 from quartet_common.log import get_logger
 from quartet_common.run_spec import curriculum_spec, environment_spec, run_spec
 from quartet_common.sampling import SamplingSection, given, to_message
+from quartet_common.sections import EnvironmentSection
 
 _LONGEST_SECONDS = 366 * 86400.0
 

@@ -15,9 +15,10 @@ from world import EVALUATE, SERVE, World, instance, refused
 
 from quartet_broker import keys, metrics, runs, sweeper
 from quartet_broker.runs import with_defaults
-from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
+from quartet_common.config import RunSection
 from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec
+from quartet_common.sections import EnvironmentSection, VerifierSection
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 

@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig, ModelSection, Section, SectionT, load_config
+from quartet_common.config import ConfigError, LoadedConfig, ModelSection, SectionT, load_config
 from quartet_common.python_file import install_command
 from quartet_common.run_file import read_text
+from quartet_common.sections import Section
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """A tokenizer has at least one of these files."""

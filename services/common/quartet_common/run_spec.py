@@ -2,15 +2,10 @@
 
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
-from quartet_common.config import (
-    CurriculumSection,
-    EnvironmentSection,
-    RunSection,
-    TemperatureScheduleSection,
-    VerifierSection,
-)
+from quartet_common.config import CurriculumSection, RunSection, TemperatureScheduleSection
 from quartet_common.durations import to_duration
 from quartet_common.sampling import FIRST_RELEASE, SamplingSection, to_message
+from quartet_common.sections import EnvironmentSection, VerifierSection
 
 _CURVES = {
     "constant": experience_pb2.TEMPERATURE_CURVE_STEP,

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from quartet_common.config import Section
 from quartet_common.refusals import did_you_mean
+from quartet_common.sections import Section
 from quartet_common.sources import RowSource, as_table
 
 ROW_FORMS = ("messages", "completion", "text", "input_ids")

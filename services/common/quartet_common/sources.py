@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from quartet_common.config import Section
+from quartet_common.sections import Section
 
 
 class RowSource(Section):

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
-from quartet_common.config import ConfigError, LoadedConfig, Section, is_loopback, load_config, split_address
+from quartet_common.config import ConfigError, LoadedConfig, is_loopback, load_config, split_address
 from quartet_common.disk import warn_of_open_secret
 from quartet_common.hub import located
 from quartet_common.log import collected_warnings, configure_logging, get_logger
 from quartet_common.ports import check_ports
 from quartet_common.run_file import Problems
+from quartet_common.sections import Section
 from quartet_common.text import one_line
 from quartet_server.process import Supervisor, keep_freed_memory
 

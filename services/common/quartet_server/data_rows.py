@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from quartet_common.config import by_name
+from quartet_common.sections import by_name
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

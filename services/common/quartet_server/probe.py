@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ConfigDict
 
 from quartet_common.channel import connect
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
+from quartet_common.config import ConfigError, LoadedConfig, load_config, split_address
 from quartet_common.errors import describe
 from quartet_common.identity import SERVERS
+from quartet_common.sections import Section
 from quartet_common.text import one_line
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")

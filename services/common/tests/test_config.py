@@ -7,16 +7,10 @@ import pytest
 from pydantic import Field
 from quartet.v1 import experience_pb2
 
-from quartet_common.config import (
-    ConfigError,
-    EnvironmentSection,
-    RunSection,
-    SamplingSection,
-    Section,
-    load_config,
-)
+from quartet_common.config import ConfigError, RunSection, SamplingSection, load_config
 from quartet_common.run_file import RunFile
 from quartet_common.run_spec import run_spec
+from quartet_common.sections import EnvironmentSection, Section
 
 
 class RolloutLike(Section):

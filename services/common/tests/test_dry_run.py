@@ -11,8 +11,9 @@ from certificate_files import make, sign_again
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from quartet_client.authority import create_authority
-from quartet_common.config import Section, SecuritySection
+from quartet_common.config import SecuritySection
 from quartet_common.ports import free_port
+from quartet_common.sections import Section
 from quartet_server.cli import service_main
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from quartet_common.config import FunctionPath, Section
+from quartet_common.sections import FunctionPath, Section
 
 LONGEST_EPISODE_SECONDS = 86_400.0
 

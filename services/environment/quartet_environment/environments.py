@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
+from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.python_file import in_a_file
 from quartet_common.run_file import Problems
+from quartet_common.sections import EnvironmentSection
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.function import ENTRY_POINT_GROUP, lacking
 from quartet_environment.pool import EpisodePool

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from quartet_common.config import ConfigError, FunctionPath, Section
+from quartet_common.config import ConfigError
 from quartet_common.python_file import install_command
+from quartet_common.sections import FunctionPath, Section
 
 
 class Mode(StrEnum):

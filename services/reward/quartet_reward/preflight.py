@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from quartet_common.config import LoadedConfig, VerifierSection
+from quartet_common.config import LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.log import get_logger
 from quartet_common.run_file import Problems
+from quartet_common.sections import VerifierSection
 from quartet_reward.config import RewardSection, check_reward_model
 from quartet_reward.reference_check import check_references
 from quartet_reward.sandbox.api import SandboxUnavailable

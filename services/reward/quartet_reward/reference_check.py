@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 
-from quartet_common.config import LoadedConfig, VerifierSection, by_name
+from quartet_common.config import LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.references import answer_text, is_program, program_text, read_cases
+from quartet_common.sections import VerifierSection, by_name
 from quartet_reward.code.tests import read_tests
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import BadReference, VerifierFailure

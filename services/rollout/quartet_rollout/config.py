@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quartet_common.config import ConfigError, FunctionPath, Section, read_text, split_address
+from quartet_common.config import ConfigError, read_text, split_address
+from quartet_common.sections import FunctionPath, Section
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
 from quartet_server.plugins import read_parameters

@@ -15,9 +15,10 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 from quartet.v1 import experience_pb2
 
-from quartet_common.config import ConfigError, FunctionPath, PluginSection
+from quartet_common.config import ConfigError
 from quartet_common.log import get_logger
 from quartet_common.python_file import FileError, install_command, load_callable
+from quartet_common.sections import FunctionPath, PluginSection
 from quartet_server.plugins import load_plugins, read_parameters
 from quartet_trainer.errors import TrainingError
 

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from quartet_common.config import ConfigError, Section, all_by_name
+from quartet_common.config import ConfigError
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
+from quartet_common.sections import Section, all_by_name
 from quartet_server.plugins import read_parameters
 from quartet_server.transports import OWN_TRANSPORTS, load_transports, transport_names
 from quartet_trainer.callbacks import CallbackSection

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator, model_validator
 
 from quartet_common.checkpoints import part_of
-from quartet_common.config import Section
 from quartet_common.presets import TRAINER_PRESETS, PresetName, with_preset
 from quartet_common.python_file import FileError, describe, in_a_file, load_callable
 from quartet_common.run_file import toml_value
+from quartet_common.sections import Section
 from quartet_trainer.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm, algorithm_class, read_algorithm
 from quartet_trainer.errors import LearnerError
 

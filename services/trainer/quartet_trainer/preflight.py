@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from quartet_common.config import ConfigError, LoadedConfig, VerifierSection, split_address
+from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.disk import GIB, check_file, check_folder, free_bytes, warn_of_little_shared_memory
 from quartet_common.hub import folder_of
 from quartet_common.log import get_logger
@@ -15,6 +15,7 @@ from quartet_common.ports import check_own_host
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
 from quartet_common.sampling import Effect, SamplingSection, altered
+from quartet_common.sections import VerifierSection
 from quartet_server.data_rows import sections_of_rows
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks

@@ -12,8 +12,9 @@ from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
 from world import instance, refused
 
-from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
+from quartet_common.config import ConfigError, ModelSection, RunSection, load_config
 from quartet_common.run_spec import environment_spec
+from quartet_common.sections import EnvironmentSection
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.environments import episode, registry

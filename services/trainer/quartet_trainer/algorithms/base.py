@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from quartet_common.config import Section
+from quartet_common.sections import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
