@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from quartet_client import data
+from quartet_client import rows as readers
 from quartet_client.data import DataSource, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
@@ -98,7 +98,7 @@ def reference(prompt: Prompt) -> object:
 def documented(name: str) -> dict:
     """Return the `fields` of a line of the table."""
     (line,) = re.findall(rf"^\| [^|]*\b{re.escape(name)}\b[^|]*\| `(\{{.*?\}})`", PAGE, re.MULTILINE)
-    return data.json.loads(re.sub(r"(\w+) =", r'"\1":', line))
+    return json.loads(re.sub(r"(\w+) =", r'"\1":', line))
 
 
 MAPPED = [
@@ -260,6 +260,6 @@ def load_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, 
     file = tmp_path / "public_data.py"
     file.write_text(source, encoding="utf-8")
     named = [(f"row {number}", row) for number, row in enumerate(rows, start=1)]
-    monkeypatch.setattr(data, "_rows_of_dataset", lambda source, key: iter(named))
-    monkeypatch.setattr(data, "_rows_of_lines", lambda path, key: iter(named))
+    monkeypatch.setattr(readers, "_rows_of_dataset", lambda source, key: iter(named))
+    monkeypatch.setattr(readers, "_rows_of_lines", lambda path, key: iter(named))
     return load_prompts(f"{file}:{name}", require_reference=True)

@@ -31,6 +31,7 @@ class Run:
 
     def __init__(self, router_replay: bool) -> None:
         self.router_replay = router_replay
+        self.teachers: dict[str, Any] = {}
 
 
 SETTINGS = {"precision": "fp32", "learning_rate": 1e-2, "skip_zero_advantage": False}

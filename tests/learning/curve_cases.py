@@ -28,6 +28,8 @@ class Case:
     """Case whose final accuracy must be reached with at most `MOST_TOKENS` of its tokens, for each seed."""
     least: float | None = LEAST_LIFT
     most: float | None = None
+    sft: bool = False
+    """Supervised fine-tuning of the untrained model, in place of a run from the warmed-up one."""
     teacher: str = ""
     """The case whose first seed's model teaches; it comes before."""
     share: float = 0.0
@@ -106,6 +108,16 @@ CASES = (
         "distillation",
         (*DISTILLED, "trainer.reference.model=.quartet/arithmetic/model"),
         seeds=(1,),
+        least=None,
+        most=MOST_LIFT_SHUFFLED,
+    ),
+    Case("sft", "sft", (), sft=True, least=0.5),
+    Case(
+        "sft, shuffled",
+        "sft",
+        ("sft.data=examples/arithmetic/rows.py:shuffled",),
+        seeds=(1,),
+        sft=True,
         least=None,
         most=MOST_LIFT_SHUFFLED,
     ),

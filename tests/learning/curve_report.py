@@ -78,6 +78,7 @@ def write(results: Done) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     draw(chosen(results, "algorithms", "control"), "Held-out accuracy: each algorithm, three seeds", "algorithms")
     draw(chosen(results, "staleness"), "Held-out accuracy: GRPO by max_staleness", "staleness")
+    draw(chosen(results, "sft"), "Held-out accuracy: supervised fine-tuning from an untrained model", "sft")
     draw(chosen(results, "distillation"), "Held-out accuracy: a teacher by GRPO, and its students", "distillation")
     draw(chosen(results, "curriculum"), "Held-out accuracy: a mixture, with and without curriculum", "curriculum")
     text = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
@@ -155,7 +156,7 @@ def draw(results: Done, title: str, name: str) -> None:
         steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
         means = [100 * sum(dict(run)[step] for run in runs) / len(runs) for step in steps]
         axis.plot(steps, means, style, color=color, lw=2, marker="o", markersize=4, label=case.name)
-    axis.set(title=title, xlabel="optimizer steps", ylabel="% of 256 held-out problems", ylim=(0, 90))
+    axis.set(title=title, xlabel="optimizer steps", ylabel="% of 256 held-out problems", ylim=(0, 100))
     axis.legend(fontsize=8, loc="upper left")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+import sft_runs
 from curve_cases import CASES, MIXTURE, Case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,7 @@ def digest(case: Case, seed: int) -> str:
     content = [RUN_FILE.read_bytes(), (PREPARED / "model" / "recipe.txt").read_bytes()]
     content += [repr((case.settings, case.shuffled, seed)).encode()]
     content += [repr(MIXTURE).encode()] if case.mixture else []
+    content += [sft_runs.RUN_FILE.read_bytes()] if case.sft else []
     return hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
 
 
@@ -88,6 +90,28 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
     run_folder = place / time.strftime("run-%Y%m%d-%H%M%S")
     run_folder.mkdir(parents=True)
     run_id = f"{place.name}-{run_folder.name}"
+    if case.sft:
+        result = fine_tuned(run_folder, run_id, case, seed)
+    else:
+        result = trained(folder, pythons, run_folder, run_id, case, seed)
+    (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
+    return result
+
+
+def fine_tuned(run_folder: Path, run_id: str, case: Case, seed: int) -> Result:
+    """Execute a run of supervised fine-tuning. Raises RunFailed."""
+    began = time.monotonic()
+    try:
+        evaluations = sft_runs.fine_tune(run_folder, run_id, case, seed)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as failure:
+        raise RunFailed(f"{run_folder}: {failure}") from failure
+    steps, seconds = evaluations[-1][0], round(time.monotonic() - began, 1)
+    return Result(case.name, seed, digest(case, seed), steps, evaluations, staleness=0.0, seconds=seconds)
+
+
+def trained(folder: Path, pythons: Pythons, run_folder: Path, run_id: str, case: Case, seed: int) -> Result:
+    """Execute a run of the four services. Raises RunFailed."""
+    place = run_folder.parent
     settings = {"run.id": run_id, "run.folder": run_folder, "data.shuffle_seed": seed, "trainer.seed": seed}
     settings |= dict(setting.split("=", 1) for setting in case.settings)
     if case.shuffled:
@@ -104,9 +128,7 @@ def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
         except (AssertionError, subprocess.TimeoutExpired) as failure:
             raise RunFailed(f"{run_folder}: {failure}") from failure
     result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
-    result = replace(result, lift_of_teacher=lift_of_teacher)
-    (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
-    return result
+    return replace(result, lift_of_teacher=lift_of_teacher)
 
 
 def teacher_of(folder: Path, case: Case) -> tuple[Path, float]:

@@ -190,6 +190,24 @@ def generate_stream(w, value):
     return with_weights(w, pb.GenerateStreamRequest(prompt=value))
 
 
+def first_generated(w):
+    """The tokens and log-probs of the first completion of `prompt`, which is seeded."""
+    first = w.call("RolloutService.Generate", generate(w, prompt())).completions[0]
+    return decode(first.token_ids), decode(first.log_probs)
+
+
+def log_probs(w, **fields):
+    given = {"prompt_token_ids": encode(PROMPT), "completion_token_ids": encode(first_generated(w)[0]), **fields}
+    return pb.LogProbsRequest(**given)
+
+
+def are_as_generated(w, answer):
+    found, expected = decode(answer.log_probs), first_generated(w)[1]
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-2)
+    assert answer.policy_version == status(w).policy_version
+
+
 CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[3], data=b"12345")
 
 GENERATION: dict[str, list[Case]] = {
@@ -208,6 +226,23 @@ GENERATION: dict[str, list[Case]] = {
     "RolloutService.GenerateStream": [
         Good("two, seeded", lambda w: generate_stream(w, prompt()), two_streamed),
         Bad("with a nucleus above 1", lambda w: generate_stream(w, sampling(top_p=1.5)), INVALID, "prompt"),
+    ],
+    "RolloutService.LogProbs": [
+        Good("of what it generated", log_probs, are_as_generated),
+        Bad("of nothing", lambda w: log_probs(w, completion_token_ids=None), INVALID, "completion_token_ids"),
+        Bad(
+            "after a tensor cut short",
+            lambda w: log_probs(w, prompt_token_ids=CUT_SHORT),
+            INVALID,
+            "prompt_token_ids",
+        ),
+        Bad(
+            "of more than the context holds",
+            lambda w: log_probs(w, completion_token_ids=encode(np.full(w.context, 17, dtype=np.int32))),
+            INVALID,
+            "prompt",
+        ),
+        Bad("for another vocabulary", lambda w: log_probs(w, vocabulary="00"), STATE, "their tokens differ"),
     ],
 }
 
