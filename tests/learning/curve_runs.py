@@ -37,6 +37,8 @@ class Result:
     staleness: float
     """Mean over steps of `staleness/mean`."""
     seconds: float
+    start: float | None = None
+    """Held-out accuracy of the weights that it starts from, as its teacher's run measured it; None: its own first."""
     lift_of_teacher: float = 0.0
     tokens: list[tuple[int, int]] = field(default_factory=list)
     """(optimizer steps, tokens generated for them), at each evaluation"""
@@ -48,7 +50,7 @@ class Result:
     @property
     def lift(self) -> float:
         """Held-out accuracy at the end less that at the start."""
-        return self.evaluations[-1][1] - self.evaluations[0][1]
+        return self.evaluations[-1][1] - (self.evaluations[0][1] if self.start is None else self.start)
 
 
 class RunFailed(Exception):
@@ -116,9 +118,10 @@ def trained(folder: Path, pythons: Pythons, run_folder: Path, run_id: str, case:
     settings |= dict(setting.split("=", 1) for setting in case.settings)
     if case.shuffled:
         settings["data.train"] = shuffled(place, seed)
-    lift_of_teacher = 0.0
+    taught = {}
     if case.teacher:
-        settings["trainer.reference.model"], lift_of_teacher = teacher_of(folder, case)
+        settings["trainer.reference.model"], teacher = teacher_of(folder, case)
+        taught = {"start": teacher.evaluations[0][1], "lift_of_teacher": teacher.lift}
     if case.mixture:
         settings["data.train"] = mixed(place)
     began = time.monotonic()
@@ -128,17 +131,17 @@ def trained(folder: Path, pythons: Pythons, run_folder: Path, run_id: str, case:
         except (AssertionError, subprocess.TimeoutExpired) as failure:
             raise RunFailed(f"{run_folder}: {failure}") from failure
     result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
-    return replace(result, lift_of_teacher=lift_of_teacher)
+    return replace(result, **taught)
 
 
-def teacher_of(folder: Path, case: Case) -> tuple[Path, float]:
-    """Return the model of a case's teacher, and its lift. Raises RunFailed if it has not been trained."""
+def teacher_of(folder: Path, case: Case) -> tuple[Path, Result]:
+    """Return the model of a case's teacher, and its result. Raises RunFailed if it has not been trained."""
     teacher = next(each for each in CASES if each.name == case.teacher)
     seed = teacher.seeds[0]
     models = sorted(folder_of(folder, teacher, seed).glob("run-*/model"))
     if (result := kept(folder, teacher, seed)) is None or not models:
         raise RunFailed(f"its teacher is not there: run the case '{case.teacher}' first")
-    return models[-1], result.lift
+    return models[-1], result
 
 
 def shuffled(place: Path, seed: int) -> Path:

@@ -223,7 +223,7 @@ class Group:
         token_ids, request = await self._reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
         request = scheduled(request, instance, self._spec, self._engine.policy_version)
         request = seeded(request, instance)
-        _check_sampling(instance, request, self._spec)
+        _check_training(instance, request, self._spec)
         chosen = self._environments.choose(instance.prompt, self._spec)
         transcript = experience_pb2.GroupTranscript(
             instance=instance,
@@ -279,7 +279,7 @@ class Group:
             raise PromptRefused("prompt.verifiers", names, "none, or environment.add_verifiers")
         request = self._reader.request(instance.prompt, self._spec, instance.purpose)
         request = seeded(scheduled(request, instance, self._spec, self._engine.policy_version), instance)
-        _check_sampling(instance, request, self._spec)
+        _check_training(instance, request, self._spec)
         transcript = experience_pb2.GroupTranscript(
             instance=instance, rollout_id=self._state.instance_id, started_at=now_timestamp()
         )
@@ -404,15 +404,17 @@ def _has_teacher(instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSp
     return instance.purpose == experience_pb2.PURPOSE_TRAIN and bool(spec.teachers)
 
 
-def _check_sampling(
+def _check_training(
     instance: experience_pb2.PromptInstance, request: GenerationRequest, spec: broker_pb2.RunSpec
 ) -> None:
-    """Raise PromptRefused for a training prompt at temperature 0: in the trainer its whole batch would fail; or sampled
-    from another distribution than that which a teacher judges."""
+    """Raise PromptRefused for a training prompt at temperature 0, with which its whole batch would fail in the trainer;
+    for one with a teacher that the run lacks, or sampled from another distribution than that which a teacher judges."""
     settings = request.settings
     if instance.purpose == experience_pb2.PURPOSE_TRAIN and not settings.temperature > 0:
         raise PromptRefused("sampling.temperature", settings.temperature, "above 0, or another purpose than training")
     if _has_teacher(instance, spec):
+        if (teacher := instance.prompt.teacher) and teacher not in spec.teachers:
+            raise PromptRefused("prompt.teacher", f"'{teacher}'", f"one of run.teachers: {', '.join(spec.teachers)}")
         for name, value in altered(settings, Effect.REMOVES).items():
             raise PromptRefused(f"sampling.{name}", value, "its default: a teacher judges the whole vocabulary")
         if settings.temperature != 1:

@@ -14,7 +14,6 @@ from quartet_common.handshake import WaitingFor
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
-from quartet_rollout.generation import PromptRefused
 
 log = get_logger(__name__)
 
@@ -63,24 +62,23 @@ class Teachers:
         """Set `teacher_log_probs` of a group's rows; waits while the teacher is away, as long as the lease lasts.
 
         Args:
-            prompt: which may name its teacher.
+            prompt: which may name its teacher, one of the run's.
+            spec: of a run whose teachers are all known here.
             vocabulary: the policy's `vocabulary_digest`.
 
         Raises:
-            PromptRefused: the run has no such teacher.
-            TeacherFailed: it cannot judge a row.
+            TeacherFailed: the teacher cannot judge a row.
         """
         name = prompt.teacher or spec.teachers[0]
-        if name not in spec.teachers or name not in self._channels:
-            raise PromptRefused("prompt.teacher", f"'{name}'", f"one of run.teachers: {', '.join(spec.teachers)}")
-        if tensors.HasField("prompts"):
-            prompts, of_rows = decode_ragged(tensors.prompts), decode(tensors.row_prompts)
-        else:
-            prompts, of_rows = [decode(tensors.prompt_token_ids)], np.zeros(len(tensors.temperatures.data) // 4, int)
         rows = decode_ragged(tensors.completion_token_ids)
+        if tensors.HasField("prompts"):
+            distinct = decode_ragged(tensors.prompts)
+            prompts = [distinct[number] for number in decode(tensors.row_prompts)]
+        else:
+            prompts = [decode(tensors.prompt_token_ids)] * len(rows)
         calls = [
-            asyncio.create_task(self._log_probs(name, prompts[of_row], row, vocabulary))
-            for of_row, row in zip(of_rows, rows, strict=True)
+            asyncio.create_task(self._log_probs(name, prompt, row, vocabulary))
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
         try:
             found = await asyncio.gather(*calls)

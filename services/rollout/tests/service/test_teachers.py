@@ -4,11 +4,14 @@ import grpc
 import numpy as np
 import pytest
 from doubles import InTestBroker
-from quartet.v1 import experience_pb2, rollout_pb2
+from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2, tensor_pb2
 from world import instance, neighbors, refused
 
+from quartet_common.config import SecuritySection, TeacherSection
 from quartet_common.errors import describe
-from quartet_common.tensors import decode, decode_ragged, encode
+from quartet_common.handshake import WaitingFor
+from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
+from quartet_rollout.teachers import Teachers
 from quartet_rollout.vocabulary import vocabulary_digest
 
 
@@ -68,6 +71,21 @@ async def test_prompt_names_its_teacher_and_an_unknown_one_is_refused(student):
     assert (
         release.permanent and "prompt.teacher: got 'huge'; allowed: one of run.teachers: big, small" in release.failure
     )
+
+
+async def test_rows_of_agents_are_judged_after_their_own_prompts(teacher):
+    rows, prompts = ([7], [8, 9], []), ([5, 5], [6])
+    tensors = experience_pb2.GroupTensors(
+        prompts=encode_ragged([np.array(one) for one in prompts], tensor_pb2.DTYPE_INT32),
+        row_prompts=encode(np.array([1, 0, 1], np.int32)),
+        completion_token_ids=encode_ragged([np.array(one, np.int32) for one in rows], tensor_pb2.DTYPE_INT32),
+    )
+    teachers = Teachers({"big": TeacherSection(address=teacher.host.address)}, SecuritySection(), WaitingFor())
+    await teachers.judge(experience_pb2.Prompt(), broker_pb2.RunSpec(teachers=["big"]), tensors, "")
+    await teachers.close()
+    found = decode_ragged(tensors.teacher_log_probs)
+    for row, expected in zip(found, ([-1.07], [-2.08, -3.09], []), strict=True):
+        np.testing.assert_allclose(row, expected, rtol=1e-6)
 
 
 async def test_group_waits_for_a_teacher_that_is_away(student, teacher):
