@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     Field,
     StringConstraints,
     ValidationError,
@@ -33,6 +34,24 @@ _EXACT = 2**53  # the broker accepts whole numbers up to here: its scripts calcu
 
 
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of "host:port" or "[v6]:port". Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or "/" in host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"an address is host:port with a port from 0 to 65535, e.g. 127.0.0.1:7101; got '{address}'")
+    return host.strip("[]"), int(port)
+
+
+def _host_and_port(value: str) -> str:
+    if value:
+        split_address(value)
+    return value
+
+
+Address = Annotated[str, AfterValidator(_host_and_port)]
+"""host:port, or empty for none."""
 
 
 class TemperatureScheduleSection(Section):
@@ -72,14 +91,7 @@ class TeacherSection(Section):
         description="Its folder, or hub id, with the policy's vocabulary. `quartet run` serves it unless it has an "
         "address.",
     )
-    address: str = Field("", description="host:port of the rollout service that serves it.")
-
-    @field_validator("address")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        if value:
-            split_address(value)
-        return value
+    address: Address = Field("", description="host:port of the rollout service that serves it.")
 
     @model_validator(mode="after")
     def _found_somewhere(self) -> Self:
@@ -388,14 +400,6 @@ def validate_section(model: type[SectionT], values: dict[str, Any], name: str, f
         return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*sentences(model, error, name, file.where, _SHARED_SECTIONS)) from error
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return (host, port) of "host:port" or "[v6]:port". Raises ValueError."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or "/" in host or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"an address is host:port with a port from 0 to 65535, e.g. 127.0.0.1:7101; got '{address}'")
-    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quartet_common.config import ConfigError, read_text, split_address
+from quartet_common.config import Address, ConfigError, read_text
 from quartet_common.sections import FunctionPath, Section
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
@@ -28,7 +28,7 @@ class ScoringSection(Section):
 class HttpSection(Section):
     """[rollout.http]: the model endpoint, vLLM's OpenAI server over the policy. Off without an address."""
 
-    address: str = Field("", description="host:port to listen on. Default: none, there is no endpoint.")
+    address: Address = Field("", description="host:port to listen on. Default: none, there is no endpoint.")
     url: str = Field(
         "", description='How the environment service reaches it, "http://host:port". Default: from `address`.'
     )
@@ -41,13 +41,6 @@ class HttpSection(Section):
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one call; a longer answer ends there.")
     tool_call_parser: str = Field("", description="vLLM's parser of tool calls, e.g. hermes. Default: none.")
     reasoning_parser: str = Field("", description="vLLM's parser of reasoning, e.g. qwen3. Default: none.")
-
-    @field_validator("address")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        if value:
-            split_address(value)
-        return value
 
     @field_validator("url")
     @classmethod
@@ -84,7 +77,7 @@ class RolloutSection(Section):
         description="Runs it may work for, one at a time: at most 32 names, or patterns such as 'team-*'. "
         "Default: only run.id.",
     )
-    advertise_address: str = Field(
+    advertise_address: Address = Field(
         "", description="host:port under which peers reach this rollout; default: addresses.rollout."
     )
     max_running_completions: int = Field(
@@ -139,13 +132,6 @@ class RolloutSection(Section):
     )
     http: HttpSection = Field(HttpSection(), description="The model endpoint.")
     scoring: ScoringSection = Field(ScoringSection(), description="Scoring by the reward service.")
-
-    @field_validator("advertise_address")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        if value:
-            split_address(value)
-        return value
 
     @model_validator(mode="after")
     def _engine_is_there(self) -> "RolloutSection":
