@@ -133,8 +133,9 @@ class SftData:
         return (rows[begin : begin + at_once] for begin in range(0, len(rows), at_once))
 
     def epoch(self, step: int) -> float:
-        """Return the passes over the rows before `step`."""
-        return step * self.section.rows_per_step / len(self.train)
+        """Return the passes over the rows before `step`; the last step may have fewer rows than the others."""
+        passes = step * self.section.rows_per_step / len(self.train)
+        return min(passes, self.section.epochs) if self.section.epochs else passes
 
     def summary(self) -> dict[str, Any]:
         """Return what a dry run prints."""

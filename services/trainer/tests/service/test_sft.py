@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from trainer_process import TrainerProcess
 
 from quartet_common.config import ConfigError, load_config
 from quartet_trainer.config import TrainerSection
+from quartet_trainer.learner.checks import check_model_folder
 from quartet_trainer.preflight import preflight_sft
+from quartet_trainer.sft_data import SftData
 
 
 def write(path: Path, count: int, seed: int = 0) -> Path:
@@ -126,6 +129,14 @@ def test_a_dry_run_counts_rows_tokens_and_steps(basics: tuple[str, ...], tmp_pat
     tokens = sum(map(len, rows))
     assert (plan["rows"], plan["tokens"], plan["tokens_in_loss"], plan["steps"]) == (90, tokens, tokens - 90, 23)
     assert plan["evaluation"] == {"held": 20} and not (tmp_path / "run").exists()
+
+
+def test_every_row_is_trained_once_in_each_epoch(basics: tuple[str, ...], tmp_path: Path) -> None:
+    config = load_config("trainer", TrainerSection, None, [*basics, "sft.epochs=2"])
+    data = SftData.read(config, check_model_folder(config.model.path))
+    rows = [id(row) for step in range(data.steps) for row in data.batch(step)]
+    assert Counter(rows) == dict.fromkeys(map(id, data.train), 2)
+    assert (data.epoch(1), data.epoch(data.steps)) == (8 / 90, 2)
 
 
 @pytest.mark.parametrize(
