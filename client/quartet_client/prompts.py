@@ -124,9 +124,13 @@ class Prompt(Section):
         task, has_input = fields.get("task"), any(fields.get(name) is not None for name in _INPUTS)
         if task is not None and (has_input or not isinstance(task, dict)):
             columns["task"] = task
-        if (teacher := fields.get("teacher")) is not None and not isinstance(teacher, str):
+        if teacher := fields.get("teacher"):  # a text is both: the run may have no teachers
             columns["teacher"] = teacher
-        known = {key: value for key, value in fields.items() if key not in columns}
+        known = {
+            key: value
+            for key, value in fields.items()
+            if key not in columns or (key == "teacher" and isinstance(value, str))
+        }
         given = known.get("columns", {})
         return {**known, "columns": columns | given} if columns and isinstance(given, dict) else fields
 

@@ -287,3 +287,13 @@ def test_repeated_ids_and_shared_prompts_are_warned_of():
     assert repeated.startswith("data.train: 1 ids name several prompts, such as 'a'")
     assert again.startswith("data.evaluation.held: 1 ids name")
     assert shared.startswith("data.evaluation.held: 2 of 2 prompts are training prompts too")
+
+
+@pytest.mark.parametrize(("teacher", "named"), [("big", "big"), (7, ""), (["big"], "")])
+def test_a_rows_teacher_is_a_column_too(teacher, named):
+    """A data set may have a column of that name, which a reward function reads, and the run no teachers."""
+    (prompt,) = parse_rows(
+        [("row 1", {"prompt": "2+2", "gt_answer": "4", "teacher": teacher})], "rows", True, {}, "data"
+    )
+    assert (prompt.teacher, prompt.columns) == (named, {"teacher": teacher})
+    assert prompt.to_proto().teacher == named

@@ -212,7 +212,8 @@ class TrainingLoop:
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()
         measured = batch_metrics(step, fetched.tensors, [group.header for group in groups]) | fetched.metrics
-        measured |= device_metrics(learned, self.learner.parameters, launch.world_size(), self.settings.peak_tflops)
+        peak = self.settings.peak_tflops
+        measured |= device_metrics(learned, self.learner.parameters if peak else 0, launch.world_size(), peak)
         metrics = {**learned, **measured, **self._costs(learned)}
         self._report(step, metrics)
         self._sample(step, groups)

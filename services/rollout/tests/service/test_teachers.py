@@ -120,12 +120,13 @@ async def test_sampling_that_a_teacher_cannot_judge_is_refused(student, key, val
     assert release.permanent and f"sampling.{key}" in release.failure and "a teacher judges" in release.failure
 
 
-async def test_rollout_without_the_address_of_a_teacher_ends_with_the_cure(worlds):
+async def test_rollout_without_the_address_of_a_teacher_ends_with_the_cure(worlds, caplog):
     world = worlds()
     world.engine.policy_version = 0
     await world.start()
     await world.until(lambda: world.host.stopping.is_set())
     assert world.host.exit_code == 1
+    assert "no address; set run.teachers.big.address in its run file" in caplog.text
 
 
 @pytest.mark.parametrize(

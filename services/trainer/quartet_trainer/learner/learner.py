@@ -370,7 +370,9 @@ class Learner:
         """Those that each token is multiplied with: all but an input embedding that is not the output's too. Local."""
         total = sum(math.prod(shape) for shape in self._shapes_in_files().values())
         config = self._causal_lm.config
-        return total if config.tie_word_embeddings else total - config.vocab_size * config.hidden_size
+        return (
+            total if getattr(config, "tie_word_embeddings", False) else total - config.vocab_size * config.hidden_size
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
