@@ -8,7 +8,7 @@ FAST = lint protos common reward reward-model client deploy docs hostile chaos a
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test mutations flakes lint format bench learn chaos resume fuzz soak hostile agreement folders
-.PHONY: families gpu clean
+.PHONY: families gpu release clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   train a small model with all four services on this machine'
@@ -30,6 +30,7 @@ help:
 	@echo 'make folders                      train and export models saved by three versions of transformers; read them with each'
 	@echo 'make families                     every model family with every engine and plugin (docs/models.md)'
 	@echo 'make gpu [GPU=--cpu]              check a GPU host, part by part (docs/gpu.md)'
+	@echo 'make release [TO=dist]            packages, SBOMs and checksums of a release (docs/packages.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:
@@ -106,6 +107,10 @@ learn:
 gpu:
 	@$(ENVIRONMENTS) broker reward rollout trainer client
 	@.quartet/envs/client/bin/python tests/gpu/prove.py $(GPU)
+
+release:
+	@$(ENVIRONMENTS) dev
+	@$(DEV)/python deploy/release.py $(TO)
 
 clean:
 	rm -rf .quartet/envs runs

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quartet_common import __version__
+
 # For type checkers; at run time `__getattr__` imports these.
 # ruff: noqa: F401
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     )
     from quartet_client.prompts import Prompt
 
-__version__ = "0.1.0"
 
 # Imported on first use: importing gRPC takes half a second, and Ctrl-C during it must not print a traceback.
 _MODULES = {

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quartet_client import __version__
 from quartet_client.audit import read_checkpoint
 from quartet_client.errors import InputError
+from quartet_common.build import read_build
 from quartet_common.checkpoints import MANIFEST, newest_checkpoint, read_manifest
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
 
@@ -51,7 +51,7 @@ def back_up(folder: Path, run_id: str, checkpoints: Path, redis: RedisHalf) -> d
             "format": 1,
             "run_id": run_id,
             "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "quartet": __version__,
+            "quartet": read_build(),
             **run,
             "checkpoint_step": step,
             "files": {name: _measure(path) for name, path in sorted(_files(writing).items())},

@@ -69,11 +69,11 @@ class Environment:
 
 
 def service(name: str, contents: str, torch: str = "") -> Environment:
-    packages = ("protos", "services/common", f"services/{name}")
     requirements, overrides = f"services/{name}/requirements.txt", f"services/{name}/overrides.txt"
     overrides = overrides if (ROOT / overrides).exists() else ""
     gpu = f"services/{name}/requirements-gpu.txt" if torch else ""
-    return Environment(name, contents, requirements, packages, overrides, torch, bool(torch), gpu_requirements=gpu)
+    package = (f"services/{name}",)
+    return Environment(name, contents, requirements, package, overrides, torch, bool(torch), gpu_requirements=gpu)
 
 
 ENVIRONMENTS: dict[str, Environment] = {
@@ -89,7 +89,7 @@ ENVIRONMENTS: dict[str, Environment] = {
             "reward-model",
             "math-verify, torch and transformers",
             "services/reward/requirements-reward-model.txt",
-            ("protos", "services/common", "services/reward"),
+            ("services/reward",),
             torch="auto",
             heavy=True,
         ),
@@ -98,14 +98,14 @@ ENVIRONMENTS: dict[str, Environment] = {
             "environment-packages",
             "verifiers and reasoning-gym",
             "services/environment/requirements-packages.txt",
-            ("protos", "services/common", "services/environment"),
+            ("services/environment",),
         ),
         # The same with OpenEnv, which cannot be installed beside verifiers.
         Environment(
             "environment-openenv",
             "OpenEnv",
             "services/environment/requirements-openenv.txt",
-            ("protos", "services/common", "services/environment"),
+            ("services/environment",),
         ),
         Environment(
             "client",

@@ -105,7 +105,7 @@ make_environment() {
     installer venv --python "$python" --relocatable "$making"
     say "installing the requirements of $service, for the ${profile^^}"
     installer pip install --python "$making/bin/python" -r "$requirements" "${overrides[@]}" $(torch_options "$service" "$profile")
-    installer pip install --python "$making/bin/python" --no-deps "$CHECKOUT/protos" "$CHECKOUT/services/common" "$source"
+    installer pip install --python "$making/bin/python" --no-deps "$source"
     rm -rf "$folder.old"
     [[ -d $folder ]] && mv "$folder" "$folder.old"
     mv "$making" "$folder"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quartet_common import __version__
+from quartet_common.build import read_build
 
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = (
@@ -46,12 +47,12 @@ class Build:
 
 
 def checkout() -> Build:
-    return Build("checkout", None, __version__)
+    return Build("checkout", None, read_build())
 
 
 def next_build(folder: Path) -> Build:
     """Copy the checkout's packages into a folder, with a different version."""
-    build = Build("next", folder, f"{checkout().version}+next")
+    build = Build("next", folder, f"{__version__}+next")
     for source in _SOURCES:
         target = folder / Path(source).name
         shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import click
 
-from quartet_client import __version__
 from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
 from quartet_client.cli.evaluate import evaluate
@@ -30,12 +29,13 @@ from quartet_client.cli.score import score
 from quartet_client.cli.sft import sft
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
+from quartet_common.build import read_build
 from quartet_common.config import ConfigError
 from quartet_common.text import visible
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="quartet")
+@click.version_option(read_build(), prog_name="quartet")
 def cli() -> None:
     """Quartet: reinforcement learning of language models by four services."""
 

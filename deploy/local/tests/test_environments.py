@@ -83,7 +83,7 @@ def package_of_a_user(folder: Path) -> Path:
     (package / "own" / "__init__.py").touch()
     (package / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
-        '[project]\nname = "own"\nversion = "1"\ndependencies = ["quartet-protos"]\n'
+        '[project]\nname = "own"\nversion = "1"\ndependencies = ["quartet-broker"]\n'
     )
     return package
 

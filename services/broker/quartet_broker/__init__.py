@@ -5,5 +5,3 @@ number of brokers may serve one Redis. `docs/broker.md` has the table of states.
 
 A group's payload is opaque bytes here, so that neither torch nor numpy is needed.
 """
-
-__version__ = "0.1.0"

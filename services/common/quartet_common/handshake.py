@@ -10,7 +10,8 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import common_pb2, common_pb2_grpc
 
-from quartet_common import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
+from quartet_common import CONTRACT_MAJOR, CONTRACT_MINOR
+from quartet_common.build import read_build
 from quartet_common.durations import now_timestamp
 from quartet_common.errors import failed_precondition
 from quartet_common.log import get_logger
@@ -123,7 +124,7 @@ class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
         return common_pb2.HandshakeResponse(
             service=me.kind,
             instance_id=me.instance_id,
-            build=__version__,
+            build=read_build(),
             contract=CONTRACT,
             capabilities=sorted(me.capabilities),
             libraries=me.libraries,
@@ -145,7 +146,7 @@ def handshake(
     """
     request = common_pb2.HandshakeRequest(
         caller=caller,
-        build=__version__,
+        build=read_build(),
         contract=CONTRACT,
         required_capabilities=required,
     )

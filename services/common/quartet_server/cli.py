@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quartet_common import __version__, tracing
+from quartet_common import tracing
+from quartet_common.build import read_build
 from quartet_common.config import ConfigError, LoadedConfig, is_loopback, load_config, split_address
 from quartet_common.disk import warn_of_open_secret
 from quartet_common.hub import located
@@ -164,5 +165,5 @@ def _parser(kind: str) -> argparse.ArgumentParser:
         parser.add_argument("--sft", action="store_true", help="supervised fine-tuning by [sft]: no broker, no rollout")
     parser.add_argument("--log-format", choices=("json", "text"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument("--version", action="version", version=f"quartet-{kind} {__version__}")
+    parser.add_argument("--version", action="version", version=f"quartet-{kind} {read_build()}")
     return parser

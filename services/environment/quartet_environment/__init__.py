@@ -12,5 +12,3 @@ This module is what an agent's file needs: `Task` and `Endpoint` are given to it
 """
 
 from quartet_environment.agent import Endpoint, Reward, Seat, Task  # noqa: F401
-
-__version__ = "0.1.0"

@@ -14,8 +14,6 @@ From the call down to the arithmetic:
 
 from dataclasses import dataclass
 
-__version__ = "0.1.0"
-
 
 @dataclass(frozen=True, slots=True)
 class Score:

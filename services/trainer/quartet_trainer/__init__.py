@@ -6,5 +6,3 @@ Threads of rank 0: the event loop with the gRPC server; the training thread, wit
 that watch the members, send heartbeats, report events, observe the rollouts, fetch batches, send weights and write
 checkpoints.
 """
-
-__version__ = "0.1.0"

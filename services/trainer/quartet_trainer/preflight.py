@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,7 @@ def preflight(config: Config) -> dict[str, Any]:
                 with problems.collecting(ModelFolderError, LearnerError):
                     model_check(config, model)
         for check in (
+            _check_colossalai,
             _check_folders,
             _check_store,
             _check_sampling,
@@ -114,6 +116,7 @@ def preflight_sft(config: Config) -> dict[str, Any]:
                     model_check(own, model)
         for check in (
             lambda: sft_section(config),
+            lambda: _check_colossalai(own),
             lambda: _check_folders(own),
             lambda: check_ranks(own.section, own.section.ranks),
             lambda: check_interfaces(own.section),
@@ -154,6 +157,13 @@ def _check_model(config: Config) -> dict[str, Any]:
     if path is None:
         raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
     return check_model_folder(path, weights=config.weights)
+
+
+def _check_colossalai(config: Config) -> None:
+    if find_spec("colossalai") is None:
+        raise ConfigError(
+            "ColossalAI is not installed in this environment; install it with: pip install --no-deps colossalai==0.5.0"
+        )
 
 
 def _check_length(config: Config, model: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+../common/hatch_build.py
