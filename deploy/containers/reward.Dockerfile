@@ -10,7 +10,7 @@ ARG PIP_INDEX_URL
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/reward
 WORKDIR /src
-COPY services/reward/requirements*.txt services/reward/
+COPY services/reward/requirements.txt services/reward/
 RUN /tools/bin/pip --python /opt/quartet/reward/bin/python install --no-cache-dir --no-deps -r services/reward/requirements.txt
 # The code, in a layer of its own: a new build of it is a few MB to pull.
 FROM build AS code

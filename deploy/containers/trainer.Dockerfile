@@ -14,7 +14,7 @@ ARG TORCH_BACKEND=cpu
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8 && python3 -m venv --without-pip /opt/quartet/trainer
 WORKDIR /src
-COPY services/trainer/requirements*.txt services/trainer/overrides.txt services/trainer/
+COPY services/trainer/requirements${PROFILE}.txt services/trainer/overrides.txt services/trainer/
 RUN /tools/bin/uv pip install --python /opt/quartet/trainer/bin/python --no-cache -r services/trainer/requirements${PROFILE}.txt \
         --overrides services/trainer/overrides.txt ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"}
 # The code, in a layer of its own: a new build of it is a few MB to pull.

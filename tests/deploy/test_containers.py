@@ -70,7 +70,7 @@ def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
     check = json.loads(re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", last_stage, re.MULTILINE)[1])
     assert check == ["quartet-check", service]
     copied = re.findall(r"^COPY (?!--from)(?:--chmod=755 )?(\S+)", text, re.MULTILINE)
-    assert copied and all(list(ROOT.glob(path.removesuffix("/"))) for path in copied)
+    assert copied and all((ROOT / path.replace("${PROFILE}", "")).exists() for path in copied)
     for file in re.findall(r"services/\S+\.txt", text):
         for profile in ("", "-gpu"):
             assert (ROOT / file.replace("${PROFILE}", profile)).is_file(), file
