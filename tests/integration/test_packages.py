@@ -98,7 +98,7 @@ def test_run_trains_with_the_wheels_alone(installed, model, tmp_path):
             assert subprocess.run(probe, cwd=tmp_path, timeout=60).returncode == 0, f"{kind}\n{run.logs()}"
         status = [installed[CLIENT], "-m", "quartet_client", "status", "--json", "--config", *run.arguments]
         services = json.loads(subprocess.run(status, cwd=tmp_path, capture_output=True, timeout=60).stdout)
-        assert {service["build"] for service in services if service["service"] in kinds} == {read_build()}
+        assert {service["build"] for service in services if service["kind"] in kinds} == {read_build()}
     finally:
         run.close()
 
