@@ -47,6 +47,7 @@ def test_ppo_with_its_metrics_in_weights_and_biases(train, tmp_path):
     steps = train("trainer.algorithm=ppo", "trainer.callbacks=[{name='wandb', parameters={group='tests'}}]")
     assert all("train/value_loss" in step for step in steps)
     assert list(tmp_path.glob("run/wandb/offline-run-*/run-*.wandb"))
+    assert (tmp_path / "run" / "critic" / "value_head.safetensors").is_file()
 
 
 def test_dapo_on_programs(train, tmp_path):

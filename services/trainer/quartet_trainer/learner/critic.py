@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from colossalai.booster import Booster
 from colossalai.booster.plugin import TorchDDPPlugin
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
@@ -21,7 +22,7 @@ from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk
-from quartet_trainer.learner.checks import CRITIC_KEY, check_model_folder
+from quartet_trainer.learner.checks import CRITIC_KEY, check_model_folder, copy_companions
 from quartet_trainer.learner.model import ValueHead, autocast_to, load_causal_lm
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.plugins import Plugin
@@ -30,6 +31,9 @@ from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.progress import PROGRESS
 
 log = get_logger(__name__)
+
+VALUE_HEAD = "value_head.safetensors"
+"""Of an exported critic: "weight" [1, H] and "bias" [1], beside the trunk's own files."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Critic:
         Raises:
             ModelFolderError, LearnerError: its folder cannot be used.
         """
-        path = critic.model or model_path
+        self._path = path = critic.model or model_path
         check_model_folder(path, CRITIC_KEY if critic.model else "model.path")
         self._plugin = plugin
         self._clip = critic.value_clip
@@ -113,6 +117,8 @@ class Critic:
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model = ValueModel(trunk(causal_lm), torch.bfloat16 if settings.precision == "bf16" else None)
+        if critic.model and (path / VALUE_HEAD).is_file():
+            model.head.load_state_dict(load_file(path / VALUE_HEAD))
         self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
         self._model, self._optimizer, *_ = self._booster.boost(model, create_optimizer(model, settings))
 
@@ -167,6 +173,14 @@ class Critic:
             if not plan.idle:
                 sums += torch.stack([loss.detach(), clipped.sum()]).to(sums)
         return sums
+
+    def export(self, folder: Path) -> None:
+        """Write a folder that `critic.model` takes: the trunk, as transformers saves it, and the value head. Local."""
+        model = self._model.unwrap()
+        model.trunk.save_pretrained(folder)
+        save_file({name: tensor.cpu() for name, tensor in model.head.state_dict().items()}, folder / VALUE_HEAD)
+        shutil.copyfile(self._path / "config.json", folder / "config.json")  # of a language model, as `critic.model` is
+        copy_companions(self._path, folder)
 
     def copies(self) -> dict[str, Tensor]:
         """Weights "model/NAME" and AdamW's state "MOMENT/NAME" for a checkpoint, copied to the CPU. Local."""

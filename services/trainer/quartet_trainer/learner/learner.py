@@ -441,7 +441,10 @@ class Learner:
         return {file: files[file] for number, file in enumerate(files) if number % ranks.world_size == ranks.rank}
 
     def export(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, tokenizer files included, atomically like a checkpoint."""
+        """Write the model as a Hugging Face folder, tokenizer files included, atomically like a checkpoint.
+
+        A separate critic is written to the folder "critic" beside it.
+        """
         self._announce("export", folder=str(folder))
         weights = self._plugin.model_weights()
 
@@ -456,6 +459,8 @@ class Learner:
                     pass
 
         self._writing_ranks.write(folder, None, write)
+        if isinstance(critic := self._critic, Critic):
+            self._writing_ranks.write(folder.with_name("critic"), None, lambda _: None, critic.export)
 
     def load(self, folder: Path) -> None:
         """Restore weights, reference model, optimizer state, critic and `step` from a checkpoint, before any step.

@@ -180,3 +180,23 @@ def test_a_head_other_than_the_config_says_is_refused_in_a_sentence(tmp_path: Pa
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(LearnerError, match=r"lack 1 of the model's tensors, lm_head.weight among them; .* = true in"):
         make_learner(path)
+
+
+def test_exported_critic_gives_the_same_values_as_the_model_of_another_training(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model")
+    learner = trained(path, algorithm="ppo", critic={"learning_rate": 1e-2})
+    learner.export(tmp_path / "run" / "model")
+    other = make_learner(path, precision="fp32", algorithm="ppo", critic={"model": tmp_path / "run" / "critic"})
+    ours, theirs = (
+        {name: tensor for name, tensor in one._critic.copies().items() if name.startswith("model/")}
+        for one in (learner, other)
+    )
+    assert ours.keys() == theirs.keys() and ours["model/head.weight"].abs().max() > 0
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_export_without_a_separate_critic_writes_none(tmp_path: Path) -> None:
+    learner = trained(make_model(tmp_path / "model"), algorithm="ppo", critic={"form": "head"})
+    learner.export(tmp_path / "run" / "model")
+    assert [folder.name for folder in (tmp_path / "run").iterdir()] == ["model"]
