@@ -16,6 +16,7 @@ prompts      a Prompt as token ids
 generation   sampling parameters and completions of a prompt
 groups       the groups in progress, one task each; their leases
 group        one group: prompt -> completions -> scores -> experience
+callbacks    classes in files that are told when a group begins and ends
 scoring      one long-lived ScoreStream
 experience   GroupTensors, GroupTranscript and GroupHeader of a finished group
 direct       Generate and GenerateStream of RolloutService

@@ -19,6 +19,7 @@ from quartet_common.log import get_logger
 from quartet_rollout.agents.episodes import Episodes
 from quartet_rollout.agents.served import ServedEnvironments
 from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
+from quartet_rollout.callbacks import Callbacks, load_callbacks
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import Admission, DirectGeneration
@@ -79,6 +80,7 @@ class RolloutService:
         self._episodes = Episodes()
         self._environment_channel = connect(addresses.environment, security, service="environment")
         self._teachers = Teachers(config.run.teachers, security, host.waiting)
+        self._callbacks = Callbacks(load_callbacks(section.callbacks), self._failed)
         self.groups = Groups(
             self.state,
             Leases(self.state, self._link),
@@ -88,7 +90,8 @@ class RolloutService:
             Concurrency(section.max_running_completions, section.kv_cache_limit),
             self._served(),
             self._teachers,
-            self._engine_failed,
+            self._callbacks,
+            self._failed,
         )
         self.membership = Membership(
             self.state,
@@ -196,7 +199,7 @@ class RolloutService:
         while True:
             if (engine := self.state.engine) is not None:
                 if engine.failure:  # Also noticed while nothing is generated.
-                    self._engine_failed(engine.failure)
+                    self._failed(engine.failure)
                 stats = engine.stats()
                 if (seconds := time.monotonic() - counted_at) >= _SAMPLE_SECONDS:
                     rate = (stats.tokens_total - counted) / seconds
@@ -229,7 +232,7 @@ class RolloutService:
         except grpc.RpcError as error:
             log.info("the broker rejected a notice: %s", describe(error))
 
-    def _engine_failed(self, reason: str) -> None:
+    def _failed(self, reason: str) -> None:
         self._host.stop(reason, exit_code=1)
 
     def _engine_stalled(self, reason: str) -> None:
@@ -257,6 +260,7 @@ class RolloutService:
         await self._loop.stop(timeout=min(self._config.section.lease_wait_seconds, left / 3))
         await self.groups.flush(timeout=left / 6)
         await self.groups.give_back_all("the rollout stops", timeout=left / 6)
+        self._callbacks.close()
         await self.membership.leave()
         with suppress(TimeoutError):  # an engine that has stalled leaves no weight group
             async with asyncio.timeout(left / 10):

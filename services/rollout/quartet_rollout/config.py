@@ -71,6 +71,9 @@ class RolloutSection(Section):
     environments: list[FunctionPath] = Field(
         [], description='Environments in files beside that of the run: "FILE.py:CLASS".'
     )
+    callbacks: list[FunctionPath] = Field(
+        [], description='Subclasses of `quartet_rollout.callbacks.Callback` in files: "FILE.py:CLASS".'
+    )
     runs: list[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._*?!\[\]-]{1,64}$")]] = Field(
         [],
         max_length=32,  # the broker takes members of at most 4 KiB, and each publishes its patterns

@@ -30,6 +30,7 @@ from quartet_rollout.agents.completions import SeatCompletion
 from quartet_rollout.agents.experience import agents_info, agents_tensors
 from quartet_rollout.agents.served import EpisodeTask, ServedEnvironments
 from quartet_rollout.broker import Leases, UploadBatcher
+from quartet_rollout.callbacks import Callbacks, GroupEnd
 from quartet_rollout.chats import text_before_continued
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
@@ -94,13 +95,14 @@ class Group:
         concurrency: Concurrency,
         served: ServedEnvironments | None,
         teachers: Teachers,
+        callbacks: Callbacks,
     ):
         """`served`: None without a model endpoint."""
         assert state.spec is not None and state.engine is not None and state.reader is not None  # `may_lease` says so
         self._state, self._spec, self._engine, self._reader = state, state.spec, state.engine, state.reader
         self._leases, self._scorer, self._uploads = leases, scorer, uploads
         self._environments, self._concurrency, self._served = environments, concurrency, served
-        self._teachers = teachers
+        self._teachers, self._callbacks = teachers, callbacks
         self._scores: list[asyncio.Task[None]] = []
         self.lease = lease
         self.stage = Stage.SCORING if lease.unscored else Stage.GENERATING
@@ -126,14 +128,22 @@ class Group:
         traced = tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes)
         with about, traced as span:
             self.traceparent = span.traceparent
+            self._callbacks.group_begins(lease)
+            end = GroupEnd(lease.instance, "cancelled")
             try:
-                await self._upload(await self._make())
+                made = await self._make()
+                end = GroupEnd(lease.instance, await self._upload(made), group=made)
             except Exception as error:
-                await self._release(released(error))
+                release = released(error)
+                end = GroupEnd(lease.instance, release.outcome, str(release))
+                await self._release(release)
                 if isinstance(error, EngineError) and not isinstance(error, PromptError):
                     raise
+            finally:
+                self._callbacks.group_ended(end)
 
-    async def _upload(self, made: experience_pb2.ExperienceGroup) -> None:
+    async def _upload(self, made: experience_pb2.ExperienceGroup) -> str:
+        """Send the group to the broker, and return the outcome's name."""
         self.stage = Stage.UPLOADING
         self._state.changes.notify()
         made.header.traceparent = self.traceparent
@@ -146,6 +156,7 @@ class Group:
             self._state.groups_total += 1
         else:
             log.info("group not stored", extra={"group": self.lease.instance.instance_id, "outcome": name})
+        return name
 
     async def _release(self, error: LeaseReleased) -> None:
         lease, release = self.lease, error.of(self.lease)

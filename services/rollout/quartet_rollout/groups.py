@@ -9,6 +9,7 @@ from quartet_common.durations import to_seconds
 from quartet_common.log import get_logger
 from quartet_rollout.agents.served import ServedEnvironments
 from quartet_rollout.broker import Leases, UploadBatcher
+from quartet_rollout.callbacks import Callbacks
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import EngineError
 from quartet_rollout.environments import Environments
@@ -37,11 +38,13 @@ class Groups:
         concurrency: Concurrency,
         served: ServedEnvironments | None,
         teachers: Teachers,
+        callbacks: Callbacks,
         on_engine_failed: Callable[[str], None],
     ):
         """`on_engine_failed` is called with the reason when the engine has failed; it must stop the service."""
         self._state, self._leases, self._scorer, self._uploads = state, leases, scorer, uploads
         self._environments, self._served, self._teachers = environments, served, teachers
+        self._callbacks = callbacks
         self._on_engine_failed = on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -81,7 +84,7 @@ class Groups:
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         lease_id = lease.lease_id
         parts = self._leases, self._scorer, self._uploads, self._environments, self.concurrency, self._served
-        group = self._groups[lease_id] = Group(lease, self._state, *parts, self._teachers)
+        group = self._groups[lease_id] = Group(lease, self._state, *parts, self._teachers, self._callbacks)
         task = asyncio.create_task(self._run(group), name=f"group {lease.instance.instance_id}")
         self._tasks[lease_id] = task
         task.add_done_callback(lambda _: self._gone(lease_id))

@@ -15,6 +15,7 @@ from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
 from quartet_common.sampling import FIRST_RELEASE, Effect, SamplingSection, altered
 from quartet_common.sections import EnvironmentSection
+from quartet_rollout.callbacks import load_callbacks
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
 from quartet_rollout.engines.model_folder import context_length
@@ -44,6 +45,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
                     continue  # the environment service's own check
                 with problems.collecting(UnknownEnvironment, PromptRefused):
                     read_environment(environments, environment_spec(environment), field)
+        with problems.collecting():
+            load_callbacks(section.callbacks)
         problems.add(*_not_taken(config))
         with problems.collecting():
             _check_endpoint(config)
