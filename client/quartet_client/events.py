@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from quartet.v1 import broker_pb2
 
@@ -112,12 +111,22 @@ class RunEvent:
 
     @classmethod
     def from_proto(cls, run_id: str, event: broker_pb2.RunEvent) -> "RunEvent":
-        what: Any = None
-        match kind := event.WhichOneof("event"):
+        what: What | None = None
+        match event.WhichOneof("event"):
+            case "run_state":
+                what = RunStateChanged.from_proto(event.run_state)
+            case "step":
+                what = StepFinished.from_proto(event.step)
+            case "evaluation":
+                what = EvaluationFinished.from_proto(event.evaluation)
             case "weights":
                 what = WeightsPublished.from_proto(event.weights, seconds=to_seconds(event.weights.elapsed))
+            case "checkpoint":
+                what = CheckpointSaved.from_proto(event.checkpoint)
+            case "member":
+                what = MemberChanged.from_proto(event.member)
             case "sample":
                 what = GroupSample(Group.from_transcript(run_id, event.sample.transcript))
-            case str():
-                what = FromProto.any_from_proto(getattr(event, kind))
+            case "notice":
+                what = Notice.from_proto(event.notice)
         return cls(event_id=event.event_id, at=to_datetime(event.at), what=what)

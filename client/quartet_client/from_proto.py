@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from functools import cache
+from typing import Any, Self, get_args, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -30,13 +31,10 @@ def to_datetime(timestamp: Timestamp) -> datetime:
 
 
 class FromProto:
-    """Base of dataclasses that are made from a protobuf message, or from a message field, of the same name."""
+    """Base of dataclasses that are made from a protobuf message. A field annotated with another of them, or a tuple of
+    them, is made from the message or messages in the field of the same name."""
 
     __slots__ = ()
-    _by_name: ClassVar[dict[str, type["FromProto"]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        FromProto._by_name[cls.__name__] = cls
 
     @classmethod
     def from_proto(cls, message: Message, **given: Any) -> Self:
@@ -44,7 +42,7 @@ class FromProto:
 
         Enum values become lower-case names, timestamps datetimes, durations seconds. An unset field has its default.
         """
-        theirs = message.DESCRIPTOR.fields_by_name
+        theirs, nested = message.DESCRIPTOR.fields_by_name, _nested(cls)  # type: ignore[arg-type]  # mypy: Self is no Hashable
         read = {}
         for own in fields(cls):  # type: ignore[arg-type]
             described = theirs.get(own.name)
@@ -52,28 +50,34 @@ class FromProto:
                 continue
             may_lack = (own.default, own.default_factory) != (MISSING, MISSING)
             if not (may_lack and described.has_presence and not message.HasField(own.name)):
-                read[own.name] = _plain(described, getattr(message, own.name))  # type: ignore[arg-type]  # upb's class
+                value = getattr(message, own.name)
+                read[own.name] = _plain(described, value, nested.get(own.name))  # type: ignore[arg-type]  # upb's class
         return cls(**read, **given)
 
-    @staticmethod
-    def any_from_proto(message: Message) -> "FromProto | None":
-        """Convert a message to the dataclass of its name; None if there is no such dataclass."""
-        kind = FromProto._by_name.get(message.DESCRIPTOR.name)
-        return kind.from_proto(message) if kind else None
+
+@cache
+def _nested(cls: type[FromProto]) -> Mapping[str, type[FromProto]]:
+    """Return the dataclasses of fields that are annotated with one: `Score`, `Score | None`, `tuple[Score, ...]`."""
+    return {
+        name: kind
+        for name, hint in get_type_hints(cls).items()
+        for kind in (hint, *get_args(hint))
+        if isinstance(kind, type) and issubclass(kind, FromProto)
+    }
 
 
-def _plain(described: FieldDescriptor, value: Any) -> Any:
+def _plain(described: FieldDescriptor, value: Any, kind: type[FromProto] | None) -> Any:
     if described.is_repeated:
-        return dict(value) if isinstance(value, Mapping) else tuple(map(_plain_one, value))
-    return _enum_name(described.enum_type, value) if described.enum_type is not None else _plain_one(value)
+        return dict(value) if isinstance(value, Mapping) else tuple(_plain_one(one, kind) for one in value)
+    return _enum_name(described.enum_type, value) if described.enum_type is not None else _plain_one(value, kind)
 
 
-def _plain_one(value: Any) -> Any:
+def _plain_one(value: Any, kind: type[FromProto] | None) -> Any:
     match value:
         case Timestamp():
             return to_datetime(value)
         case Duration():
             return to_seconds(value)
-        case Message():
-            return FromProto.any_from_proto(value) or value
+        case Message() if kind is not None:
+            return kind.from_proto(value)
     return value
