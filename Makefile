@@ -42,7 +42,7 @@ test:
 	@$(DEV)/python tests/run.py $(SUITES) $(if $(T),'$(T)')
 
 check:
-	@$(ENVIRONMENTS) --with-tests
+	@needed=$$($(PYTHON) tests/suites.py --quick) && $(ENVIRONMENTS) --with-tests $$needed
 	@$(DEV)/python tests/run.py --quick
 
 flakes:
