@@ -43,6 +43,7 @@ CHANGES = {
         "trainer",
         ("services/trainer/tests/learner/test_algorithms.py", "-k", "raft"),
     ),
+    "environment": Change("An environment", 4, "rollout", ("services/rollout/tests/service/test_second_look.py",)),
     "broker_metric": Change(
         "A broker metric", 3, "broker", ("services/broker/tests/test_runs.py", "-k", "no_metric_is_left and True")
     ),
