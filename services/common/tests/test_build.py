@@ -1,5 +1,6 @@
 """The build of a checkout is its version and commit; that of a package is what was written into it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def test_build_of_a_checkout_is_version_and_commit_and_whether_files_differ(chec
     with (checkout / "quartet_common" / "__init__.py").open("a") as file:
         file.write("# changed\n")
     assert build(checkout) == f"{__version__}+g{commit}.dirty"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the checkout is given to another user: it needs root")
+def test_build_of_a_checkout_of_another_user_has_its_commit(checkout):
+    commit = git(checkout, "rev-parse", "--short=9", "HEAD")
+    for path in (checkout, *checkout.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert build(checkout) == f"{__version__}+g{commit}"
 
 
 def test_build_at_the_tag_of_the_version_is_the_version_and_after_it_is_not(checkout):
