@@ -269,7 +269,8 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
         if checkpoint.step > trained:
             behind = (
                 f"books at step {trained}, checkpoint at step {checkpoint.step}: Redis was restored from an earlier "
-                "state, or lost the end of its log; the trainer settles the steps between from its ledger at its start"
+                "state, or lost the end of its log, or the run was rolled back; the trainer settles the steps between "
+                "from its ledger at its start"
             )
             books = replace(books, faults=[*books.faults, behind])
     return audit(books, checkpoint)

@@ -104,7 +104,7 @@ class Sessions:
         if trained < checkpoint:
             log.warning(
                 f"books at step {trained}, checkpoint at step {checkpoint}: Redis was restored from an earlier state, "
-                "or lost the end of its log; what the checkpoint contains is settled before anything is trained",
+                "or lost the end of its log, or the run was rolled back; what the checkpoint contains is settled first",
                 extra={"run": run_id},
             )
         response = broker_pb2.OpenSessionResponse(session_epoch=epoch, replayable_steps=replayable)

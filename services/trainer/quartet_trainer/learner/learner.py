@@ -70,6 +70,8 @@ class Learner:
 
     step: int = 0
     """Batches trained on, which is the policy version of the weights."""
+    undone: int = 0
+    """Those of `step` that are not in the weights, because the run was rolled back."""
     announcements: Announcements | None = None
     """Set on rank 0 of several ranks: it announces each collective call, which the others repeat in `follow`."""
 
@@ -228,7 +230,7 @@ class Learner:
         started = time.perf_counter()
         batch = decode_groups(groups, **self._decode_arguments)
         plan, updates, known = self._planner.updates(batch, self.step)
-        learning_rate = self._learning_rate(self.step)
+        learning_rate = self._learning_rate(self.step - self.undone)
         done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]
         peaks = {name: sum(one.peaks[name] for one in done) for name in PEAKS if name.endswith("seconds")}
         peaks["log_prob_diff_max"] = max(one.peaks["log_prob_diff_max"] for one in done)
@@ -283,14 +285,14 @@ class Learner:
         sums, peaks = self._accumulator.run(batch, update.plan, texts, update.targets)
         critic: dict[str, float] = {}
         if isinstance(self._critic, Critic) and update.targets:
-            critic = self._critic.learn(batch, update.targets, self.step)
+            critic = self._critic.learn(batch, update.targets, self.step - self.undone)
         ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
         mean_ratio = (ratio[0] / ratio[1].clamp(min=1)).item()
 
         started = time.perf_counter()
         grad_norm = self._plugin.clip_gradient(self._settings.max_grad_norm or torch.inf)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._head_rate(self.step) if group.get("value_head") else learning_rate
+            group["lr"] = self._head_rate(self.step - self.undone) if group.get("value_head") else learning_rate
         highest = self._algorithm.max_mean_ratio or math.inf
         updated = math.isfinite(grad_norm) and mean_ratio <= highest
         if updated:
@@ -430,6 +432,7 @@ class Learner:
             **facts,
             "format": storage.FORMAT,
             "step": self.step,
+            "undone_steps": self.undone,
             "settings": self._settings.model_dump(mode="json"),
             "coefficients": self._coefficients.state(),
         }
@@ -485,7 +488,7 @@ class Learner:
         storage.read_optimizer(self._plugin, folder)
         if self._critic:
             self._critic.load(folder / self._critic.file)
-        self.step = manifest["step"]
+        self.step, self.undone = manifest["step"], manifest.get("undone_steps", 0)
         if coefficients := manifest.get("coefficients"):  # older builds wrote none, and adapted none
             self._coefficients.load(coefficients)
 

@@ -15,10 +15,12 @@ import torch
 from learner_helpers import Run, all_parameters, make_batch, make_learner, make_model
 from processes import Forked
 
+from quartet_common.ledger import Ledger
 from quartet_common.ports import free_port
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerError, storage
+from quartet_trainer.rollback import roll_back
 
 
 def write(root: Path, step: int, text: str = "weights") -> Path:
@@ -130,6 +132,47 @@ def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path
         assert ours.keys() == theirs.keys()
         assert all(ours[name] == value for name, value in theirs.items() if "seconds" not in name)
     assert_same_state(resumed, unbroken)
+
+
+@pytest.mark.parametrize("values", [{"schedule": "cosine"}, HEAD], ids=["cosine", "value head"])
+def test_rolled_back_learner_takes_the_steps_that_follow_the_earlier_checkpoint(
+    model_path: Path, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """The weights, AdamW's state and the learning rate are of step 2, the step number is of a version that is new."""
+    batches = [make_batch(seed=30 + step) for step in range(4)]
+    unbroken, rolled_back = (make_learner(model_path, Run(max_steps=9), warmup_steps=3, **values) for _ in range(2))
+    rates = []
+    for step, groups in enumerate(batches, start=1):
+        rates.append(unbroken.train_step(groups)["learning_rate"])
+        unbroken.snapshot(tmp_path / f"step-{step:08}", RUN_FACTS)()
+    (tmp_path / "ledger.jsonl").write_text("".join(f'{{"step":{n},"instances":["{n}"]}}\n' for n in range(4)))
+    mark_newest(tmp_path)
+    done = roll_back(tmp_path, "test", 2, max_staleness=1)
+    rolled_back.load(Path(done["path"]))
+    earlier = make_learner(model_path, Run(max_steps=9), warmup_steps=3, **values)
+    earlier.load(tmp_path / "step-00000002")
+    assert (rolled_back.step, rolled_back.undone, earlier.step) == (6, 4, 2)
+    assert_same_state(rolled_back, earlier)
+    assert rolled_back.train_step(batches[2])["learning_rate"] == rates[2]
+    rolled_back.snapshot(tmp_path / "again", {})()
+    earlier.load(tmp_path / "again")
+    assert (earlier.step, earlier.undone) == (7, 4)
+    assert earlier.train_step(batches[3])["learning_rate"] == rates[3]
+    unbroken.load(tmp_path / "step-00000002")
+    for groups in batches[2:]:
+        unbroken.train_step(groups)
+    assert_same_state(earlier, unbroken)
+
+
+RUN_FACTS = {"run_id": "test", "run_created_at": "2026-11-29T00:00:00Z"}
+
+
+def mark_newest(root: Path) -> None:
+    """Have the newest checkpoint's manifest name the ledger beside it."""
+    path = find_checkpoints(root)[-1].path / "manifest.json"
+    ledger = Ledger(root / "ledger.jsonl")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ledger": ledger.mark()}))
+    ledger.close()
 
 
 def test_a_checkpoint_does_not_depend_on_how_the_settings_were_written(model_path: Path, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ local function requeue_batch(step)
   if not state then return end
   if state == 'TRAINED' then move_batch(step, 'TRAINED', 'LEASED_TO_TRAINER') end
   for _, id in ipairs(call('LRANGE', batch(step), 0, -1)) do
-    requeue(id, 0, 'Redis was restored from an earlier state: step ' .. step .. ' was trained without it')
+    requeue(id, 0, 'step ' .. step .. ' was settled without it: Redis was restored, or the run rolled back')
   end
   call('UNLINK', batch(step))
   call('HDEL', BATCHES, step)
