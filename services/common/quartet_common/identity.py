@@ -98,6 +98,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "FinishWeightUpdate": _TRAINER,
         "AbortWeightUpdate": _TRAINER,
         "SetSleep": _TRAINER,
+        "SetDrain": _CLIENT,
         "Generate": _CLIENT,
         "GenerateStream": _CLIENT,
         "LogProbs": _ROLLOUT | _CLIENT,

@@ -23,6 +23,7 @@ from quartet_rollout.callbacks import Callbacks, load_callbacks
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import Admission, DirectGeneration
+from quartet_rollout.drain import Drain
 from quartet_rollout.endpoint.gate import Gate
 from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
@@ -109,7 +110,9 @@ class RolloutService:
         self._sleep = Sleep(self.state, host.spawn)
         self._stall = StallWatch(self.state, section.stall_seconds, self._engine_stalled)
         self.updates = WeightUpdates(self.state, self._sleep, self.groups, host.spawn)
-        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._link, self._sleep, self.updates)
+        drain = Drain(self.state, self.groups, self.membership, host.waiting, host.spawn)
+        parts = self._direct, self._link, self._sleep, drain, self.updates
+        self._servicer = RolloutServicer(self.state, host, section, *parts)
 
     async def run(self) -> None:
         """Serve until the host stops."""

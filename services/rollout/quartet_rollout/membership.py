@@ -25,7 +25,7 @@ from quartet_common.sampling import SamplingParameters, given
 from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.generation import TAKEN_BY, not_taken
-from quartet_rollout.state import RolloutState
+from quartet_rollout.state import DrainStage, RolloutState
 from quartet_server.host import ServiceHost
 
 log = get_logger(__name__)
@@ -71,7 +71,7 @@ class Membership:
         self._patterns, self._teachers = tuple(runs), teachers
         self._only = None if len(self._patterns) > 1 or _WILD & set(self._patterns[0]) else self._patterns[0]
         """The only run it may work for, or None if there may be several."""
-        self._doubted = self._registered = False
+        self._doubted = self.registered = False
         if self._only is None:
             # Tells the other rollouts which runs this one could switch to.
             host.capabilities.extend(_SERVES + pattern for pattern in self._patterns)
@@ -87,6 +87,12 @@ class Membership:
         while (engine := self._state.engine) is None:
             await self._state.changes.wait()
         while not self._state.draining:  # then a member that has left must not register again
+            if self._state.drain is not DrainStage.NONE:
+                if self._state.drain is DrainStage.LEAVING:
+                    self._state.drain = DrainStage.OUT
+                    self._state.changes.notify()
+                await self._state.changes.wait()
+                continue
             await self._link.handshake()
             run = await self._next_run(engine)
             if reason := _unfit(engine, run, self._teachers):
@@ -171,7 +177,7 @@ class Membership:
             log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
             await asyncio.sleep(_REJECTED_SECONDS)
             return False
-        self._registered, self._state.run = True, response.run
+        self.registered, self._state.run = True, response.run
         self._state.active = response.run.state == _ACTIVE
         self._state.changes.notify()
         log.info("member of the run", extra={"run": self._state.run_id, "epoch": response.group_epoch})
@@ -181,6 +187,8 @@ class Membership:
         """Send heartbeats while this rollout is a member; return why it must leave the run, or "" to register again."""
         ttl = to_seconds(run.spec.member_ttl) or 15.0
         while True:
+            if self._state.drain in (DrainStage.LEAVING, DrainStage.OUT):
+                return "it drains"
             sent_at, sent = time.monotonic(), self._reported_state()
             self._doubted = False
             request = broker_pb2.HeartbeatRequest(run_id=self._state.run_id, member=self._member())
@@ -193,7 +201,7 @@ class Membership:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     log.warning("no longer a member: %s", describe(error), extra={"run": self._state.run_id})
-                    self._state.active = self._registered = False
+                    self._state.active = self.registered = False
                     return ""
                 if error.code() not in TRANSIENT:
                     raise
@@ -230,9 +238,9 @@ class Membership:
 
     async def leave(self) -> None:
         """Leave the run; if the broker cannot be reached, the membership expires."""
-        if not self._registered:
+        if not self.registered:
             return
-        self._registered = self._state.active = False
+        self.registered = self._state.active = False
         request = broker_pb2.LeaveMemberRequest(run_id=self._state.run_id, instance_id=self._state.instance_id)
         try:
             await self._link.call(self._link.stub.LeaveMember, request, timeout=2.0)
@@ -240,10 +248,10 @@ class Membership:
             log.info("could not leave the run: %s", describe(error), extra={"run": self._state.run_id})
 
     def _reported_state(self) -> tuple:
-        return self._state.policy_version, self._member_state()
+        return self._state.policy_version, self._member_state(), self._state.drain
 
     def _member_state(self) -> broker_pb2.MemberState:
-        if self._state.draining:
+        if self._state.draining or self._state.drain is not DrainStage.NONE:
             return broker_pb2.MEMBER_STATE_DRAINING
         if self._state.policy_version == UNKNOWN_VERSION:
             return broker_pb2.MEMBER_STATE_JOINING

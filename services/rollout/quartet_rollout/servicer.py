@@ -4,13 +4,22 @@ import grpc
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
-from quartet_common.errors import describe, failed_precondition, invalid_argument, unavailable, unimplemented
+from quartet_common.errors import (
+    describe,
+    failed_precondition,
+    invalid_argument,
+    permission_denied,
+    unavailable,
+    unimplemented,
+)
 from quartet_common.identity import check_owner, restricted
 from quartet_common.log import get_logger
+from quartet_common.text import encodable
 from quartet_common.weights import check_manifest
 from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
+from quartet_rollout.drain import Drain
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
@@ -34,6 +43,7 @@ _PAUSE_MODES: dict[int, PauseMode] = {
 # Above any epoch or policy version of a run; and a day.
 _MAX_VERSION = 2**31 - 1
 _MAX_TIMEOUT_SECONDS = 86400.0
+_LONGEST_REASON = 1000
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
@@ -47,10 +57,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         direct: DirectGeneration,
         link: BrokerLink,
         sleep: Sleep,
+        drain: Drain,
         updates: WeightUpdates,
     ):
         self._state, self._host, self._section, self._link = state, host, section, link
-        self._direct, self._sleep, self._updates = direct, sleep, updates
+        self._direct, self._sleep, self._drain, self._updates = direct, sleep, drain, updates
         self._trainer = ("", "")  # a run, and the identity of the trainer with its session, cached
 
     async def GetStatus(self, request, context):  # noqa: N802 (the contract's name)
@@ -141,6 +152,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         seconds = _seconds(request.timeout, "unset for no limit")
         return rollout_pb2.SetSleepResponse(policy_version=await self._sleep.set(request.level, seconds))
 
+    async def SetDrain(self, request, context):  # noqa: N802
+        self._check_run_owner()
+        if not request.draining:
+            return self._drain.end()
+        grace = _seconds(request.grace, "unset to give back at once", "grace")
+        return await self._drain.begin(grace, encodable(request.reason, _LONGEST_REASON))
+
     async def Generate(self, request, context):  # noqa: N802
         completions = [completion async for completion in self._direct.completions(request)]
         completions.sort(key=lambda completion: completion.info.index)
@@ -179,14 +197,21 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         check_owner(f"the training of run '{run_id}'", run.trained_by)
         self._trainer = run_id, run.trained_by
 
+    def _check_run_owner(self) -> None:
+        """Reject callers that did not make this rollout's run, or its last one."""
+        run = self._state.run
+        if restricted() is not None and run is None:
+            raise permission_denied("SetDrain", f"{self._state.works_for}; allowed: operators")
+        check_owner(f"run '{self._state.run_id}'", run.made_by if run is not None else "")
+
     def _timeout(self, duration) -> float:
         return _seconds(duration, "unset") or self._section.weight_update_timeout_seconds
 
 
-def _seconds(timeout, unset: str) -> float:
+def _seconds(timeout, unset: str, name: str = "timeout") -> float:
     seconds = to_seconds(timeout)
     if not 0 <= seconds <= _MAX_TIMEOUT_SECONDS:
-        raise invalid_argument("timeout", f"{seconds:g} s", f"above 0 to {_MAX_TIMEOUT_SECONDS:g} s, or {unset}")
+        raise invalid_argument(name, f"{seconds:g} s", f"above 0 to {_MAX_TIMEOUT_SECONDS:g} s, or {unset}")
     return seconds
 
 

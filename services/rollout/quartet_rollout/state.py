@@ -1,6 +1,7 @@
 """State shared by the parts of the service: the run, the engine, and an event for changes."""
 
 import asyncio
+from enum import Enum
 
 from quartet.v1 import broker_pb2
 
@@ -27,6 +28,15 @@ class Changes:
                 await event.wait()
         except TimeoutError:
             return
+
+
+class DrainStage(Enum):
+    """How far a drain is."""
+
+    NONE = "it works"
+    FINISHING = "it leases nothing, and finishes its groups"
+    LEAVING = "it gives back the others, and leaves the run"
+    OUT = "it is in no run until the drain is ended"
 
 
 class RolloutState:
@@ -59,6 +69,7 @@ class RolloutState:
         """True while it switches to another run, until all work for the last one has ended."""
         self.draining = False
         """True from the beginning of the shutdown."""
+        self.drain = DrainStage.NONE
         self.groups_total = 0
         """Groups the broker accepted since the start."""
         self.tokens_per_second = 0.0
@@ -85,4 +96,4 @@ class RolloutState:
     def may_lease(self) -> bool:
         """True if a prompt leased now could be generated and scored."""
         works = self.active and self.reward_ready and not self.draining and not self.sleep_level
-        return works and self.policy_version != UNKNOWN_VERSION
+        return works and self.drain is DrainStage.NONE and self.policy_version != UNKNOWN_VERSION

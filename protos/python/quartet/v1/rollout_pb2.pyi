@@ -99,6 +99,26 @@ class SetSleepResponse(_message.Message):
     policy_version: int
     def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
+class SetDrainRequest(_message.Message):
+    __slots__ = ("draining", "grace", "reason")
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    draining: bool
+    grace: _duration_pb2.Duration
+    reason: str
+    def __init__(self, draining: _Optional[bool] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetDrainResponse(_message.Message):
+    __slots__ = ("run_id", "finished", "given_back")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    finished: int
+    given_back: int
+    def __init__(self, run_id: _Optional[str] = ..., finished: _Optional[int] = ..., given_back: _Optional[int] = ...) -> None: ...
+
 class JoinWeightGroupRequest(_message.Message):
     __slots__ = ("run_id", "group_epoch", "transport", "store_host", "store_port", "rank", "world_size", "timeout", "libraries", "secret", "transport_name", "invitation", "store_gated")
     class LibrariesEntry(_message.Message):

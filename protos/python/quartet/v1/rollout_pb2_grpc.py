@@ -65,6 +65,11 @@ class RolloutServiceStub:
                 request_serializer=quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.FromString,
                 _registered_method=True)
+        self.SetDrain = channel.unary_unary(
+                '/quartet.v1.RolloutService/SetDrain',
+                request_serializer=quartet_dot_v1_dot_rollout__pb2.SetDrainRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_rollout__pb2.SetDrainResponse.FromString,
+                _registered_method=True)
         self.Generate = channel.unary_unary(
                 '/quartet.v1.RolloutService/Generate',
                 request_serializer=quartet_dot_v1_dot_rollout__pb2.GenerateRequest.SerializeToString,
@@ -155,6 +160,19 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDrain(self, request, context):
+        """SetDrain takes the rollout out of its run, or lets it work again. Draining, it leases no prompt and gets no weights;
+        what it has is finished within `grace` and the rest given back to the broker, without a counted delivery; then it
+        leaves the run and the call returns. The process stays, and answers Generate with the weights that it has.
+
+        Called by: clients, for a run that they made. Idempotent; safe to retry: a repeated call waits for the same drain. A call that is cancelled
+        leaves the rollout draining. Errors: INVALID_ARGUMENT for a grace below 0 or above a day; UNAVAILABLE while it loads;
+        ABORTED when the drain was ended by another call meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Generate(self, request, context):
         """Generate returns completions of the live policy for one prompt, when all are done.
 
@@ -218,6 +236,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.SetSleep,
                     request_deserializer=quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.SerializeToString,
+            ),
+            'SetDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDrain,
+                    request_deserializer=quartet_dot_v1_dot_rollout__pb2.SetDrainRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_rollout__pb2.SetDrainResponse.SerializeToString,
             ),
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
@@ -398,6 +421,33 @@ class RolloutService:
             '/quartet.v1.RolloutService/SetSleep',
             quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.SerializeToString,
             quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.RolloutService/SetDrain',
+            quartet_dot_v1_dot_rollout__pb2.SetDrainRequest.SerializeToString,
+            quartet_dot_v1_dot_rollout__pb2.SetDrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

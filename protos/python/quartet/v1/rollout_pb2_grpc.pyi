@@ -90,6 +90,15 @@ class RolloutServiceStub:
     FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
     refuses BeginWeightUpdate with PAUSE_MODE_WAIT by FAILED_PRECONDITION, and Generate by UNAVAILABLE.
     """
+    SetDrain: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SetDrainRequest, _rollout_pb2.SetDrainResponse]
+    """SetDrain takes the rollout out of its run, or lets it work again. Draining, it leases no prompt and gets no weights;
+    what it has is finished within `grace` and the rest given back to the broker, without a counted delivery; then it
+    leaves the run and the call returns. The process stays, and answers Generate with the weights that it has.
+
+    Called by: clients, for a run that they made. Idempotent; safe to retry: a repeated call waits for the same drain. A call that is cancelled
+    leaves the rollout draining. Errors: INVALID_ARGUMENT for a grace below 0 or above a day; UNAVAILABLE while it loads;
+    ABORTED when the drain was ended by another call meanwhile.
+    """
     Generate: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]
     """Generate returns completions of the live policy for one prompt, when all are done.
 
@@ -159,6 +168,15 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     INVALID_ARGUMENT for an unknown level; UNIMPLEMENTED if the engine cannot sleep (it lacks the capability "sleep");
     FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
     refuses BeginWeightUpdate with PAUSE_MODE_WAIT by FAILED_PRECONDITION, and Generate by UNAVAILABLE.
+    """
+    SetDrain: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SetDrainRequest, _rollout_pb2.SetDrainResponse]  # type: ignore[assignment]
+    """SetDrain takes the rollout out of its run, or lets it work again. Draining, it leases no prompt and gets no weights;
+    what it has is finished within `grace` and the rest given back to the broker, without a counted delivery; then it
+    leaves the run and the call returns. The process stays, and answers Generate with the weights that it has.
+
+    Called by: clients, for a run that they made. Idempotent; safe to retry: a repeated call waits for the same drain. A call that is cancelled
+    leaves the rollout draining. Errors: INVALID_ARGUMENT for a grace below 0 or above a day; UNAVAILABLE while it loads;
+    ABORTED when the drain was ended by another call meanwhile.
     """
     Generate: _aio.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate returns completions of the live policy for one prompt, when all are done.
@@ -262,6 +280,21 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT for an unknown level; UNIMPLEMENTED if the engine cannot sleep (it lacks the capability "sleep");
         FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
         refuses BeginWeightUpdate with PAUSE_MODE_WAIT by FAILED_PRECONDITION, and Generate by UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def SetDrain(
+        self,
+        request: _rollout_pb2.SetDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.SetDrainResponse, _abc.Awaitable[_rollout_pb2.SetDrainResponse]]:
+        """SetDrain takes the rollout out of its run, or lets it work again. Draining, it leases no prompt and gets no weights;
+        what it has is finished within `grace` and the rest given back to the broker, without a counted delivery; then it
+        leaves the run and the call returns. The process stays, and answers Generate with the weights that it has.
+
+        Called by: clients, for a run that they made. Idempotent; safe to retry: a repeated call waits for the same drain. A call that is cancelled
+        leaves the rollout draining. Errors: INVALID_ARGUMENT for a grace below 0 or above a day; UNAVAILABLE while it loads;
+        ABORTED when the drain was ended by another call meanwhile.
         """
 
     @_abc_1.abstractmethod

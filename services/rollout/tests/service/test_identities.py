@@ -17,7 +17,7 @@ CERTIFICATES = """
 import sys; from pathlib import Path
 from quartet_client.authority import create_authority, issue
 folder = Path(sys.argv[1]); create_authority(folder)
-for name in ("rollout", "trainer", "trainer2", "operator"): issue(folder, name, [name.rstrip("2")])
+for name in ("rollout", "trainer", "trainer2", "client", "operator"): issue(folder, name, [name.rstrip("2")])
 """
 CALLS = {
     "JoinWeightGroup": join_request(),
@@ -63,3 +63,32 @@ async def test_weights_come_from_the_trainer_of_the_run(world, pki):
         for name in sorted(("trainer", "trainer2"), key=refused.__contains__):
             assert await denied(name) == (set(CALLS) if name in refused else set())
     assert await denied("operator") == set()
+
+
+async def test_a_client_drains_the_rollouts_of_a_run_that_it_made(world, pki):
+    world.security = security(pki, "rollout")
+    await world.ready()
+    request = rollout_pb2.SetDrainRequest()
+
+    async def answer(name: str, owner: str) -> str:
+        world.service.state.run.made_by = owner
+        async with connect(world.host.address, security(pki, name), service="rollout") as channel:
+            try:
+                await rollout_pb2_grpc.RolloutServiceStub(channel).SetDrain(request, timeout=20)
+            except grpc.aio.AioRpcError as error:
+                return describe(error)
+        return "done"
+
+    assert [await answer(name, "client") for name in ("client", "operator")] == ["done", "done"]
+    assert "run 'demo': it belongs to the certificate 'alice'" in await answer("client", "alice")
+    assert "allowed: client, operator" in await answer("trainer", "client")
+    world.service.state.run = None
+    request.draining = True
+    assert "allowed: operators" in await answer_without_run(world, pki, request)
+
+
+async def answer_without_run(world, pki, request) -> str:
+    async with connect(world.host.address, security(pki, "client"), service="rollout") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await rollout_pb2_grpc.RolloutServiceStub(channel).SetDrain(request, timeout=20)
+    return describe(refused.value)

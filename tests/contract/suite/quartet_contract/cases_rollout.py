@@ -5,6 +5,7 @@ import numpy as np
 from quartet.v1 import experience_pb2, tensor_pb2
 from quartet.v1 import rollout_pb2 as pb
 
+from quartet_common.durations import to_duration
 from quartet_common.tensors import decode, encode
 from quartet_contract.cases import Bad, Case, Good, NoBadInput
 
@@ -144,6 +145,37 @@ SLEEP: dict[str, list[Case]] = {
 }
 
 
+# Drain ---------------------------------------------------------------------------------------------------------------
+
+
+def drain(w, **fields):
+    return with_weights(w, pb.SetDrainRequest(draining=True, reason="contract", **fields))
+
+
+def is_drained(w, answer):
+    assert (answer.run_id, answer.finished, answer.given_back) == ("", 0, 0)
+    assert any("drain" in thing for thing in status(w).waiting_for)
+
+
+def is_drained_still(w, answer):
+    is_drained(w, answer)
+    works_again(w, w.call("RolloutService.SetDrain", pb.SetDrainRequest()))
+
+
+def works_again(w, answer):
+    assert (answer.finished, answer.given_back) == (0, 0)
+    assert not any("drain" in thing for thing in status(w).waiting_for)
+
+
+DRAIN: dict[str, list[Case]] = {
+    "RolloutService.SetDrain": [
+        Good("with nothing to finish", drain, is_drained, second=is_drained_still),
+        Good("its end", lambda w: with_weights(w, pb.SetDrainRequest()), works_again),
+        Bad("with a grace of two days", lambda w: drain(w, grace=to_duration(172800)), INVALID, "grace"),
+    ]
+}
+
+
 # Generation ----------------------------------------------------------------------------------------------------------
 
 
@@ -253,5 +285,6 @@ CASES: dict[str, list[Case]] = {
     ],
     **WEIGHTS,
     **SLEEP,
+    **DRAIN,
     **GENERATION,
 }
