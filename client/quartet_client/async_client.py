@@ -5,17 +5,16 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 
-import grpc
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_client.connection import ALL_KINDS, Connections, service_status, service_statuses
+from quartet_client.control import Checkpoint, Drained, held, pause, stop, trainer_status
 from quartet_client.data import DataSection
-from quartet_client.errors import InputError, QuartetError
+from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
 from quartet_client.models import (
     Completion,
@@ -30,7 +29,15 @@ from quartet_client.models import (
 )
 from quartet_client.prompts import Prompt, PromptLike, parse_prompts
 from quartet_client.scoring import best, own_answers, score_items
-from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
+from quartet_client.streams import (
+    GroupHistory,
+    batches,
+    collect_results,
+    evaluate_run,
+    group_history,
+    submit_batch,
+    watch_run,
+)
 from quartet_common import tracing
 from quartet_common.config import AddressesSection, ConfigError, RunSection, SecuritySection, load_config
 from quartet_common.durations import to_duration
@@ -40,7 +47,6 @@ from quartet_common.sections import VerifierSection, by_name
 _PURPOSES = ("serve", "train", "evaluate")
 _END_STATES = ("succeeded", "failed", "cancelled")
 CURRICULUM = "broker.curriculum"  # the capability of brokers that follow RunSpec.curriculum
-_EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
 _MAX_SCORE_ITEMS = 1024
 
 
@@ -302,66 +308,78 @@ class AsyncClient:
                 run_id, parsed, purpose="evaluate", evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
             )
         if hold:
-            async with self._held(timeout) as version:
-                return await self._evaluate(run_id, evaluation_set, version, "", timeout, summary_only)
+            async with held(self.connections, timeout) as version:
+                return await evaluate_run(
+                    self.connections, run_id, evaluation_set, version, timeout=timeout, summary_only=summary_only
+                )
         live = "" if policy_version is not None else secrets.token_hex(4)
         # A broker of an earlier release ignores `live` and evaluates this version.
         version = policy_version if policy_version is not None else (await self.get_run(run_id)).policy_version
-        return await self._evaluate(run_id, evaluation_set, version, live, timeout, summary_only)
+        return await evaluate_run(self.connections, run_id, evaluation_set, version, live, timeout, summary_only)
 
-    @asynccontextmanager
-    async def _held(self, limit: float) -> AsyncIterator[int]:
-        """Pause training for at most `limit` seconds; yield its policy version. Resume unless it was paused before."""
+    # Control
+
+    async def pause(self, run_id: str = "", *, limit: float = 0.0, reason: str = "", timeout: float = 600.0) -> int:
+        """Have the trainer begin no further step until `resume`; return the steps done when it is paused.
+
+        Args:
+            run_id: the run that it must train; "" for any, as below.
+            limit: seconds after which the pause ends by itself; 0: none.
+            timeout: seconds to wait for the end of the step in progress.
+        """
+        return await pause(self.connections, run_id, reason, limit, timeout)
+
+    async def resume(self, run_id: str = "") -> int:
+        """End the trainer's pause and return the steps done."""
         trainer = self.connections.trainer
-        status = await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest())
-        request = trainer_pb2.PauseRequest(reason="an evaluation", limit=to_duration(limit + self.connections.timeout))
+        await trainer_status(self.connections, run_id)
+        return (await trainer.call(trainer.stub.Resume, trainer_pb2.ResumeRequest())).step
 
-        async def resume() -> None:
-            if status.phase != trainer_pb2.TRAINER_PHASE_PAUSED:
-                await trainer.call(trainer.stub.Resume, trainer_pb2.ResumeRequest())
+    async def checkpoint(self, run_id: str = "", timeout: float = 600.0) -> Checkpoint:
+        """Have the trainer save a checkpoint after the step in progress, and return it when it is durable."""
+        trainer = self.connections.trainer
+        await trainer_status(self.connections, run_id)
+        answer = await trainer.call(trainer.stub.SaveCheckpoint, trainer_pb2.SaveCheckpointRequest(), timeout)
+        return Checkpoint.from_proto(answer.checkpoint)
 
-        try:
-            paused = await trainer.call(trainer.stub.Pause, request)
-        except BaseException:  # cancelled, or a lost answer: the trainer may have paused
-            with suppress(QuartetError):
-                await resume()
-            raise
-        try:
-            yield paused.step
-        finally:
-            await resume()
+    async def list_checkpoints(self, run_id: str = "") -> list[Checkpoint]:
+        """Return the checkpoints on the trainer's disk, oldest first."""
+        trainer = self.connections.trainer
+        await trainer_status(self.connections, run_id)
+        answer = await trainer.call(trainer.stub.ListCheckpoints, trainer_pb2.ListCheckpointsRequest())
+        return [Checkpoint.from_proto(one) for one in answer.checkpoints]
 
-    async def _evaluate(
-        self, run_id: str, evaluation_set: str, version: int, live: str, timeout: float, summary_only: bool
-    ) -> Evaluation:
-        started = await self._broker.call(
-            self._broker.stub.StartEvaluation,
-            broker_pb2.StartEvaluationRequest(
-                run_id=run_id, evaluation_set=evaluation_set, policy_version=version, live=live
-            ),
-        )
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while True:
-            left = max(0.0, deadline - loop.time())
-            request = broker_pb2.GetEvaluationRequest(
-                run_id=run_id,
-                evaluation_id=started.evaluation_id,
-                wait=to_duration(min(_EVALUATION_WAIT, left)),
-                summary_only=summary_only,
-            )
-            answer = await self._broker.call(
-                self._broker.stub.GetEvaluation, request, _EVALUATION_WAIT + self.connections.timeout
-            )
-            if answer.complete:
-                return Evaluation.from_proto(run_id, started.evaluation_id, version, answer)
-            if loop.time() >= deadline:
-                raise QuartetError(
-                    f"evaluation {started.evaluation_id} of run '{run_id}': {answer.finished} of {answer.prompts} "
-                    f"prompts answered within {timeout:g} s; is a rollout at work"
-                    f"{f' with version {version}' if not live else ''}?",
-                    grpc.StatusCode.DEADLINE_EXCEEDED,
-                )
+    async def stop(self, run_id: str = "", *, reason: str = "", timeout: float = 600.0) -> int:
+        """Stop the trainer after the step in progress and its checkpoint; return the committed steps when it has ended.
+
+        The run stays active: a trainer started again continues it.
+        """
+        return await stop(self.connections, run_id, reason, timeout)
+
+    async def drain(
+        self, rollout: str, *, grace: float = 60.0, undo: bool = False, reason: str = "", timeout: float = 30.0
+    ) -> Drained:
+        """Take a rollout out of its run, and return when it has left; its process stays, so that `undo` brings it back.
+
+        Args:
+            rollout: its address, or its instance id as a member of an active run.
+            grace: seconds in which it finishes groups that have begun; the others' prompts are given back.
+            timeout: seconds for the answer after the grace.
+        """
+        address = rollout if ":" in rollout else await self._address_of(rollout)
+        service = self.connections.rollout_at(address)
+        request = rollout_pb2.SetDrainRequest(draining=not undo, grace=to_duration(grace), reason=reason)
+        answer = await service.call(service.stub.SetDrain, request, grace + timeout)
+        return Drained(address, answer.run_id, answer.finished, answer.given_back)
+
+    async def _address_of(self, name: str) -> str:
+        active = [run.run_id for run in await self.list_runs() if run.active]
+        rollouts = [one for run_id in active for one in (await self.get_run(run_id)).members if one.kind == "rollout"]
+        for member in rollouts:
+            if member.instance_id == name:
+                return member.address
+        named = ", ".join(f"{member.instance_id} at {member.address}" for member in rollouts) or "which there is none"
+        raise InputError(f"'{name}' is no rollout of an active run; allowed: an address, or one of {named}")
 
     # Monitoring
 

@@ -1,4 +1,4 @@
-"""Submission of prompts in batches; the broker's streams of results and events; the history of a group."""
+"""Submission of prompts in batches; the broker's streams of results and events; evaluations; a group's history."""
 
 import asyncio
 import time
@@ -15,8 +15,9 @@ from quartet_client.connection import Connections, Outage, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
 from quartet_client.from_proto import FromProto, enum_name, to_datetime
-from quartet_client.models import Group, Handle
+from quartet_client.models import Evaluation, Group, Handle
 from quartet_common import tracing
+from quartet_common.durations import to_duration
 
 MAX_INSTANCES = 256  # per call; the contract allows 1024, but a smaller batch has room in the queue sooner
 MAX_BYTES = 16 << 20  # per call; a message may have 64 MiB
@@ -199,6 +200,45 @@ async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncG
             unread = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
             if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED and not unread:
                 await outage.wait_or_raise(error)
+
+
+_EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
+
+
+async def evaluate_run(
+    connections: Connections,
+    run_id: str,
+    evaluation_set: str,
+    version: int,
+    live: str = "",
+    timeout: float = 600.0,
+    summary_only: bool = False,
+) -> Evaluation:
+    """Evaluate a set by one version, or by the live ones under the name `live`. Raises QuartetError."""
+    broker = connections.broker
+    start = broker_pb2.StartEvaluationRequest(
+        run_id=run_id, evaluation_set=evaluation_set, policy_version=version, live=live
+    )
+    started = await broker.call(broker.stub.StartEvaluation, start)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        left = max(0.0, deadline - loop.time())
+        request = broker_pb2.GetEvaluationRequest(
+            run_id=run_id,
+            evaluation_id=started.evaluation_id,
+            wait=to_duration(min(_EVALUATION_WAIT, left)),
+            summary_only=summary_only,
+        )
+        answer = await broker.call(broker.stub.GetEvaluation, request, _EVALUATION_WAIT + connections.timeout)
+        if answer.complete:
+            return Evaluation.from_proto(run_id, started.evaluation_id, version, answer)
+        if loop.time() >= deadline:
+            raise QuartetError(
+                f"evaluation {started.evaluation_id} of run '{run_id}': {answer.finished} of {answer.prompts} prompts "
+                f"answered within {timeout:g} s; is a rollout at work{f' with version {version}' if not live else ''}?",
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+            )
 
 
 _QUIET_SECONDS = 1.0  # without an event: then all stored events of an active run have come

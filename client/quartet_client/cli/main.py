@@ -16,6 +16,7 @@ import click
 
 from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
+from quartet_client.cli.control import checkpoint, drain, pause, resume, rollback, stop
 from quartet_client.cli.evaluate import evaluate
 from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, contract_test, env
@@ -54,6 +55,12 @@ for command in (
     trace,
     dashboard,
     runs,
+    pause,
+    resume,
+    checkpoint,
+    stop,
+    drain,
+    rollback,
     audit,
     backup,
     restore,

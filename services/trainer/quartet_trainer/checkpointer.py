@@ -204,7 +204,7 @@ class Checkpointer:
         if books < step:
             log.warning(
                 f"books at step {books}, checkpoint at step {step}: Redis was restored from an earlier state, or lost "
-                "the end of its log, or the run was rolled back; the ledger's steps are settled before anything is trained"
+                "the end of its log, or the run was rolled back; the ledger's steps are settled first"
             )
         if not answer.HasField("settle_from_step"):
             if books < step:
