@@ -179,6 +179,7 @@ class RunProgress:
         versions: of each rollout, (seconds since 1970, policy version) at each change.
         busy: whether completions were running at the configured rollout, at each of its last statuses.
         spec: the run's; None until `fold_run`.
+        moved_at: when its counts last changed, by time.monotonic.
         whole: whether all metrics of the steps are stored.
     """
 
@@ -202,6 +203,7 @@ class RunProgress:
     versions: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     stats: RunStats | None = None
     spec: broker_pb2.RunSpec | None = None
+    moved_at: float = 0.0
     services: dict[str, ServiceStatus] = field(default_factory=dict)
     whole: bool = False
     busy: deque[bool] = field(default_factory=lambda: deque(maxlen=60))  # two minutes
@@ -265,6 +267,8 @@ class RunProgress:
 
     def fold_run(self, run: Run) -> None:
         """Add the run's counts, versions and live members."""
+        if run.stats != self.stats:
+            self.moved_at = time.monotonic()
         self.stats, self.spec, self.max_steps = run.stats, run.spec, run.spec.max_steps
         self.policy_version = run.policy_version
         self.started_at = self.started_at or run.created_at

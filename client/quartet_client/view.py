@@ -22,6 +22,7 @@ from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
 from quartet_client.progress import RunProgress, accuracy_text, by_whom, reward_text, starting, work_of
 from quartet_client.terminal import Terminal
+from quartet_client.waits import waits
 from quartet_common.text import Repeats, block, one_line, without_numbers
 
 _STATE_STYLES = {
@@ -50,6 +51,7 @@ class RunView:
         self.plain = not live if plain is None else plain
         self._repeats = Repeats()
         self._starting: dict[str, str] = {}
+        self._waits: dict[str, str] = {}
         # `refresh` alone draws: a thread of rich would read the progress while it changes.
         self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
 
@@ -80,7 +82,8 @@ class RunView:
         self.console.print(Text(line), soft_wrap=True)
 
     def refresh(self) -> None:
-        """Redraw the live picture; plain: print what the services load or wait for, if that has changed."""
+        """Redraw the live picture; plain: print what the services load or wait for, and what holds the run up, if that
+        has changed."""
         if not self.plain:
             self._live.refresh()
             return
@@ -89,10 +92,17 @@ class RunView:
             if without_numbers(self._starting.get(kind, "")) != without_numbers(line):
                 self._print(line)
         self._starting = now
+        held, self._waits = self._waits, waits(self.progress)
+        for kind, sentence in self._waits.items():
+            if without_numbers(held.get(kind, "")) != without_numbers(sentence):
+                self._print(one_line(f"waiting: {sentence}"))
+        for kind in held.keys() - self._waits.keys():
+            self._print(f"going on: {kind}")
 
     def render(self) -> RenderableType:
         state = self.progress
         parts = [_header(state), _curve(state), _services(state), _last_step(state)]
+        parts += [Text(one_line(f"  {sentence}"), "yellow") for sentence in waits(state).values()]
         if state.samples and state.samples[-1].completions:
             parts.append(_sample(state.samples[-1]))
         if state.notices:

@@ -47,6 +47,10 @@ class RealBroker:
         """Have Redis hold again what it held at the photograph."""
         self._redis("FLUSHDB", "SELECT 1", f'EVAL "{_COPY}" 0 0')
 
+    def set_maxmemory(self, size: str) -> None:
+        """Limit Redis' memory; "0": no limit."""
+        self._redis(f"CONFIG SET maxmemory {size}")
+
     def _redis(self, *commands: str) -> None:
         with socket.create_connection(("127.0.0.1", self.redis_port), timeout=20) as redis:
             for command in commands:

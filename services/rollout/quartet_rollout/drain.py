@@ -8,6 +8,7 @@ from typing import Any
 from quartet.v1 import rollout_pb2
 
 from quartet_common.errors import aborted, unavailable
+from quartet_common.handshake import WaitingFor
 from quartet_common.log import get_logger
 from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
@@ -26,7 +27,7 @@ class Drain:
         state: RolloutState,
         groups: Groups,
         membership: Membership,
-        waiting: set[str],
+        waiting: WaitingFor,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task],
     ):
         """`waiting`: what the service waits for. `spawn(coroutine, name)` runs a task."""
