@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_client.connection import ALL_KINDS, Connections, service_status, service_statuses
-from quartet_client.control import Checkpoint, Drained, held, pause, stop, trainer_status
+from quartet_client.control import Checkpoint, Drained, deadline, held, pause, stop, trainer_status
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
@@ -369,7 +369,8 @@ class AsyncClient:
         address = rollout if ":" in rollout else await self._address_of(rollout)
         service = self.connections.rollout_at(address)
         request = rollout_pb2.SetDrainRequest(draining=not undo, grace=to_duration(grace), reason=reason)
-        answer = await service.call(service.stub.SetDrain, request, grace + timeout)
+        async with deadline(f"the answer of the rollout at {address}", grace + timeout):
+            answer = await service.call(service.stub.SetDrain, request, grace + timeout)
         return Drained(address, answer.run_id, answer.finished, answer.given_back)
 
     async def _address_of(self, name: str) -> str:

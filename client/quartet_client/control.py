@@ -53,7 +53,7 @@ async def trainer_status(connections: Connections, run_id: str) -> trainer_pb2.T
 async def pause(connections: Connections, run_id: str, reason: str, limit: float, timeout: float) -> int:
     """Pause, and return the steps done when the step in progress is."""
     trainer = connections.trainer
-    async with _deadline(f"the end of the step in progress at the trainer at {trainer.address}", timeout):
+    async with deadline(f"the end of the step in progress at the trainer at {trainer.address}", timeout):
         status = await trainer_status(connections, run_id)
         request = trainer_pb2.PauseRequest(reason=reason, limit=to_duration(limit))
         paused = await trainer.call(trainer.stub.Pause, request)
@@ -65,7 +65,7 @@ async def pause(connections: Connections, run_id: str, reason: str, limit: float
 async def stop(connections: Connections, run_id: str, reason: str, timeout: float) -> int:
     """Stop the trainer, wait until it has ended, and return how many steps are committed then."""
     trainer, broker = connections.trainer, connections.broker
-    async with _deadline(f"the end of the trainer at {trainer.address}", timeout):
+    async with deadline(f"the end of the trainer at {trainer.address}", timeout):
         run_id = (await trainer_status(connections, run_id)).run_id
         await trainer.call(trainer.stub.Stop, trainer_pb2.StopRequest(reason=reason))
         try:
@@ -89,7 +89,8 @@ async def _watch(connections: Connections, after_step: int) -> None:
 
 
 @asynccontextmanager
-async def _deadline(what: str, timeout: float) -> AsyncIterator[None]:
+async def deadline(what: str, timeout: float) -> AsyncIterator[None]:
+    """Bound what is done inside, and a service that hangs, by `timeout` seconds."""
     try:
         async with asyncio.timeout(timeout):
             yield

@@ -242,6 +242,7 @@ async def evaluate_run(
 
 
 _QUIET_SECONDS = 1.0  # without an event: then all stored events of an active run have come
+_EVENTS_SECONDS = 5.0  # to read them, also where new ones come all the time
 _RESULT_SECONDS = 5.0
 _ANSWERED = frozenset({"ready", "leased_to_trainer", "trained", "committed", "delivered"})
 
@@ -329,11 +330,12 @@ async def _of_step(connections: Connections, run_id: str, step: int) -> tuple[li
 
 
 async def _events_so_far(connections: Connections, run_id: str) -> AsyncIterator[RunEvent]:
-    """Yield the stored events; of an active run until none comes for _QUIET_SECONDS."""
+    """Yield the stored events; of an active run until none comes for _QUIET_SECONDS, or _EVENTS_SECONDS are over."""
+    end = asyncio.get_running_loop().time() + _EVENTS_SECONDS
     async with aclosing(watch_run(connections, run_id, "")) as events:
-        while True:
+        while (left := end - asyncio.get_running_loop().time()) > 0:
             try:
-                async with asyncio.timeout(_QUIET_SECONDS):
+                async with asyncio.timeout(min(_QUIET_SECONDS, left)):
                     event = await anext(events)
             except (TimeoutError, StopAsyncIteration):
                 return

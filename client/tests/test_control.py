@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -176,6 +177,16 @@ async def test_another_run_a_trainer_that_is_away_and_a_refusal_are_one_sentence
 async def test_each_wait_ends_by_its_timeout(quartet, command):
     status, said = await quartet(command, "--timeout", "0.3")
     assert status == 1 and ("within 0.3 s; it was asked for" in said or "did not answer in time" in said), said
+
+
+@pytest.mark.parametrize("words", [("pause",), ("checkpoint",), ("stop",), ("drain", "HUNG", "--grace", "0")])
+async def test_a_service_that_hangs_is_waited_for_no_longer_than_the_timeout(quartet, words):
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # and nobody accepts
+        hung = f"127.0.0.1:{listening.getsockname()[1]}"
+        began = asyncio.get_running_loop().time()
+        status, said = await quartet(*(hung if word == "HUNG" else word for word in words), "--timeout", "1", at=hung)
+        assert asyncio.get_running_loop().time() - began < 10
+    assert status in (1, 2) and hung in said, said
 
 
 async def test_list_checkpoints_is_of_the_run_that_is_named(trainer, address):
