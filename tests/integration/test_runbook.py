@@ -156,7 +156,6 @@ def book(pythons: Pythons, model: Path, tmp_path_factory: pytest.TempPathFactory
             services.client("run", "--attach", "--plain", *services.arguments)
             services.wait_for("client", "\nstep 5/")
             yield made
-            services.processes["client"].must_run()
     finally:
         if has_disk:
             subprocess.run(["umount", "-l", folder / "disk"], check=True)
@@ -324,7 +323,7 @@ def certificates(book: Book) -> Iterator[Given]:
     assert book.command(f"quartet certs init {pki} --host localhost --days 1").wait(60) == 0
     yield {"FOLDER": str(pki)}
     shown = book.command(f"quartet certs show {pki}")
-    assert shown.wait(60) == 0 and re.search(r"^rollout .* \d\d+$", shown.said(), re.MULTILINE), shown.said()
+    assert shown.wait(60) == 0 and re.search(r"^rollout .* 90 *$", shown.said(), re.MULTILINE), shown.said()
 
 
 @contextmanager
@@ -341,6 +340,7 @@ def a_kept_step(book: Book) -> Iterator[Given]:
 
 @contextmanager
 def lost_redis(book: Book) -> Iterator[Given]:
+    assert book.services.stop("client", signal.SIGINT) == 130
     book.services.processes["redis"].close()
     for path in book.services.redis_data.rglob("*"):
         if path.is_file():
@@ -352,9 +352,17 @@ def lost_redis(book: Book) -> Iterator[Given]:
 @contextmanager
 def started_again(book: Book) -> Iterator[Given]:
     book.start("trainer")
-    book.until(lambda client: client.get_run(RUN).stats.leased_to_trainer >= 0, "the run")
+    book.services.client("run", "--attach", "--plain", *book.services.arguments)
     book.trained(2)
     yield {}
+
+
+@contextmanager
+def ended(book: Book) -> Iterator[Given]:
+    yield {}
+    assert book.services.processes["client"].wait(60) == 1
+    assert "run runbook was cancelled: enough" in book.services.processes["client"].said()
+    assert book.services.processes["trainer"].wait(60) == 0
 
 
 SETUPS: dict[str, Setup] = {
@@ -378,7 +386,7 @@ SETUPS: dict[str, Setup] = {
     "a backup is wanted": new_folder,
     "the trainer's host is to be restarted": stopping,
     "a certificate expires soon": certificates,
-    "the run is to end early": nothing,
+    "the run is to end early": ended,
     "the loss explodes, or the rewards collapse: which checkpoints are kept?": nothing,
     "go back to one": a_kept_step,
     "Redis has lost the run": lost_redis,
