@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_client.connection import ALL_KINDS, Connections, service_status, service_statuses
-from quartet_client.control import Checkpoint, Drained, deadline, held, pause, stop, trainer_status
+from quartet_client.control import Checkpoint, Drained, deadline, held, trainer_status, until_reported
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
@@ -78,7 +78,7 @@ class AsyncClient:
         except ValidationError as error:
             raise InputError(f"addresses: {error.errors(include_url=False)[0]['msg']}") from error
         self.connections = Connections(addresses, security or SecuritySection(), timeout)
-        self._broker = self.connections.broker
+        self._broker, self._trainer = self.connections.broker, self.connections.trainer
 
     @classmethod
     def from_config(
@@ -317,48 +317,45 @@ class AsyncClient:
         version = policy_version if policy_version is not None else (await self.get_run(run_id)).policy_version
         return await evaluate_run(self.connections, run_id, evaluation_set, version, live, timeout, summary_only)
 
-    # Control
+    # Control; an empty run_id is the run of the trainer, whichever it is
 
     async def pause(self, run_id: str = "", *, limit: float = 0.0, reason: str = "", timeout: float = 600.0) -> int:
-        """Have the trainer begin no further step until `resume`; return the steps done when it is paused.
+        """Pause the trainer after the step in progress, for at most `limit` seconds (0: until `resume`).
 
-        Args:
-            run_id: the run that it must train; "" for any, as below.
-            limit: seconds after which the pause ends by itself; 0: none.
-            timeout: seconds to wait for the end of the step in progress.
+        Return the steps done when that step is, within `timeout` seconds.
         """
-        return await pause(self.connections, run_id, reason, limit, timeout)
+        trainer, request = self._trainer, trainer_pb2.PauseRequest(reason=reason, limit=to_duration(limit))
+        async with deadline(f"the end of the step in progress at the trainer at {trainer.address}", timeout):
+            status = await trainer_status(self.connections, run_id)
+            step = (await trainer.call(trainer.stub.Pause, request)).step
+            if status.step < step:
+                await until_reported(self.connections, step - 2)
+        return step
 
     async def resume(self, run_id: str = "") -> int:
         """End the trainer's pause and return the steps done."""
-        trainer = self.connections.trainer
         await trainer_status(self.connections, run_id)
-        return (await trainer.call(trainer.stub.Resume, trainer_pb2.ResumeRequest())).step
+        return (await self._trainer.call(self._trainer.stub.Resume, trainer_pb2.ResumeRequest())).step
 
     async def checkpoint(self, run_id: str = "", timeout: float = 600.0) -> Checkpoint:
         """Have the trainer save a checkpoint after the step in progress, and return it when it is durable."""
-        trainer = self.connections.trainer
         await trainer_status(self.connections, run_id)
-        answer = await trainer.call(trainer.stub.SaveCheckpoint, trainer_pb2.SaveCheckpointRequest(), timeout)
+        request = trainer_pb2.SaveCheckpointRequest()
+        answer = await self._trainer.call(self._trainer.stub.SaveCheckpoint, request, timeout)
         return Checkpoint.from_proto(answer.checkpoint)
-
-    async def list_checkpoints(self, run_id: str = "") -> list[Checkpoint]:
-        """Return the checkpoints on the trainer's disk, oldest first."""
-        trainer = self.connections.trainer
-        await trainer_status(self.connections, run_id)
-        answer = await trainer.call(trainer.stub.ListCheckpoints, trainer_pb2.ListCheckpointsRequest())
-        return [Checkpoint.from_proto(one) for one in answer.checkpoints]
 
     async def stop(self, run_id: str = "", *, reason: str = "", timeout: float = 600.0) -> int:
         """Stop the trainer after the step in progress and its checkpoint; return the committed steps when it has ended.
 
         The run stays active: a trainer started again continues it.
         """
-        return await stop(self.connections, run_id, reason, timeout)
+        async with deadline(f"the end of the trainer at {self._trainer.address}", timeout):
+            run_id = (await trainer_status(self.connections, run_id)).run_id
+            await self._trainer.call(self._trainer.stub.Stop, trainer_pb2.StopRequest(reason=reason))
+            await until_reported(self.connections)
+        return (await self.get_run(run_id)).committed_step
 
-    async def drain(
-        self, rollout: str, *, grace: float = 60.0, undo: bool = False, reason: str = "", timeout: float = 30.0
-    ) -> Drained:
+    async def drain(self, rollout: str, *, grace: float = 60.0, undo: bool = False, timeout: float = 30.0) -> Drained:
         """Take a rollout out of its run, and return when it has left; its process stays, so that `undo` brings it back.
 
         Args:
@@ -366,21 +363,19 @@ class AsyncClient:
             grace: seconds in which it finishes groups that have begun; the others' prompts are given back.
             timeout: seconds for the answer after the grace.
         """
-        address = rollout if ":" in rollout else await self._address_of(rollout)
-        service = self.connections.rollout_at(address)
-        request = rollout_pb2.SetDrainRequest(draining=not undo, grace=to_duration(grace), reason=reason)
-        async with deadline(f"the answer of the rollout at {address}", grace + timeout):
+        service = self.connections.rollout_at(rollout if ":" in rollout else await self._address_of(rollout))
+        request = rollout_pb2.SetDrainRequest(draining=not undo, grace=to_duration(grace))
+        async with deadline(f"the answer of the rollout at {service.address}", grace + timeout):
             answer = await service.call(service.stub.SetDrain, request, grace + timeout)
-        return Drained(address, answer.run_id, answer.finished, answer.given_back)
+        return Drained.from_proto(answer, address=service.address)
 
-    async def _address_of(self, name: str) -> str:
-        active = [run.run_id for run in await self.list_runs() if run.active]
-        rollouts = [one for run_id in active for one in (await self.get_run(run_id)).members if one.kind == "rollout"]
-        for member in rollouts:
-            if member.instance_id == name:
-                return member.address
-        named = ", ".join(f"{member.instance_id} at {member.address}" for member in rollouts) or "which there is none"
-        raise InputError(f"'{name}' is no rollout of an active run; allowed: an address, or one of {named}")
+    async def _address_of(self, rollout: str) -> str:
+        runs = [await self.get_run(run.run_id) for run in await self.list_runs() if run.active]
+        known = {one.instance_id: one.address for run in runs for one in run.members if one.kind == "rollout"}
+        if rollout not in known:
+            named = ", ".join(f"{name} at {address}" for name, address in known.items()) or "which there is none"
+            raise InputError(f"'{rollout}' is no rollout of an active run; allowed: an address, or one of {named}")
+        return known[rollout]
 
     # Monitoring
 

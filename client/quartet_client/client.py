@@ -166,7 +166,6 @@ class Client:
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
     checkpoint = _blocking(AsyncClient.checkpoint)
-    list_checkpoints = _blocking(AsyncClient.list_checkpoints)
     stop = _blocking(AsyncClient.stop)
     drain = _blocking(AsyncClient.drain)
     watch = _iterating(AsyncClient.watch)

@@ -1,4 +1,4 @@
-"""Control of a run's services: pause, resume, checkpoint and stop of its trainer, drain of a rollout."""
+"""Control of a run's services: pause, checkpoint and stop of its trainer, drain of a rollout."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import grpc
-from quartet.v1 import broker_pb2, trainer_pb2
+from quartet.v1 import trainer_pb2
 
 from quartet_client.connection import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.from_proto import FromProto
 from quartet_common.durations import to_duration
 from quartet_common.errors import AWAY
-
-_NO_STEP = 2**62  # after all steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Checkpoint(FromProto):
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(FromProto):
     """A rollout that has left `run_id` ("": it was in none): groups finished meanwhile, and prompts given back."""
 
     address: str
@@ -42,63 +40,34 @@ async def trainer_status(connections: Connections, run_id: str) -> trainer_pb2.T
     trainer = connections.trainer
     status = await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest())
     if run_id not in ("", status.run_id):
-        raise QuartetError(
-            f"the trainer at {trainer.address} trains run '{status.run_id}', not '{run_id}'; set addresses.trainer to "
-            f"the trainer of '{run_id}'",
-            grpc.StatusCode.FAILED_PRECONDITION,
-        )
+        there = f"the trainer at {trainer.address} trains run '{status.run_id}', not '{run_id}'"
+        text = f"{there}; set addresses.trainer to the trainer of '{run_id}'"
+        raise QuartetError(text, grpc.StatusCode.FAILED_PRECONDITION)
     return status
 
 
-async def pause(connections: Connections, run_id: str, reason: str, limit: float, timeout: float) -> int:
-    """Pause, and return the steps done when the step in progress is."""
+async def until_reported(connections: Connections, after_step: float = 2**62) -> None:
+    """Wait until the trainer has reported a step after `after_step`, or its training has ended."""
     trainer = connections.trainer
-    async with deadline(f"the end of the step in progress at the trainer at {trainer.address}", timeout):
-        status = await trainer_status(connections, run_id)
-        request = trainer_pb2.PauseRequest(reason=reason, limit=to_duration(limit))
-        paused = await trainer.call(trainer.stub.Pause, request)
-        if status.step < paused.step:
-            await _watch(connections, paused.step - 2)
-        return paused.step
-
-
-async def stop(connections: Connections, run_id: str, reason: str, timeout: float) -> int:
-    """Stop the trainer, wait until it has ended, and return how many steps are committed then."""
-    trainer, broker = connections.trainer, connections.broker
-    async with deadline(f"the end of the trainer at {trainer.address}", timeout):
-        run_id = (await trainer_status(connections, run_id)).run_id
-        await trainer.call(trainer.stub.Stop, trainer_pb2.StopRequest(reason=reason))
+    with suppress(StopAsyncIteration):
         try:
-            await _watch(connections, _NO_STEP)
+            async with trainer.errors():
+                request = trainer_pb2.WatchMetricsRequest(after_step=int(after_step))
+                await anext(aiter(trainer.stub.WatchMetrics(request)))
         except QuartetError as error:
             if error.code not in AWAY:
                 raise
-    return (await broker.call(broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))).run.committed_step
-
-
-async def _watch(connections: Connections, after_step: int) -> None:
-    """Wait until a step after `after_step` has been reported, or the training has ended."""
-    trainer = connections.trainer
-    async with trainer.errors():
-        call = trainer.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=after_step))
-        try:
-            async for _ in call:
-                return
-        finally:
-            call.cancel()
 
 
 @asynccontextmanager
 async def deadline(what: str, timeout: float) -> AsyncIterator[None]:
-    """Bound what is done inside, and a service that hangs, by `timeout` seconds."""
+    """Bound what is done inside, at a service that may hang, by `timeout` seconds. Raises QuartetError."""
     try:
         async with asyncio.timeout(timeout):
             yield
     except TimeoutError:
-        raise QuartetError(
-            f"{what} did not come within {timeout:g} s; it was asked for, and quartet status says what happens",
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-        ) from None
+        text = f"{what} did not come within {timeout:g} s, but was asked for; see quartet status"
+        raise QuartetError(text, grpc.StatusCode.DEADLINE_EXCEEDED) from None
 
 
 @asynccontextmanager

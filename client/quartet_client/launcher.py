@@ -3,6 +3,8 @@
 The launcher is above the client, so it is found as an entry point: `launcher` of the group `quartet`.
 """
 
+import json
+import subprocess
 from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import RunData
-from quartet_client.errors import QuartetError
+from quartet_client.errors import InputError, QuartetError
 from quartet_common.config import LoadedConfig
 
 
@@ -70,3 +72,24 @@ def the_launcher(otherwise: str) -> Launcher:
     raise QuartetError(
         "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or " + otherwise
     )
+
+
+def run_in_environment(service: str, module: str, *words: str) -> dict[str, Any]:
+    """Run a module of a service in its environment on this host, and return the JSON object that it prints.
+
+    Raises:
+        InputError: it refuses, with its reason.
+        QuartetError: there is no such environment.
+    """
+    python = the_launcher("make a checkout's environments on this host").service_python(service)
+    if not python.exists():
+        raise QuartetError(
+            f"the {service}'s environment, which does this, is not made: '{python}' is missing; make it: "
+            f"python3 deploy/local/environments.py {service}"
+        )
+    command = [str(python), "-m", module, *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"{module} ended with status {done.returncode}"]
+        raise InputError("; ".join(lines) if done.returncode == 2 else lines[-1])
+    return dict(json.loads(done.stdout))

@@ -51,7 +51,7 @@ class RunView:
         self.plain = not live if plain is None else plain
         self._repeats = Repeats()
         self._starting: dict[str, str] = {}
-        self._waits: dict[str, str] = {}
+        self._held: dict[str, str] = {}
         # `refresh` alone draws: a thread of rich would read the progress while it changes.
         self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
 
@@ -87,17 +87,15 @@ class RunView:
         if not self.plain:
             self._live.refresh()
             return
+        held = waits(self.progress)
         now = {kind: one_line(f"{kind} {doing}") for kind, doing in starting(self.progress).items()}
+        now |= {f"waiting {kind}": one_line(f"waiting: {sentence}") for kind, sentence in held.items()}
         for kind, line in now.items():
             if without_numbers(self._starting.get(kind, "")) != without_numbers(line):
                 self._print(line)
-        self._starting = now
-        held, self._waits = self._waits, waits(self.progress)
-        for kind, sentence in self._waits.items():
-            if without_numbers(held.get(kind, "")) != without_numbers(sentence):
-                self._print(one_line(f"waiting: {sentence}"))
-        for kind in held.keys() - self._waits.keys():
+        for kind in self._held.keys() - held.keys():
             self._print(f"going on: {kind}")
+        self._starting, self._held = now, held
 
     def render(self) -> RenderableType:
         state = self.progress

@@ -11,8 +11,7 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from real_broker import Life
 
-from quartet_client import AsyncClient, QuartetError
-from quartet_client.cli import control
+from quartet_client import launcher
 from quartet_client.cli.main import main
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.errors import aborted, failed_precondition, permission_denied
@@ -58,9 +57,6 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         await self.trained.wait()
         return trainer_pb2.SaveCheckpointResponse(checkpoint=checkpoint(4))
 
-    async def ListCheckpoints(self, request, context):  # noqa: N802
-        return trainer_pb2.ListCheckpointsResponse(checkpoints=[checkpoint(2), checkpoint(4)])
-
     async def Stop(self, request, context):  # noqa: N802
         self._note(request)
         return trainer_pb2.StopResponse(step=4)
@@ -78,8 +74,8 @@ class Rollout(rollout_pb2_grpc.RolloutServiceServicer):
 
     async def SetDrain(self, request, context):  # noqa: N802
         self.asked.append(request)
-        if request.reason == "in vain":
-            raise aborted("drain", "it was ended by another call; drain again if the rollout is to leave")
+        if request.grace.seconds == 13:
+            raise aborted("drain", "it was ended by another call; call again if the rollout is to leave")
         drained = {"finished": 3, "given_back": 2} if request.draining else {}
         return rollout_pb2.SetDrainResponse(run_id="demo", **drained)
 
@@ -121,11 +117,11 @@ def quartet(trainer, address, capsys) -> Callable[..., Coroutine[None, None, tup
 
 
 async def test_pause_returns_when_the_step_in_progress_is_done_and_resume_ends_it(trainer, quartet):
-    pausing = asyncio.create_task(quartet("pause", "demo", "--limit", "90", "--reason", "disks"))
+    pausing = asyncio.create_task(quartet("pause", "demo", "--limit", "90"))
     while not trainer[0].asked:
         await asyncio.sleep(0.01)
     (asked,) = trainer[0].asked
-    assert (asked.reason, asked.limit.seconds) == ("disks", 90)
+    assert (asked.reason, asked.limit.seconds) == ("quartet pause", 90)
     await asyncio.sleep(0.3)
     assert not pausing.done()
     trainer[0].trained.set()
@@ -144,7 +140,7 @@ async def test_checkpoint_and_stop_wait_and_say_what_is_kept(trainer, quartet, a
     status, said = await quartet("checkpoint", "--json")
     assert (status, json.loads(said)) == (0, {"run_id": "demo", "step": 4, "path": "/runs/step-4"})
     assert (await quartet("checkpoint"))[1] == "run demo: the checkpoint of 4 steps is durable: /runs/step-4"
-    stopping = asyncio.create_task(quartet("stop", "demo", "--reason", "maintenance"))
+    stopping = asyncio.create_task(quartet("stop", "demo"))
     while not isinstance(trainer[0].asked[-1], trainer_pb2.StopRequest):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
@@ -176,7 +172,7 @@ async def test_another_run_a_trainer_that_is_away_and_a_refusal_are_one_sentence
 @pytest.mark.parametrize("command", ["pause", "checkpoint", "stop"])
 async def test_each_wait_ends_by_its_timeout(quartet, command):
     status, said = await quartet(command, "--timeout", "0.3")
-    assert status == 1 and ("within 0.3 s; it was asked for" in said or "did not answer in time" in said), said
+    assert status == 1 and ("within 0.3 s, but was asked for" in said or "did not answer in time" in said), said
 
 
 @pytest.mark.parametrize("words", [("pause",), ("checkpoint",), ("stop",), ("drain", "HUNG", "--grace", "0")])
@@ -189,16 +185,6 @@ async def test_a_service_that_hangs_is_waited_for_no_longer_than_the_timeout(qua
     assert status in (1, 2) and hung in said, said
 
 
-async def test_list_checkpoints_is_of_the_run_that_is_named(trainer, address):
-    async with AsyncClient(address, trainer=trainer[1]) as client:
-        assert [(each.step, each.path) for each in await client.list_checkpoints("demo")] == [
-            (2, "/runs/step-2"),
-            (4, "/runs/step-4"),
-        ]
-        with pytest.raises(QuartetError, match="not 'other'"):
-            await client.list_checkpoints("other")
-
-
 async def test_drain_takes_an_address_or_the_name_of_a_member(serve, quartet, address):
     double = Rollout()
     at = await serve("rollout", rollout_pb2_grpc.add_RolloutServiceServicer_to_server, double)
@@ -208,40 +194,30 @@ async def test_drain_takes_an_address_or_the_name_of_a_member(serve, quartet, ad
         f"the rollout at {at} has left run demo: 3 groups finished, 2 prompts given back; it works again with: "
         f"quartet drain {at} --undo"
     )
-    assert await quartet("drain", "r2", "--grace", "7", "--reason", "fans") == (0, said)
-    assert [(asked.draining, asked.grace.seconds, asked.reason) for asked in double.asked] == [(True, 7, "fans")]
+    assert await quartet("drain", "r2", "--grace", "7") == (0, said)
+    assert [(asked.draining, asked.grace.seconds) for asked in double.asked] == [(True, 7)]
     assert await quartet("drain", at, "--undo") == (0, f"the rollout at {at} works again for run demo")
     assert not double.asked[-1].draining
     status, said = await quartet("drain", "r3")
     assert status == 2 and "'r3' is no rollout of an active run; allowed: an address, or one of r1 at" in said
-    status, said = await quartet("drain", at, "--reason", "in vain")
-    assert status == 1 and "drain again if the rollout is to leave" in said
+    status, said = await quartet("drain", at, "--grace", "13")
+    assert status == 1 and "call again if the rollout is to leave" in said
     status, said = await quartet("drain", "host:port")
     assert status == 2 and "an address is host:port with a port from 0 to 65535" in said
 
 
-async def test_rollback_is_refused_for_a_run_that_does_not_exist_or_is_trained(quartet, address, tmp_path):
-    life = Life(address, "demo")
-    status, said = await quartet("rollback", "gone", "--to", "3")
-    assert status == 2 and "run 'gone' does not exist" in said
-    me = rollout("trainer-1", kind=4)
-    life.call("RegisterMember", pb.RegisterMemberRequest(run_id="demo", member=me))
-    status, said = await quartet("rollback", "demo", "--to", "3")
-    assert status == 2 and "the trainer trainer-1 is a member of run 'demo'; stop it: quartet stop demo" in said
-    life.call("LeaveMember", pb.LeaveMemberRequest(run_id="demo", instance_id="trainer-1"))
-    status, said = await quartet("rollback", "demo", "--to", "3", "--checkpoints", str(tmp_path))
-    assert status == 2 and f"'{tmp_path}' has no checkpoint of run 'demo'" in said
-
-
-async def test_rollback_without_a_broker_takes_the_run_files_settings(quartet, nowhere, monkeypatch, tmp_path):
+async def test_rollback_calls_the_trainers_part_with_the_run_files_checkpoints(monkeypatch, capsys, tmp_path):
     given: list[str] = []
 
     def part(words: list[str], **_):
         given.extend(words)
-        made = {"step": 9, "path": "/runs/step-9", "from": 6}
-        return control.subprocess.CompletedProcess(words, 0, json.dumps(made), "")
+        made = {"step": 9, "path": "/runs/step-9"}
+        return launcher.subprocess.CompletedProcess(words, 0, json.dumps(made), "")
 
-    monkeypatch.setattr(control.subprocess, "run", part)
-    keys = ("--set", f"addresses.broker={nowhere}", "--set", "run.max_staleness=2", "--set", "run.max_steps=9")
-    status = await asyncio.to_thread(main, ["rollback", "demo", "--to", "3", "--checkpoints", str(tmp_path), *keys])
-    assert status == 0 and given[3:] == [str(tmp_path), "demo", "--to", "3", "--max-staleness", "2"]
+    command = ["rollback", "demo", "--to", "3", "--checkpoints", str(tmp_path)]
+    assert main(command) == 2
+    assert f"the newest checkpoint in '{tmp_path}' is not of run 'demo'" in capsys.readouterr().err
+    monkeypatch.setattr(launcher.subprocess, "run", part)
+    assert main([*command[:4], "--set", f"trainer.checkpoint.folder={tmp_path}/own"]) == 0
+    assert given[1:] == ["-m", "quartet_trainer.rollback", f"{tmp_path}/own", "demo", "3"]
+    assert capsys.readouterr().out == "run demo goes on at step 9 with the weights of step 3: /runs/step-9; start it\n"

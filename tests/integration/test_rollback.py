@@ -48,7 +48,7 @@ def test_a_run_rolled_back_trains_on_from_the_earlier_weights_and_each_group_cou
     services.client("run", "--attach", "--plain", *services.arguments)
     services.wait_for("client", "\nstep 12/")
     refused = quartet(services, "rollback", RUN, "--to", "8", status=2)
-    assert "is a member of run 'by-hand'; stop it: quartet stop by-hand" in refused
+    assert f"'{root}' is in use by another trainer" in refused and "stop that one" in refused
 
     stopped = quartet(services, "stop", RUN)
     assert services.processes["trainer"].wait(60) == 0, services.logs()

@@ -1,7 +1,5 @@
 """`quartet backup` and `restore`: a run's data in Redis, its newest checkpoint and its ledger as one folder."""
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ from quartet_client.audit import checkpoint_folder
 from quartet_client.backup import RedisHalf, back_up, verify
 from quartet_client.backup import restore as restore_backup
 from quartet_client.cli.options import Target, run_option
-from quartet_client.errors import InputError, QuartetError
-from quartet_client.launcher import the_launcher
+from quartet_client.launcher import run_in_environment
 from quartet_client.terminal import echo
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
@@ -81,23 +78,12 @@ def restore(
 
 def _redis(path: Path | None, overrides: tuple[str, ...], run_id: str, replace: bool = False) -> RedisHalf:
     """Return what calls `quartet_broker.backup` in the broker's environment."""
-    python = the_launcher("make a checkout's environments on this host").service_python("broker")
-    if not python.exists():
-        raise QuartetError(
-            f"the broker's environment, which connects to Redis, is not made: '{python}' is missing; make it: "
-            "python3 deploy/local/environments.py broker"
-        )
     embedded = _embedded(path, overrides, run_id)
+    config = [*(["--config", str(path)] if path else []), *(["--replace"] if replace else [])]
+    config += [word for each in (*overrides, *embedded) for word in ("--set", each)]
 
     def call(action: str, run_id: str, folder: Path) -> dict[str, Any]:
-        command = [str(python), "-m", "quartet_broker.backup", action, run_id, str(folder)]
-        command += [*(["--config", str(path)] if path else []), *(["--replace"] if replace else [])]
-        command += [word for each in (*overrides, *embedded) for word in ("--set", each)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"the broker's part ended with status {done.returncode}"]
-            raise InputError("; ".join(lines) if done.returncode == 2 else lines[-1])
-        return dict(json.loads(done.stdout))
+        return run_in_environment("broker", "quartet_broker.backup", action, run_id, str(folder), *config)
 
     return call
 

@@ -110,7 +110,7 @@ class RolloutService:
         self._sleep = Sleep(self.state, host.spawn)
         self._stall = StallWatch(self.state, section.stall_seconds, self._engine_stalled)
         self.updates = WeightUpdates(self.state, self._sleep, self.groups, host.spawn)
-        drain = Drain(self.state, self.groups, self.membership, host.waiting, host.spawn)
+        drain = Drain(self.state, self.groups, self.membership, host)
         parts = self._direct, self._link, self._sleep, drain, self.updates
         self._servicer = RolloutServicer(self.state, host, section, *parts)
 

@@ -4,17 +4,9 @@ import grpc
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
-from quartet_common.errors import (
-    describe,
-    failed_precondition,
-    invalid_argument,
-    permission_denied,
-    unavailable,
-    unimplemented,
-)
+from quartet_common.errors import describe, failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.identity import check_owner, restricted
 from quartet_common.log import get_logger
-from quartet_common.text import encodable
 from quartet_common.weights import check_manifest
 from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
@@ -43,7 +35,6 @@ _PAUSE_MODES: dict[int, PauseMode] = {
 # Above any epoch or policy version of a run; and a day.
 _MAX_VERSION = 2**31 - 1
 _MAX_TIMEOUT_SECONDS = 86400.0
-_LONGEST_REASON = 1000
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
@@ -153,11 +144,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.SetSleepResponse(policy_version=await self._sleep.set(request.level, seconds))
 
     async def SetDrain(self, request, context):  # noqa: N802
-        self._check_run_owner()
+        run = self._state.run  # or its last one
+        check_owner(f"run '{self._state.run_id}'", run.made_by if run is not None else "")
         if not request.draining:
             return self._drain.end()
-        grace = _seconds(request.grace, "unset to give back at once", "grace")
-        return await self._drain.begin(grace, encodable(request.reason, _LONGEST_REASON))
+        return await self._drain.begin(_seconds(request.grace, "unset to give back at once", "grace"))
 
     async def Generate(self, request, context):  # noqa: N802
         completions = [completion async for completion in self._direct.completions(request)]
@@ -196,13 +187,6 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             ) from error
         check_owner(f"the training of run '{run_id}'", run.trained_by)
         self._trainer = run_id, run.trained_by
-
-    def _check_run_owner(self) -> None:
-        """Reject callers that did not make this rollout's run, or its last one."""
-        run = self._state.run
-        if restricted() is not None and run is None:
-            raise permission_denied("SetDrain", f"{self._state.works_for}; allowed: operators")
-        check_owner(f"run '{self._state.run_id}'", run.made_by if run is not None else "")
 
     def _timeout(self, duration) -> float:
         return _seconds(duration, "unset") or self._section.weight_update_timeout_seconds

@@ -285,6 +285,7 @@ class Checkpointer:
             **self._identity(),
             "ledger": mark,
             "first_remembered_pass": self._first_remembered_pass,
+            "max_staleness": self._run.spec.max_staleness,  # for `rollback`
             "early_stop": self._patience and self._patience.to_json(),
         }
         done = self._executor.submit(self._learner.snapshot(folder, facts))

@@ -100,14 +100,12 @@ class SetSleepResponse(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
 class SetDrainRequest(_message.Message):
-    __slots__ = ("draining", "grace", "reason")
+    __slots__ = ("draining", "grace")
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     GRACE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     draining: bool
     grace: _duration_pb2.Duration
-    reason: str
-    def __init__(self, draining: _Optional[bool] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, draining: _Optional[bool] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SetDrainResponse(_message.Message):
     __slots__ = ("run_id", "finished", "given_back")

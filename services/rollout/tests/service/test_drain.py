@@ -13,7 +13,7 @@ WAITS = "the end of its drain (quartet drain --undo)"
 
 
 def set_drain(world, grace: float = 0.0, draining: bool = True):
-    request = rollout_pb2.SetDrainRequest(draining=draining, reason="maintenance")
+    request = rollout_pb2.SetDrainRequest(draining=draining)
     request.grace.FromTimedelta(timedelta(seconds=grace))
     return world.stub.SetDrain(request, timeout=20)
 
@@ -68,7 +68,7 @@ async def test_a_drain_that_is_ended_is_told_to_its_caller_and_changes_nothing(r
     draining = asyncio.ensure_future(set_drain(ready, grace=15))
     await ready.until(lambda: WAITS in ready.host.waiting)
     await set_drain(ready, draining=False)
-    assert "drain again if the rollout is to leave" in await refused(draining, grpc.StatusCode.ABORTED)
+    assert "call again if the rollout is to leave" in await refused(draining, grpc.StatusCode.ABORTED)
     ready.engine.let_go()
     await ready.broker.until(lambda: ready.broker.puts)
     assert ready.broker.calls.count("register") == 1 and not ready.broker.releases

@@ -82,13 +82,3 @@ async def test_a_client_drains_the_rollouts_of_a_run_that_it_made(world, pki):
     assert [await answer(name, "client") for name in ("client", "operator")] == ["done", "done"]
     assert "run 'demo': it belongs to the certificate 'alice'" in await answer("client", "alice")
     assert "allowed: client, operator" in await answer("trainer", "client")
-    world.service.state.run = None
-    request.draining = True
-    assert "allowed: operators" in await answer_without_run(world, pki, request)
-
-
-async def answer_without_run(world, pki, request) -> str:
-    async with connect(world.host.address, security(pki, "client"), service="rollout") as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await rollout_pb2_grpc.RolloutServiceStub(channel).SetDrain(request, timeout=20)
-    return describe(refused.value)

@@ -147,7 +147,7 @@ def test_rolled_back_learner_takes_the_steps_that_follow_the_earlier_checkpoint(
         unbroken.snapshot(tmp_path / f"step-{step:08}", RUN_FACTS)()
     (tmp_path / "ledger.jsonl").write_text("".join(f'{{"step":{n},"instances":["{n}"]}}\n' for n in range(4)))
     mark_newest(tmp_path)
-    done = roll_back(tmp_path, "test", 2, max_staleness=1)
+    done = roll_back(tmp_path, "test", 2)
     rolled_back.load(Path(done["path"]))
     earlier = make_learner(model_path, Run(max_steps=9), warmup_steps=3, **values)
     earlier.load(tmp_path / "step-00000002")
@@ -164,7 +164,7 @@ def test_rolled_back_learner_takes_the_steps_that_follow_the_earlier_checkpoint(
     assert_same_state(earlier, unbroken)
 
 
-RUN_FACTS = {"run_id": "test", "run_created_at": "2026-11-29T00:00:00Z"}
+RUN_FACTS = {"run_id": "test", "first_remembered_pass": 0, "max_staleness": 1}
 
 
 def mark_newest(root: Path) -> None:

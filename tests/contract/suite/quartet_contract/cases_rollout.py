@@ -149,7 +149,7 @@ SLEEP: dict[str, list[Case]] = {
 
 
 def drain(w, **fields):
-    return with_weights(w, pb.SetDrainRequest(draining=True, reason="contract", **fields))
+    return with_weights(w, pb.SetDrainRequest(draining=True, **fields))
 
 
 def is_drained(w, answer):
