@@ -309,9 +309,7 @@ class AsyncClient:
             )
         if hold:
             async with held(self.connections, timeout) as version:
-                return await evaluate_run(
-                    self.connections, run_id, evaluation_set, version, timeout=timeout, summary_only=summary_only
-                )
+                return await evaluate_run(self.connections, run_id, evaluation_set, version, "", timeout, summary_only)
         live = "" if policy_version is not None else secrets.token_hex(4)
         # A broker of an earlier release ignores `live` and evaluates this version.
         version = policy_version if policy_version is not None else (await self.get_run(run_id)).policy_version

@@ -13,7 +13,6 @@ from quartet_client.connection import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.from_proto import FromProto
 from quartet_common.durations import to_duration
-from quartet_common.errors import AWAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,14 @@ async def trainer_status(connections: Connections, run_id: str) -> trainer_pb2.T
     return status
 
 
-async def until_reported(connections: Connections, after_step: float = 2**62) -> None:
-    """Wait until the trainer has reported a step after `after_step`, or its training has ended."""
+async def until_reported(connections: Connections, after_step: int = 2**62) -> None:
+    """Wait until the trainer has reported a step after `after_step`, or has ended."""
     trainer = connections.trainer
-    with suppress(StopAsyncIteration):
-        try:
-            async with trainer.errors():
-                request = trainer_pb2.WatchMetricsRequest(after_step=int(after_step))
-                await anext(aiter(trainer.stub.WatchMetrics(request)))
-        except QuartetError as error:
-            if error.code not in AWAY:
-                raise
+    call = trainer.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=after_step))
+    with suppress(StopAsyncIteration, QuartetError):
+        async with trainer.errors():
+            await anext(aiter(call))
+    call.cancel()
 
 
 @asynccontextmanager

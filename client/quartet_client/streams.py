@@ -206,13 +206,7 @@ _EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
 
 
 async def evaluate_run(
-    connections: Connections,
-    run_id: str,
-    evaluation_set: str,
-    version: int,
-    live: str = "",
-    timeout: float = 600.0,
-    summary_only: bool = False,
+    connections: Connections, run_id: str, evaluation_set: str, version: int, live: str, timeout: float, summary: bool
 ) -> Evaluation:
     """Evaluate a set by one version, or by the live ones under the name `live`. Raises QuartetError."""
     broker = connections.broker
@@ -228,7 +222,7 @@ async def evaluate_run(
             run_id=run_id,
             evaluation_id=started.evaluation_id,
             wait=to_duration(min(_EVALUATION_WAIT, left)),
-            summary_only=summary_only,
+            summary_only=summary,
         )
         answer = await broker.call(broker.stub.GetEvaluation, request, _EVALUATION_WAIT + connections.timeout)
         if answer.complete:

@@ -8,29 +8,23 @@ import click
 from quartet_client.audit import checkpoint_folder
 from quartet_client.backup import RedisHalf, back_up, verify
 from quartet_client.backup import restore as restore_backup
-from quartet_client.cli.options import Target, run_option
+from quartet_client.cli.options import Target, checkpoints_option, run_option
 from quartet_client.launcher import run_in_environment
 from quartet_client.terminal import echo
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
-_config = click.option(
+config_option = click.option(
     "--config", "path", type=click.Path(path_type=Path), help="Run file (TOML): broker.redis_url, run, checkpoints."
 )
-_overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
-_checkpoints = click.option(
-    "--checkpoints",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The trainer's checkpoints. Default: those of the run file, or runs/RUN/checkpoints.",
-)
+overrides_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
 
 
 @click.command()
 @_folder
-@_config
-@_overrides
+@config_option
+@overrides_option
 @run_option
-@_checkpoints
+@checkpoints_option
 def backup(
     folder: Path, path: Path | None, overrides: tuple[str, ...], run_id: str | None, checkpoints: Path | None
 ) -> int:
@@ -51,9 +45,9 @@ def backup(
 
 @click.command()
 @_folder
-@_config
-@_overrides
-@_checkpoints
+@config_option
+@overrides_option
+@checkpoints_option
 @click.option("--replace", is_flag=True, help="Also if Redis has the run: its data there are deleted.")
 def restore(
     folder: Path, path: Path | None, overrides: tuple[str, ...], checkpoints: Path | None, replace: bool

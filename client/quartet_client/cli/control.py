@@ -9,7 +9,16 @@ import click
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import checkpoint_folder
-from quartet_client.cli.options import Target, asynchronous, connected, json_option, print_json, targeted
+from quartet_client.cli.backup import config_option, overrides_option
+from quartet_client.cli.options import (
+    Target,
+    asynchronous,
+    checkpoints_option,
+    connected,
+    json_option,
+    print_json,
+    targeted,
+)
 from quartet_client.control import trainer_status
 from quartet_client.launcher import run_in_environment
 from quartet_client.terminal import echo
@@ -117,14 +126,9 @@ async def drain(client: AsyncClient, rollout: str, undo: bool, grace: float, tim
 @click.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--to", type=click.IntRange(min=0), required=True, metavar="STEP", help="Step of the checkpoint.")
-@click.option(
-    "--checkpoints",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The trainer's checkpoints. Default: those of the run file, or runs/RUN/checkpoints.",
-)
-@click.option("--config", "path", type=click.Path(path_type=Path), help="Run file (TOML): run, checkpoints.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
+@checkpoints_option
+@config_option
+@overrides_option
 @json_option
 def rollback(
     run_id: str, to: int, checkpoints: Path | None, path: Path | None, overrides: tuple[str, ...], as_json: bool

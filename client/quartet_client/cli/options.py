@@ -82,6 +82,12 @@ def connected(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
 
 
 run_option = click.option("--run", "run_id", help="The run; by default run.id of the run file, or 'default'.")
+checkpoints_option = click.option(
+    "--checkpoints",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The trainer's checkpoints. Default: those of the run file, or runs/RUN/checkpoints.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

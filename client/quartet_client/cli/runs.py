@@ -13,6 +13,7 @@ from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.cli.options import (
     Target,
     asynchronous,
+    checkpoints_option,
     connected,
     facts,
     json_option,
@@ -127,12 +128,7 @@ async def delete(client: AsyncClient, run_id: str, force: bool, as_json: bool) -
 
 @click.command()
 @run_argument
-@click.option(
-    "--checkpoints",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The trainer's checkpoints. Default: those of the run file, or runs/RUN/checkpoints.",
-)
+@checkpoints_option
 @json_option
 @targeted
 @asynchronous
