@@ -189,6 +189,7 @@ def drained(book: Book) -> Iterator[Given]:
 def full_queue(book: Book) -> Iterator[Given]:
     with drained(book) as given:
         yield given
+        book.services.wait_for("client", "waiting: the broker's queue is full")
     book.services.wait_for("client", "going on: queue")
 
 
