@@ -9,14 +9,15 @@ import promql_parser
 import pytest
 import yaml
 from metric_names import declared_metrics, literals
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2, trainer_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "observability"
 METRICS = declared_metrics()
 SERIES = {series: metric for metric in METRICS.values() for series in metric.series}
-# Prometheus' own, and those of the scrape configuration.
-OWN_SERIES = {"up"}
+PHASES = trainer_pb2.TrainerPhase.DESCRIPTOR.values
+# Prometheus' own, its client's, and those of the scrape configuration.
+OWN_SERIES = {"up", "process_start_time_seconds"}
 OWN_LABELS = {"job", "instance", "service", "le"}
 
 
@@ -30,7 +31,7 @@ def expressions() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("where", "expression"), expressions())
 def test_an_expression_is_one_of_prometheus_and_asks_for_what_is_there(where, expression):
     promql_parser.parse(expression)  # its grammar and types: `rate` of a gauge's moment or a lost bracket is refused
-    names = set(re.findall(r"\b(?:quartet_[a-z_]+|up)\b", expression))
+    names = set(re.findall(rf"\b(?:quartet_[a-z_]+|{'|'.join(OWN_SERIES)})\b", expression))
     assert names and names <= set(SERIES) | OWN_SERIES, where
     for name, selector in re.findall(r"(\w+)\{([^}]*)\}", expression):
         labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
@@ -49,6 +50,7 @@ def test_label_values_are_those_that_services_write(where, expression):
         known = literals(SERIES[name].service)
         known |= {field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields}
         known |= {code.name for code in grpc.StatusCode}
+        known |= {value.name.removeprefix("TRAINER_PHASE_").lower() for value in PHASES}
         values = {each for value in re.findall(r'"([^"]*)"', selector) for each in value.split("|")}
         assert values and values <= known, f"{where}: {name}"
 

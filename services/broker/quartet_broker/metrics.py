@@ -15,8 +15,9 @@ REDIS = metrics.gauge(
     "quartet_broker_redis", "1 for the state that Redis is in (ok, away, full, refusing), 0 for the others.", ["state"]
 )
 RUN = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
+RUN_ACTIVE = metrics.gauge("quartet_broker_run_active", "1 while the run is active, 0 after its end.", ["run"])
 
-OF_A_RUN = (GROUPS_PUT, PROMPTS_LEASED, SHARES_REACHED, RUN)
+OF_A_RUN = (GROUPS_PUT, PROMPTS_LEASED, SHARES_REACHED, RUN, RUN_ACTIVE)
 """Metrics with the label `run`."""
 
 

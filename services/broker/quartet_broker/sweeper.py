@@ -7,7 +7,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_broker import scripts
 from quartet_broker.config import BrokerSection
-from quartet_broker.metrics import REDIS, RUN, forget_run
+from quartet_broker.metrics import REDIS, RUN, RUN_ACTIVE, forget_run
 from quartet_broker.runs import Runs
 from quartet_broker.store import AWAY, FULL, REFUSING, Store
 from quartet_common.errors import ContractError
@@ -175,9 +175,10 @@ class Sweeper:
             log.warning("run '%s' is not wholly deleted yet: %s", run_id, error.message)
 
     async def _gauge(self, run_id: str) -> None:
-        stats = (await self._runs.load(run_id)).stats
+        run = await self._runs.load(run_id)
+        RUN_ACTIVE.labels(run_id).set(run.state == broker_pb2.RUN_STATE_ACTIVE)
         for field in _FIELDS:
-            RUN.labels(run_id, field).set(getattr(stats, field))
+            RUN.labels(run_id, field).set(getattr(run.stats, field))
 
     async def _forget(self, run_id: str) -> None:
         """Forget a run that is no longer listed."""

@@ -214,10 +214,19 @@ async def test_of_a_run_that_ended_a_while_ago_or_is_deleted_no_metric_is_left(w
     async with asyncio.timeout(30):
         while not series_of(world) >= RUN_SERIES:
             await asyncio.sleep(0.05)
+        assert REGISTRY.get_sample_value("quartet_broker_run_active", {"run": world.run_id}) == 1
         await world.finish()
         if deleted:
             await world.delete()
         while series_of(world):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_run_that_has_ended_is_shown_as_not_active(world, broker):
+    await fill(world)
+    await world.finish()
+    async with asyncio.timeout(30):
+        while REGISTRY.get_sample_value("quartet_broker_run_active", {"run": world.run_id}) != 0:
             await asyncio.sleep(0.05)
 
 

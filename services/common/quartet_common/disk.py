@@ -41,6 +41,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(_nearest(folder)).free
 
 
+def size_bytes(folder: Path) -> int:
+    """Return the size of the disk where a folder is or will be created."""
+    return shutil.disk_usage(_nearest(folder)).total
+
+
 def _nearest(path: Path) -> Path:
     """Return the path, or the nearest of its parents that exists and can be seen."""
     return next(each for each in (path, *path.absolute().parents) if os.path.exists(each))

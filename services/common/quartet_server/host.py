@@ -11,7 +11,9 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,6 +29,7 @@ from quartet_common.ports import AddressUnavailable
 from quartet_server.interceptor import CallInterceptor
 from quartet_server.metrics import serve_metrics
 from quartet_server.process import Supervisor
+from quartet_server.vitals import report_build, report_certificate, report_disk
 
 log = get_logger(__name__)
 
@@ -176,6 +179,10 @@ class ServiceHost:
         log.info("serving at %s", self.address)
 
     def _serve_metrics(self) -> None:
+        report_build(self.kind)
+        report_disk(Path(tempfile.gettempdir()))
+        if self._security.tls:
+            report_certificate(self._security)
         port = self._port + self._settings.metrics_port_offset
         try:
             serve_metrics(self._bind_host, port, [split_address(self.address)[0], *self._settings.metrics_hosts])

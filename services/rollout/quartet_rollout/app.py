@@ -32,7 +32,15 @@ from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
 from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
-from quartet_rollout.metrics import KV_CACHE_USE, POLICY_VERSION, RUNNING, TOKENS_PER_SECOND, WAITING, WINDOW
+from quartet_rollout.metrics import (
+    GENERATED,
+    KV_CACHE_USE,
+    POLICY_VERSION,
+    RUNNING,
+    TOKENS_PER_SECOND,
+    WAITING,
+    WINDOW,
+)
 from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import Scorer
@@ -205,7 +213,9 @@ class RolloutService:
                     self._failed(engine.failure)
                 stats = engine.stats()
                 if (seconds := time.monotonic() - counted_at) >= _SAMPLE_SECONDS:
-                    rate = (stats.tokens_total - counted) / seconds
+                    generated = stats.tokens_total - counted
+                    GENERATED.labels(self.state.run_id).inc(generated)
+                    rate = generated / seconds
                     self.state.tokens_per_second += (rate - self.state.tokens_per_second) / _SMOOTHED_OVER
                     counted_at, counted = time.monotonic(), stats.tokens_total
                 RUNNING.set(stats.running)
@@ -250,6 +260,7 @@ class RolloutService:
         await self.groups.give_back_all(reason)
 
     async def _forget_run(self, reason: str) -> None:
+        GENERATED.clear()
         self._direct.interrupt(reason)
         await self.updates.forget(reason)
 

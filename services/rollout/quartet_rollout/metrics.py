@@ -3,6 +3,9 @@
 from quartet_server import metrics
 
 TOKENS = metrics.counter("quartet_rollout_tokens_total", "Tokens of finished completions.", ["purpose"])
+GENERATED = metrics.counter(
+    "quartet_rollout_generated_tokens_total", "Tokens generated, while this rollout works for the run.", ["run"]
+)
 COMPLETIONS = metrics.counter("quartet_rollout_completions_total", "Finished completions.", ["finish_reason"])
 GROUPS = metrics.counter(
     "quartet_rollout_groups_total",

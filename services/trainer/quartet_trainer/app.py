@@ -12,6 +12,7 @@ from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
 from quartet_common.config import ConfigError
 from quartet_common.log import get_logger
 from quartet_server.host import ServiceHost, freeze_gc_heap
+from quartet_server.vitals import report_disk
 from quartet_trainer import launch
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.errors import LearnerError, TrainingError
@@ -64,6 +65,8 @@ async def serve(config: Config, host: ServiceHost, *, sft: bool = False) -> None
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
     host.loading = "model loading"
+    for folder in {config.run.path, checkpoint_root(config)}:
+        report_disk(folder)
     training = host.spawn(_train(config, host, control, status, sft), "training")
     host.spawn(_watch(workers, host), "ranks")
 

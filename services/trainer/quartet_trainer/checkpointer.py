@@ -235,7 +235,8 @@ class Checkpointer:
         if self._patience and theirs.get("early_stop"):
             self._patience.restore(theirs["early_stop"])
         self._last = as_message(newest)
-        self._status.step = self._status.checkpoint_step = newest.step
+        self._status.checkpointed(self._last)
+        self._status.step = newest.step
         log.info("resuming from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
     def trained(self, step: int, instance_ids: list[str]) -> None:
@@ -321,7 +322,7 @@ class Checkpointer:
         )
         checkpoint.saved_at.GetCurrentTime()
         self._last = checkpoint
-        self._status.checkpoint_step = writing.step
+        self._status.checkpointed(checkpoint)
         if reporter is not None:
             reporter.report(checkpoint=broker_pb2.CheckpointSaved(step=writing.step, path=str(writing.folder)))
         log.info("checkpoint saved", extra={"step": writing.step, "path": str(writing.folder), "removed": len(removed)})

@@ -17,7 +17,9 @@ from quartet_trainer.status import Status
 log = get_logger(__name__)
 
 _WAITING = metrics.gauge(
-    "quartet_trainer_waiting_for_disk_seconds", "How long the trainer has waited for space on a disk; 0: it does not."
+    "quartet_trainer_waiting_for_disk_seconds",
+    "How long the trainer has waited for space on a disk; 0: it does not.",
+    ["run"],
 )
 RETRY_SECONDS = 2.0
 _FULL = tuple(os.strerror(code).lower() for code in (errno.ENOSPC, errno.EDQUOT))
@@ -35,6 +37,7 @@ class DiskSpace:
     def __init__(self, control: Control, status: Status, idle: Callable[[], None]):
         """`idle`: called now and then while it waits, as `Learner.idle`."""
         self._control, self._status, self._idle = control, status, idle
+        self._waiting = _WAITING.labels(status.run_id)
 
     def until_written(self, folder: Path, write: Callable[[], Written], needed: int = 0) -> Written:
         """Return what `write` returns, once there is space; it is not called while fewer than `needed` bytes are free.
@@ -59,10 +62,10 @@ class DiskSpace:
                         "trainer keeps its state and waits for space"
                     )
                     self._status.wait_for(f"space on the disk of '{folder}'")
-                _WAITING.set(time.monotonic() - began)
+                self._waiting.set(time.monotonic() - began)
                 self._idle()
                 self._control.wait(RETRY_SECONDS)
         finally:
             if began:
-                _WAITING.set(0)
+                self._waiting.set(0)
                 self._status.wait_for("")

@@ -12,10 +12,12 @@ from quartet_trainer.progress import PROGRESS
 from quartet_trainer.status import Status, phase_name
 
 _STALLED = metrics.gauge(
-    "quartet_trainer_stalled_seconds", "Time without a part of the work done, while the trainer works; 0: it goes on."
+    "quartet_trainer_stalled_seconds",
+    "Time without a part of the work done, while the trainer works; 0: it goes on.",
+    ["run"],
 )
 _STALL_LIMIT = metrics.gauge(
-    "quartet_trainer_stall_limit_seconds", "Time without a part of the work done after which the trainer ends."
+    "quartet_trainer_stall_limit_seconds", "Time without a part of the work done after which the trainer ends.", ["run"]
 )
 FIRST_STEP_SECONDS = 1800.0
 """Added by default until the first step is trained: it compiles, and connects the ranks."""
@@ -25,7 +27,7 @@ class StallWatch(stall.StallWatch):
     """Watches this rank."""
 
     def __init__(self, rank: int, status: Status, seconds: float | None, on_stall: Callable[[str], None]):
-        super().__init__(seconds, on_stall, _STALLED, _STALL_LIMIT)
+        super().__init__(seconds, on_stall, _STALLED.labels(status.run_id), _STALL_LIMIT.labels(status.run_id))
         self._rank, self._status = rank, status
         self._parent = psutil.Process(started_by) if rank and (started_by := launch.starter()) else None
         self._what = ""

@@ -15,9 +15,19 @@ from quartet_server import metrics
 
 METRICS_KEPT = 1000
 
-_PHASE_SECONDS = metrics.counter("quartet_trainer_phase_seconds_total", "Time spent in each phase.", ["phase"])
-_STEP = metrics.gauge("quartet_trainer_step", "Optimizer steps in the weights.")
-_METRIC = metrics.gauge("quartet_trainer_metric", "The last step's metrics, as docs/metrics.md names them.", ["name"])
+_PHASE_SECONDS = metrics.counter("quartet_trainer_phase_seconds_total", "Time spent in each phase.", ["run", "phase"])
+_PHASE = metrics.gauge(
+    "quartet_trainer_phase", "1 for the phase that the trainer is in, 0 for others.", ["run", "phase"]
+)
+_STEP = metrics.gauge("quartet_trainer_step", "Optimizer steps in the weights.", ["run"])
+_CHECKPOINT_TIME = metrics.gauge(
+    "quartet_trainer_checkpoint_timestamp_seconds",
+    "When the newest checkpoint was saved, in seconds since the epoch; before the first, when the training began.",
+    ["run"],
+)
+_METRIC = metrics.gauge(
+    "quartet_trainer_metric", "The last step's metrics, as docs/metrics.md names them.", ["run", "name"]
+)
 
 Phase = trainer_pb2.TrainerPhase
 # The others are waits, or have limits of their own.
@@ -61,6 +71,17 @@ class Status:
     _watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
     _closed: bool = False
 
+    def __post_init__(self) -> None:
+        """Export what changes with the state."""
+        _STEP.labels(self.run_id).set_function(lambda: self.step)
+        _PHASE.labels(self.run_id, phase_name(self._phase)).set(1)
+        _CHECKPOINT_TIME.labels(self.run_id).set_to_current_time()
+
+    def checkpointed(self, checkpoint: trainer_pb2.Checkpoint) -> None:
+        """Record the newest checkpoint, which is durable."""
+        self.checkpoint_step = checkpoint.step
+        _CHECKPOINT_TIME.labels(self.run_id).set(checkpoint.saved_at.ToNanoseconds() / 1e9)
+
     @property
     def phase(self) -> int:
         """The current TrainerPhase."""
@@ -79,8 +100,10 @@ class Status:
             name = phase_name(before)
             seconds = now - self.since
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-            _PHASE_SECONDS.labels(name).inc(seconds)
+            _PHASE_SECONDS.labels(self.run_id, name).inc(seconds)
             self._phase, self.since = phase, now
+            _PHASE.labels(self.run_id, name).set(0)
+            _PHASE.labels(self.run_id, phase_name(phase)).set(1)
         tracing.record(name.replace("_", " "), "", time.time() - seconds, root=True)
         return before
 
@@ -125,9 +148,8 @@ class Status:
 
     def record(self, report: trainer_pb2.WatchMetricsResponse) -> None:
         """Store a step's metrics and wake the watchers."""
-        _STEP.set(report.step + 1)
         for name, value in report.metrics.items():
-            _METRIC.labels(name).set(value)
+            _METRIC.labels(self.run_id, name).set(value)
         with self._lock:
             self._history.append(report)
         self._wake()

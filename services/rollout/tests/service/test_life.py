@@ -140,3 +140,15 @@ async def test_metrics_count_the_tokens_of_each_purpose(world):
     train, evaluate = counted()
     await world.put(instance("a"), instance("b", purpose=experience_pb2.PURPOSE_EVALUATE))
     assert counted() == [train + 7, evaluate + 3]
+
+
+async def test_generated_tokens_are_counted_for_the_run_and_forgotten_with_it(world):
+    def counted(run: str) -> float | None:
+        return REGISTRY.get_sample_value("quartet_rollout_generated_tokens_total", {"run": run})
+
+    await world.put(instance("a"))
+    await world.until(lambda: counted("demo") and counted("demo") == world.engine.tokens_total)
+    world.broker.create_run(run_id="demo")  # made anew
+    world.broker.members.clear()
+    await world.until(lambda: world.broker.calls.count("register") == 2)
+    await world.until(lambda: counted("demo") == 0)
