@@ -38,7 +38,9 @@ def _service_config() -> str:
         # CANCELLED: by a server that stops; calls that their own caller cancels are not retried.
         "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
-    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+    # Calls, and streams when they begin, go in turn to all addresses of a name: replicas behind it share the load.
+    balancing: list[dict[str, object]] = [{"round_robin": {}}]
+    return json.dumps({"loadBalancingConfig": balancing, "methodConfig": [{"name": names, "retryPolicy": policy}]})
 
 
 def channel_options() -> list[tuple[str, object]]:
