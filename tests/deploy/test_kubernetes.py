@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from quartet_client.authority import EXPORTED, create_authority, export, issue
+from quartet_client.authority import EXPORTED
 from quartet_common.config import AddressesSection, SecuritySection, load_config
-from quartet_common.identity import ROLES, SERVERS, allowed_roles
+from quartet_common.identity import SERVERS, allowed_roles
 from quartet_server.probe import AnySection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,9 +186,6 @@ def test_what_a_pod_needs_is_in_the_overlay_or_its_command_is_in_the_docs(overla
                 assert volume["secret"]["secretName"] == f"quartet-{name}-tls"
             elif "secret" in volume:
                 assert f"kubectl create secret generic {volume['secret']['secretName']} " in DOCS
-    assert "kubectl create secret generic quartet-$service-tls --from-file=keys/$service" in DOCS
-    loop = re.search(r"for service in (.*); do\n.*certs export", DOCS)
-    assert loop and set(loop[1].split()) == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -265,13 +262,18 @@ def test_the_pod_monitor_gives_the_labels_that_the_alerts_use():
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates as docs/kubernetes.md makes them."""
+    """Certificates and secrets by the commands of docs/kubernetes.md; kubectl only prints what it would create."""
     folder = tmp_path_factory.mktemp("keys")
-    create_authority(folder / "pki")
-    for name in COMPONENTS:
-        hosts = dict(re.findall(r"--host '?(\w+)=([^' ]+)", DOCS))
-        issue(folder / "pki", name, [name], [hosts[name]] if name in hosts else [])
-        export(folder / "pki", name, folder / name)
+    (folder / "kubectl").write_text(
+        f'#!/bin/sh\nexec {shutil.which("kubectl")} "$@" --dry-run=client -o json > "$4.json"\n'
+    )
+    (folder / "kubectl").chmod(0o755)
+    (commands,) = re.findall(r"```sh\n(quartet certs .*?)```", DOCS, re.DOTALL)
+    client = ROOT / ".quartet" / "envs" / "client" / "bin"
+    environment = {**os.environ, "PATH": f"{folder}:{client}:{os.environ['PATH']}"}
+    command = ["bash", "-euo", "pipefail", "-c", commands]
+    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
     return folder
 
 
@@ -282,7 +284,7 @@ def test_the_run_file_passes_the_services_dry_run(service, keys, model, tmp_path
     assert section == SecuritySection(**{key: f"/etc/quartet/pki/{name}" for key, name in FILES.items()})
     address = container("cpu", service).get("args", ["", ""])[1].replace("$(POD_NAME)", "rollout-1")
     there = [
-        *(f"security.{key}={keys / service / name}" for key, name in FILES.items()),
+        *(f"security.{key}={keys / 'keys' / service / name}" for key, name in FILES.items()),
         *(["addresses.rollout=" + address.partition("=")[2]] if address else []),
         f"model.path={model}",
         "run.sampling.max_new_tokens=32",  # as the context of that model
@@ -298,7 +300,7 @@ def test_the_run_file_passes_the_services_dry_run(service, keys, model, tmp_path
     assert plan["service"] == service and plan["warnings"] == []
 
 
-def test_the_run_file_passes_the_clients_dry_run(keys):
+def test_the_run_file_passes_the_clients_dry_run():
     arguments = container("cpu", "client")["args"]
     assert arguments[:4] == ["run", "/etc/quartet/run.toml", "--attach", "--plain"]
     data = f"data.train={KUBERNETES / 'base' / 'train.jsonl'}"
@@ -308,12 +310,7 @@ def test_the_run_file_passes_the_clients_dry_run(keys):
     assert json.loads(answer.stdout)["data"]["prompt_instances"] >= 100 * 4, "as many as its steps take"
 
 
-def test_secrets_are_made_from_exported_certificates(keys):
+def test_secrets_are_those_that_pods_mount(keys):
     for name in COMPONENTS:
-        command = ["kubectl", "create", "secret", "generic", f"quartet-{name}-tls", f"--from-file={keys / name}"]
-        answer = subprocess.run(
-            [*command, "--dry-run=client", "-o", "json"], capture_output=True, text=True, timeout=60
-        )
-        assert answer.returncode == 0, answer.stderr
-        assert set(json.loads(answer.stdout)["data"]) == set(EXPORTED)
-    assert set(COMPONENTS) < set(ROLES)
+        secret = json.loads((keys / f"quartet-{name}-tls.json").read_text())
+        assert secret["metadata"]["name"] == f"quartet-{name}-tls" and set(secret["data"]) == set(EXPORTED)

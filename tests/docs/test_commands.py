@@ -20,8 +20,9 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"
 HERE = [block for block in SHELL if not block.mark]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 PROGRAMS = {"quartet": "client", **{f"quartet-{name}": name for name in ("broker", "reward", "rollout", "trainer")}}
-# tests/learning/test_learning.py and tests/hosts/scenario.py read their commands from the page.
-RUN_FROM_THE_PAGE = ("docs/start.md", "docs/hosts.md")
+# tests/learning/test_learning.py, tests/hosts/scenario.py and tests/deploy/test_kubernetes.py read their commands from
+# the page.
+RUN_FROM_THE_PAGE = ("docs/start.md", "docs/hosts.md", "docs/kubernetes.md")
 RUN_FILE = """\
 [run]
 id = "mine"
