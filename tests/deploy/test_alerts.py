@@ -3,15 +3,18 @@
 import json
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from promtool import NoPromtool, promtool
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "preloaded"))
+from prometheus_tools import NoPrometheus, prometheus_tool  # noqa: E402
+
 RULES = HERE.parents[1] / "deploy" / "observability" / "alerts.yaml"
 ANNOTATIONS = {
     rule["alert"]: " ".join(rule["annotations"].values())
@@ -23,10 +26,10 @@ MINUTES = 600
 
 
 @cache
-def found_promtool() -> str:
+def promtool() -> str:
     try:
-        return promtool()
-    except NoPromtool as why:
+        return prometheus_tool("promtool")
+    except NoPrometheus as why:
         pytest.skip(str(why))
 
 
@@ -74,7 +77,7 @@ def test_these_alerts_fire_and_no_others(name, tmp_path):
     }
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
-    answer = subprocess.run([found_promtool(), "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
@@ -87,7 +90,5 @@ def test_every_rule_is_fired_by_a_scenario_and_spared_by_another():
 
 def test_annotations_use_functions_of_prometheus(tmp_path):
     """A misspelled one is found only when the alert fires; `check rules` parses the templates."""
-    answer = subprocess.run(
-        [found_promtool(), "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60
-    )
+    answer = subprocess.run([promtool(), "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0, answer.stdout + answer.stderr
