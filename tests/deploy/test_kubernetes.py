@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from quartet_client.authority import EXPORTED
+from quartet_common import __version__
 from quartet_common.config import AddressesSection, SecuritySection, load_config
 from quartet_common.identity import SERVERS, allowed_roles
 from quartet_server.probe import AnySection
@@ -194,7 +195,7 @@ def test_each_image_has_a_dockerfile_and_gpu_images_a_gpu(overlay):
         image, _, tag = container(overlay, name)["image"].partition(":")
         assert (ROOT / "deploy" / "containers" / f"{image.removeprefix('quartet-')}.Dockerfile").is_file()
         on_gpu = overlay == "gpu" and name in ("rollout", "trainer")
-        assert tag == ("0.1.0-gpu" if on_gpu else "0.1.0")
+        assert tag == (f"{__version__}-gpu" if on_gpu else __version__)
         assert container(overlay, name)["resources"]["limits"].get("nvidia.com/gpu") == ("1" if on_gpu else None)
 
 
