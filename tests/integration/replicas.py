@@ -4,9 +4,10 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from quartet.v1 import reward_pb2, reward_pb2_grpc
+from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect
+from quartet_common.handshake import handshake
 
 SECONDS = 60.0
 
@@ -31,17 +32,18 @@ async def calls(address: str, count: int) -> int:
 
 
 async def streams(address: str, count: int) -> int:
-    """Score an item over each stream of `count` channels, as so many rollouts would; return how many were right."""
+    """Score an item by a stream of each channel, after a handshake, as a rollout does; return how many were right."""
 
-    async def one(number: int) -> bool:
-        async def items() -> AsyncIterator[reward_pb2.ScoreStreamRequest]:
-            yield reward_pb2.ScoreStreamRequest(item=item(number))
+    async def items(number: int) -> AsyncIterator[reward_pb2.ScoreStreamRequest]:
+        yield reward_pb2.ScoreStreamRequest(item=item(number))
 
+    right = 0
+    for number in range(count):
         async with connect(address, service="reward") as channel:
-            call = reward_pb2_grpc.RewardServiceStub(channel).ScoreStream(items(), timeout=SECONDS)
-            return [each.result.score.outcome async for each in call] == [reward_pb2.OUTCOME_CORRECT]
-
-    return sum(await asyncio.gather(*map(one, range(count))))
+            await handshake(channel, common_pb2.SERVICE_KIND_ROLLOUT)
+            call = reward_pb2_grpc.RewardServiceStub(channel).ScoreStream(items(number), timeout=SECONDS)
+            right += [each.result.score.outcome async for each in call] == [reward_pb2.OUTCOME_CORRECT]
+    return right
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_two_reward_services_behind_one_name_share_calls_and_streams(replicas, t
     assert sum(shares) == 100 and min(shares) >= 40, shares
     assert ask(tmp_path, port, "streams", 40) == 40
     shares = [answered(host, port, "ScoreStream") for host in HOSTS]
-    # Each channel begins with one of them at random: fewer than 8 of 40 has a probability of 1e-4.
+    # Which is connected first is chance, as of a rollout: fewer than 8 of 40 for one has a probability of 1e-4.
     assert sum(shares) == 40 and min(shares) >= 8, shares
     second.signal(signal.SIGKILL)
     second.wait(20)
