@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from quartet_common import __version__
+from quartet_common.build import read_build
 from quartet_common.certificates import Watch, handshake_with_itself
 from quartet_common.config import SecuritySection
 from quartet_common.disk import free_bytes, size_bytes
@@ -29,7 +29,7 @@ _DISK_SIZE = metrics.gauge("quartet_disk_size_bytes", "Bytes of that disk.", ["f
 
 def report_build(service: str) -> None:
     """Export the version of this service."""
-    _BUILD.labels(service, __version__).set(1)
+    _BUILD.labels(service, read_build()).set(1)
 
 
 def report_certificate(security: SecuritySection) -> None:
