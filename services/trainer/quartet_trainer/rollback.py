@@ -37,7 +37,8 @@ def roll_back(root: Path, run_id: str, to: int) -> dict[str, Any]:
         kept = {each.step: each for each in checkpoints.find_checkpoints(root)}
         newest, source = kept[max(kept)] if kept else None, kept.get(to)
         if newest is None or newest.manifest.get("run_id") != run_id or "max_staleness" not in newest.manifest:
-            raise TrainingError(f"the newest checkpoint in '{root}' is not of run '{run_id}', or of an earlier release")
+            whose = f"the newest checkpoint in '{root}' is not of run '{run_id}', or of an earlier release"
+            raise TrainingError(f"{whose}; name another folder, or start the trainer and stop it")
         if newest.manifest.get("rolled_back", {}).get("to") == to:
             return {"step": newest.step, "path": str(newest.path)}
         if source is None or source is newest:
@@ -70,7 +71,9 @@ def _copy(source: CheckpointFolder, newest: CheckpointFolder, mark: Mark) -> Pat
     facts = {
         **source.manifest,
         **{key: newest.manifest[key] for key in ("first_remembered_pass", "max_staleness")},
-        "step": step, "ledger": mark, "rolled_back": {"to": source.step, "from": newest.step},
+        "step": step,
+        "ledger": mark,
+        "rolled_back": {"to": source.step, "from": newest.step},
         "undone_steps": step - source.step + undone,  # so that the learning rate goes on as after `source`
     }
     path = checkpoints.checkpoint_folder(newest.path.parent, step)
