@@ -9,6 +9,7 @@ from certificate_files import make
 from prometheus_client import REGISTRY
 
 from quartet_common import certificates
+from quartet_common.build import read_build
 from quartet_server import vitals
 
 DAY = 86400
