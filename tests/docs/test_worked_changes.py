@@ -44,6 +44,7 @@ CHANGES = {
         ("services/trainer/tests/learner/test_algorithms.py", "-k", "raft"),
     ),
     "environment": Change("An environment", 4, "rollout", ("services/rollout/tests/service/test_second_look.py",)),
+    "command": Change("A command", 4, "client", ("client/tests/test_terminal.py", "-k", "members or each_command")),
     "broker_metric": Change(
         "A broker metric", 3, "broker", ("services/broker/tests/test_runs.py", "-k", "no_metric_is_left and True")
     ),
