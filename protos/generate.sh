@@ -6,6 +6,6 @@ set -euo pipefail
 cd "$(dirname "$0")"
 python=${1:-../.quartet/envs/dev/bin/python}
 output=${2:-python}
-export PATH="$(dirname "$(realpath -s "$python")"):$PATH" # of the plug-in protoc-gen-mypy_grpc
+PATH="$(dirname "$(realpath -s "$python")"):$PATH" # of the plug-in protoc-gen-mypy_grpc
 "$python" -m grpc_tools.protoc -I . --python_out="$output" --pyi_out="$output" --grpc_python_out="$output" \
     --mypy_grpc_out=quiet:"$output" quartet/v1/*.proto

@@ -122,7 +122,7 @@ class LiveRun(ByHand):
 
     def must_run(self) -> None:
         """Raise AssertionError if a process has exited by itself."""
-        for name, process in self.processes.items():
+        for name, process in list(self.processes.items()):  # install.sh may exchange one meanwhile
             assert process.poll() is None, f"{name} ended with {process.returncode}\n{self.logs()}"
 
     def _start(self, name: str, command: list, build: Build | None = None) -> None:

@@ -1,8 +1,14 @@
-"""Each service of a running run is replaced by another build; no group is lost or trained twice."""
+"""Each service of a running run is replaced by another build; no group is lost or trained twice.
+
+install.sh upgrades some of them, and rolls them back: broker and reward, or those that UPGRADE_INSTALLED names, e.g.
+"broker reward rollout trainer", whose packages take gigabytes and minutes.
+"""
 
 import asyncio
+import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,22 +16,27 @@ from pathlib import Path
 
 import pytest
 from another_build import Build, checkout, next_build
+from installed_run import InstalledRun, why_not
 from live_run import RUN, SECONDS, SERVICES, LiveRun
 from preloaded import Pythons, make_models
 
 from quartet_client import AsyncClient, Handle, QuartetError
 from quartet_common.errors import AWAY
 
-pytestmark = pytest.mark.timeout(900)
+INSTALLED = [] if why_not() else os.environ.get("UPGRADE_INSTALLED", "broker reward").split()
+pytestmark = pytest.mark.timeout(3600 if {"rollout", "trainer"} & set(INSTALLED) else 900)
+DRAIN_SECONDS = 10.0  # [server] drain_seconds by default
 SHOWN = re.compile(r"^step \d", re.MULTILINE)
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveRun]:
-    with closing(Pythons()) as pythons:
+def live() -> Iterator[InstalledRun]:
+    with closing(Pythons()) as pythons, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # for the services' users
         libraries = {kind: pythons.libraries(kind) for kind in SERVICES}
-        make_models(libraries["trainer"], tmp_path / "model")
-        with closing(LiveRun(tmp_path, tmp_path / "model", libraries)) as run:
+        make_models(libraries["trainer"], folder / "model")
+        with closing(InstalledRun(folder, folder / "model", libraries, INSTALLED)) as run:
             yield run
 
 
@@ -85,11 +96,11 @@ async def two_steps(live: LiveRun, client: AsyncClient) -> int:
     return wanted
 
 
-async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
+async def upgrade(live: InstalledRun, before: Build, after: Build) -> None:
     """Replace every service of a run, and check the run's result."""
     live.start_redis()
     for kind in SERVICES:
-        live.start(kind, before)
+        await asyncio.to_thread(live.start, kind, before)
     async with AsyncClient(**live.addresses) as client:
         for kind in SERVICES:
             await wait_for_build(live, client, kind, before)
@@ -98,11 +109,14 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
         asker = Asker(client)
         asking = asyncio.create_task(asker.ask())
         for kind in SERVICES:
-            assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
-            live.start(kind, after)
-            await wait_for_build(live, client, kind, after)
-            # The new client requests the run with a key that the run was created without.
-            await attach_again(live, after)
+            if kind in live.installed:
+                await upgrade_by_installer(live, client, kind, before, after)
+            else:
+                assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
+                await asyncio.to_thread(live.start, kind, after)
+                await wait_for_build(live, client, kind, after)
+                # The new client requests the run with a key that the run was created without.
+                await attach_again(live, after)
             answered = len(asker.answers)
             step = await two_steps(live, client)
             while len(asker.answers) == answered and not asking.done():
@@ -123,6 +137,24 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     assert len(asker.answers) == len(set(asker.answers)) >= len(SERVICES)
     for name in ("client", *SERVICES):
         assert "Traceback" not in live.log(name), live.log(name)[-3000:]
+
+
+async def upgrade_by_installer(live: InstalledRun, client: AsyncClient, kind: str, before: Build, after: Build) -> None:
+    """Upgrade a service with a plug-in after a refused attempt, and roll it back."""
+    assert "nonsense" in await asyncio.to_thread(live.refused, kind, after)
+    done = await asyncio.to_thread(live.install, kind, after, "--with", live.plug_ins[kind])
+    assert done.returncode == 0, done.stdout + done.stderr
+    await wait_for_build(live, client, kind, after)
+    assert live.has_plug_in(kind)
+    await attach_again(live, after)
+    done = await asyncio.to_thread(live.install, kind, after, "--rollback")
+    assert done.returncode == 0, done.stdout + done.stderr
+    await wait_for_build(live, client, kind, before)
+    assert not live.has_plug_in(kind)
+    assert [status for name, status in live.host.ended if name == kind] == [0, 0], live.log(kind)[-3000:]
+    _, *away = live.host.away[kind]
+    print(f"{kind} was away for {away} s", flush=True)
+    assert max(away) <= (60 if kind in ("rollout", "trainer") else DRAIN_SECONDS)  # these import torch and load a model
 
 
 async def attach_again(live: LiveRun, build: Build) -> None:
