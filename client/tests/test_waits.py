@@ -15,6 +15,7 @@ from rich.console import Console
 from quartet_client import AsyncClient, waits
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView, watch_progress
+from quartet_common.ports import free_ports
 from quartet_contract.world import instance
 
 pytestmark = pytest.mark.timeout(120)
@@ -51,7 +52,11 @@ def watching(address: str) -> Callable[..., contextlib.AbstractAsyncContextManag
     async def watch(broker: str = address, plain: bool = True) -> AsyncIterator[Watched]:
         watched = Watched()
         view = RunView(RunProgress("demo"), Console(file=watched.out, width=200, force_terminal=not plain), plain)
-        async with AsyncClient(broker, timeout=5.0) as client:
+        # Not the default addresses: services of other tests may be there.
+        others = dict(
+            zip(("reward", "rollout", "trainer"), (f"127.0.0.1:{port}" for port in free_ports(3)), strict=True)
+        )
+        async with AsyncClient(broker, **others, timeout=5.0) as client:
             with view:
                 task = asyncio.create_task(watch_progress(client, view))
                 try:

@@ -102,7 +102,7 @@ class Stack(Servers):
         if kind == "trainer":
             section |= {"tensorboard": False, "learning_rate": 1e-4}
         if alone:
-            token_file = self.folder / "token"
+            token_file = self.folder / f"{name}.token"  # of each: another may read it at this moment
             token_file.write_text(TOKEN)
             sections["security"] = {"token_file": str(token_file)}
             sections["server"] = {"metrics": False, "max_message_bytes": SMALL_MESSAGES}
