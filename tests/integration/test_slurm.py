@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from by_hand import ROOT, overriding, write_sums
+from by_hand import ROOT, SERVICES, overriding, write_sums
+from preloaded import Pythons
 from started import Started
 
 from quartet_client.audit import read_checkpoint
@@ -24,7 +25,20 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def job(model: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
+def checkout(pythons: Pythons, tmp_path: Path) -> Path:
+    """A checkout whose environments have the commands of this one, run by interpreters with the imports done."""
+    for kind in (*SERVICES, "client"):
+        folder = tmp_path / "checkout" / ".quartet" / "envs" / kind / "bin"
+        folder.mkdir(parents=True)
+        name = "quartet" if kind == "client" else f"quartet-{kind}"
+        for command, runs in ((name, f"-m quartet_{kind}"), ("python", "")):  # the broker's python finds a Redis
+            (folder / command).write_text(f'#!/bin/sh\nexec {pythons[kind]} {runs} "$@"\n')
+            (folder / command).chmod(0o755)
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def job(model: Path, checkout: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Return what starts the job, on two nodes, with more keys of the run file."""
     for name in ("train", "heldout"):
         write_sums(tmp_path / f"{name}.jsonl")
@@ -45,6 +59,7 @@ def job(model: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
         "SLURM_JOB_ID": str(os.getpid() % 100),
         "SLURM_JOB_NODELIST": "127.0.0.1,127.0.0.2",
         "SLURM_SUBMIT_DIR": str(ROOT),
+        "QUARTET": str(checkout),
         "SLURM_TMPDIR": str(tmp_path / "scratch"),
         "QUARTET_FOLDER": str(tmp_path / "run"),
         "REQUEUED": str(tmp_path / "requeued"),
