@@ -57,7 +57,7 @@ class TrainerProcess(Forked):
 
     def children(self) -> list[psutil.Process]:
         """The ranks that it started."""
-        return self.own().children()
+        return [child for child in self.own().children() if child.name() != "git"]  # which tells the build
 
     def outcome(self, seconds: float = 120.0) -> tuple[int, str]:
         """Wait for its end; returns its exit status and what it said."""
