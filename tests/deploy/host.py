@@ -63,6 +63,7 @@ class Host:
     Attributes:
         processes: the running services by name; a caller may share the dictionary.
         ended: the exit status of each service that was stopped.
+        drained: seconds of each stop, by service.
         away: seconds between the stop and READY=1 of each restart, by service.
     """
 
@@ -70,6 +71,7 @@ class Host:
         self.folder = folder
         self.processes: dict[str, Started] = {} if processes is None else processes
         self.ended: list[tuple[str, int]] = []
+        self.drained: dict[str, list[float]] = defaultdict(list)
         self.away: dict[str, list[float]] = defaultdict(list)
         self._units: dict[str, dict[str, list[str]]] = {}
         self._own = folder / "own"
@@ -173,12 +175,14 @@ class Host:
         process = self.processes.pop(name, None)
         if process is None:
             return
+        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(float(self._units[f"quartet-{name}.service"]["TimeoutStopSec"][0]))
         except subprocess.TimeoutExpired:
             process.kill()
         process.close()  # what it left of its group, as KillMode=mixed does
+        self.drained[name].append(time.monotonic() - began)
         self.ended.append((name, process.returncode))
 
     def _systemctl(self, words: list[str]) -> str:

@@ -37,6 +37,7 @@ async def play(task: Task, endpoint: Endpoint) -> float:
     await asyncio.sleep(0.5)
     return 1.0
 """
+DRAIN_SECONDS = 10.0  # [server] drain_seconds by default
 BACK_SECONDS = 30.0  # from SIGTERM to READY: 1 to 5 s alone, and several times that beside the imports of other suites
 UV = ROOT / ".quartet" / "tools" / "bin" / "uv"
 SERVICE = "environment"
@@ -74,6 +75,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         accepted(made.install(SERVICE, "--with", plug_in(made.folder / "plug-in", SERVICE), "--with", ROOT / TRACING))
         yield made
         player.stop()
+        assert max(made.drained[SERVICE]) <= DRAIN_SECONDS, made.drained
         assert max(made.away[SERVICE]) <= BACK_SECONDS, made.away
         assert {status for _, status in made.ended} == {0}
         accepted(made.install("--uninstall", "--purge", SERVICE))

@@ -25,6 +25,7 @@ from quartet_common.errors import AWAY
 
 INSTALLED = [] if why_not() else os.environ.get("UPGRADE_INSTALLED", "broker reward").split()
 pytestmark = pytest.mark.timeout(3600 if {"rollout", "trainer"} & set(INSTALLED) else 900)
+DRAIN_SECONDS = 10.0  # [server] drain_seconds by default
 BACK_SECONDS = 30.0  # from SIGTERM to READY: 1 to 5 s alone, and several times that beside the imports of other suites
 SHOWN = re.compile(r"^step \d", re.MULTILINE)
 
@@ -152,6 +153,7 @@ async def upgrade_by_installer(live: InstalledRun, client: AsyncClient, kind: st
     await wait_for_build(live, client, kind, before)
     assert not live.has_plug_in(kind)
     assert [status for name, status in live.host.ended if name == kind] == [0, 0], live.log(kind)[-3000:]
+    assert max(live.host.drained[kind]) <= DRAIN_SECONDS
     _, *away = live.host.away[kind]
     print(f"{kind} was away for {away} s", flush=True)
     assert max(away) <= (60 if kind in ("rollout", "trainer") else BACK_SECONDS)  # these import torch and load a model
