@@ -84,7 +84,7 @@ class Host:
         systemctl.parent.mkdir()
         systemctl.write_text(_SYSTEMCTL.format(python=sys.executable, address=self._server.server_address))
         systemctl.chmod(0o755)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -125,12 +125,9 @@ class Host:
 
     def give_tools(self) -> None:
         """Give it the launcher's uv, of the same version, which install.sh would take seconds to install."""
-        assert (
-            self.run(
-                "sh", "-c", 'mkdir -m 755 /opt/quartet && cp -a "$0" /opt/quartet/.tools', ROOT / ".quartet" / "tools"
-            ).returncode
-            == 0
-        )
+        script = 'mkdir -m 755 /opt/quartet && cp -a "$0" /opt/quartet/.tools'
+        done = self.run("sh", "-c", script, ROOT / ".quartet" / "tools")
+        assert done.returncode == 0, done.stderr
 
     def install(self, *arguments: object, checkout: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a checkout's install.sh."""

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / ".quartet" / "tools"
+FOLDER = Path(__file__).resolve().parents[2] / ".quartet"  # not its tools/, which other tests copy
 SECONDS = 120
 
 

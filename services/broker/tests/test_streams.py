@@ -118,17 +118,19 @@ async def test_an_event_is_read_from_redis_once_for_all_watchers(world, waiting)
     watchers = [world.watch() for _ in range(50)]
     for watcher in watchers:
         for _ in range(2):  # the run, its member
-            await watcher.read()
-
-    async def reads() -> int:
-        return (await world.redis.info("commandstats"))["cmdstat_xrange"]["calls"]
-
+            last = (await watcher.read()).event.event_id
     await waiting(50)  # each has looked for what is behind its second message
-    before = await reads()
-    new = await world.report(**EVENT)
-    assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
-    # Those who wait look once for the event, and once for what is behind it.
-    assert await reads() - before < 10
+    async with world.redis.monitor() as monitor:
+        new = await world.report(**EVENT)
+        assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
+        await world.redis.echo("all have it")
+        commands = []
+        async for seen in monitor.listen():
+            commands.append(seen["command"])
+            if "all have it" in commands[-1]:
+                break
+    reads = [command for command in commands if command.startswith("XRANGE") and f"({last} " in command]
+    assert len(reads) == 1, reads
     for watcher in watchers:
         watcher.cancel()
 
