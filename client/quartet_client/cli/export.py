@@ -1,11 +1,9 @@
-"""`quartet plot` and `quartet export`: learning curves as a PNG, a model with a card; both from a run's folder."""
+"""`quartet export`: a run's model with a card, in a folder or at the hub."""
 
-import difflib
 import json
 import shutil
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,129 +11,14 @@ from typing import Any
 
 import click
 
-from quartet_client.cli.compare import check_metrics
 from quartet_client.cli.rounding import copy_rounded, rounding_of
 from quartet_client.errors import InputError, QuartetError
-from quartet_client.progress import REWARD, RunProgress, accuracy_text, by_whom, read_run
+from quartet_client.hub_upload import push_folder
+from quartet_client.progress import RunProgress, accuracy_text, read_run
 from quartet_client.terminal import echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import ConfigError
-from quartet_common.hub import HUB_ID, is_hub_id, push_folder
-from quartet_common.python_file import install_command
-from quartet_common.verifier_scores import by_verifier
-
-_UNKNOWN = (float("nan"), float("nan"))
-
-
-_TITLES = {
-    REWARD: "Mean reward of the batch",
-    "completions/mean_length": "Tokens per completion",
-    "staleness/mean": "Staleness: steps between a group's weights and its update",
-}
-
-
-def plot_runs(folders: Sequence[Path], output: Path, metrics: Sequence[str] = ()) -> None:
-    """Draw held-out accuracy and metrics of the runs into one PNG, a panel for each.
-
-    Args:
-        metrics: their names; default: reward, that of each verifier if there are several, completion length, staleness.
-
-    Raises:
-        InputError: no run has such a metric.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    runs = [read_run(folder) for folder in folders]
-    there = list(dict.fromkeys(name for run in runs for _, step in run.rows() for name in step.metrics))
-    for name in metrics:
-        if name not in there:
-            close = difflib.get_close_matches(name, there, n=1) or there[:1]
-            raise InputError(f"--metric: no step has '{name}'; did you mean '{''.join(close)}'? (docs/metrics.md)")
-    verifiers = list(by_verifier(dict.fromkeys(there), "mean").values())
-    names = metrics or [REWARD, *(verifiers if len(verifiers) > 1 else ()), *list(_TITLES)[1:]]
-    rows = (len(names) + 2) // 2
-    figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
-    panels = [(axis, name, _TITLES.get(name, name)) for axis, name in zip(axes.flat[1:], names, strict=False)]
-    for axis in axes.flat[1 + len(names) :]:
-        axis.remove()
-    # Okabe and Ito's colors, which color-blind readers can distinguish.
-    colors = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-    for run, color in zip(runs, colors * len(runs), strict=False):
-        styles = ["-", "--", ":", "-."] * len(run.evaluations)
-        for held, style in zip(sorted(run.evaluations), styles, strict=False):
-            evaluated = run.points(held)
-            points = [(each.policy_version, 100 * each.accuracy) for each in evaluated if each.accuracy is not None]
-            if not points:
-                continue
-            label = f"{run.run_id}: {held}{by_whom(evaluated[-1].judges)}"
-            axes[0, 0].plot(*zip(*points, strict=True), style, color=color, marker="o", markersize=4, label=label)
-            ends = [(point.policy_version, *(100 * end for end in point.interval or _UNKNOWN)) for point in evaluated]
-            axes[0, 0].fill_between(*zip(*ends, strict=True), color=color, alpha=0.12, linewidth=0)
-        for axis, metric, _ in panels:
-            numbers = [number for number, _ in run.rows()]
-            values = [step.metrics.get(metric, float("nan")) for _, step in run.rows()]
-            axis.plot(numbers, values, color=color, alpha=0.25, linewidth=1)
-            axis.plot(numbers, _smoothed(values), color=color, linewidth=1.8, label=run.run_id)
-    axes[0, 0].set(title="Accuracy on held-out problems and its 95% interval, %", ylim=(0, 100))
-    if axes[0, 0].lines:
-        axes[0, 0].legend(loc="lower right", fontsize=8)
-    else:
-        axes[0, 0].text(0.5, 0.5, "–: no answer was judged", transform=axes[0, 0].transAxes, ha="center")
-    for axis, _, title in panels:
-        axis.set_title(title)
-    for axis in figure.axes:
-        axis.set_xlabel("optimizer steps")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    with _writing(output):
-        figure.savefig(output, dpi=130)
-    plt.close(figure)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror or error}") from error
-
-
-def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the exponential moving average, without its pull to zero at the start, as TensorBoard draws it."""
-    smooth: list[float] = []
-    total = 0.0
-    for count, value in enumerate(values, start=1):
-        total = weight * total + (1 - weight) * value
-        smooth.append(total / (1 - weight**count))
-    return smooth
-
-
-@click.command()
-@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The PNG. Default: learning_curve.png in FOLDER; of several, learning_curve-A-B.png in the first.",
-)
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric of metrics.jsonl; may be repeated.")
-def plot(folders: tuple[Path, ...], output: Path | None, metrics: tuple[str, ...]) -> int:
-    """Draw accuracy, rewards, length and staleness of the runs in FOLDER..., in one picture."""
-    check_metrics(folders)
-    names = [folder.resolve().name for folder in folders] if len(folders) > 1 else []
-    output = output or folders[0] / f"{'-'.join(['learning_curve', *names])[:200]}.png"
-    try:
-        plot_runs(folders, output, metrics)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise InputError(f"quartet plot needs matplotlib: {install_command('matplotlib')}") from error
-    echo(output)
-    return 0
-
+from quartet_common.hub import HUB_ID, is_hub_id
 
 _CARD = "README.md"
 
@@ -166,16 +49,17 @@ def export(folder: Path, to: Path | None, push: str | None, revision: str, priva
     with ExitStack() as parts:
         if to is not None or rounding:
             copy = to or Path(parts.enter_context(TemporaryDirectory())) / "model"
-            with _writing(copy):
-                try:
-                    shutil.copytree(model, copy, copy_function=partial(copy_rounded, rounding=rounding))
-                    if card is not None:
-                        (copy / _CARD).write_text(card, encoding="utf-8")
-                except FileExistsError:  # another has made it since
-                    raise
-                except BaseException:  # a full disk, Ctrl-C: a part of a model would pass for a whole one
+            try:
+                shutil.copytree(model, copy, copy_function=partial(copy_rounded, rounding=rounding))
+                if card is not None:
+                    (copy / _CARD).write_text(card, encoding="utf-8")
+            except BaseException as error:
+                # A full disk, Ctrl-C: a part of a model would pass for a whole one. What another has made stays.
+                if not isinstance(error, FileExistsError):
                     shutil.rmtree(copy, ignore_errors=True)
-                    raise
+                if isinstance(error, OSError):
+                    raise InputError(f"cannot write '{copy}': {error.strerror or error}") from error
+                raise
             model = copy
         if to is not None:
             echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")

@@ -18,10 +18,11 @@ from quartet_client.cli.backup import backup, restore
 from quartet_client.cli.compare import compare
 from quartet_client.cli.control import checkpoint, drain, pause, resume, rollback, stop
 from quartet_client.cli.evaluate import evaluate
-from quartet_client.cli.export import export, plot
+from quartet_client.cli.export import export
 from quartet_client.cli.host import certs, contract_test, env
 from quartet_client.cli.init import init
 from quartet_client.cli.migrate import migrate_colossalchat
+from quartet_client.cli.plot import plot
 from quartet_client.cli.prompts import generate, submit
 from quartet_client.cli.rescore import rescore
 from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch

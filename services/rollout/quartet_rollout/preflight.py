@@ -8,13 +8,13 @@ from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.disk import warn_of_little_shared_memory
-from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import check_same_vocabulary, read_model_folder
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
 from quartet_common.sampling import FIRST_RELEASE, Effect, SamplingSection, altered
 from quartet_common.sections import EnvironmentSection
+from quartet_common.tokenizer_overrides import TOKENIZER_FILES
 from quartet_rollout.callbacks import load_callbacks
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
