@@ -47,6 +47,8 @@ BENCHMARKS = (
     Benchmark("learner", "trainer", 120),
     Benchmark("memory", "trainer", 300),
     Benchmark("trl_grpo", "dev", 900),
+    Benchmark("trl_lengths", "dev", 3600),
+    Benchmark("overlap", "dev", 900),
     Benchmark("weights", "trainer", 240),
     Benchmark("weights_memory", "trainer", 300),
     Benchmark("loading_memory", "trainer", 600),

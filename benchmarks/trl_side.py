@@ -1,7 +1,7 @@
 """The TRL peer of benchmarks/trl_grpo.py, in an environment of its own: `trl_side.py MODEL TRAIN.jsonl OPTIONS`.
 
-`OPTIONS` is JSON: {"steps", "prompts", "completions", "new_tokens", "learning_rate", "threads"}. Prints one line of
-JSON at the end: the time of each step's end, in seconds since 1970, and the trainer's log.
+`OPTIONS` is JSON: {"steps", "prompts", "completions", "micro_batch", "new_tokens", "learning_rate", "threads", "lora"}.
+Prints one line of JSON at the end: the time of each step's end, in seconds since 1970, and the trainer's log.
 """
 
 import json
@@ -11,10 +11,12 @@ import time
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 OPENING, CLOSING = "<answer>", "</answer>"
+ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]  # as ours by default
 
 
 def rewards(completions: list[str], gt_answer: list[str], **_) -> list[float]:
@@ -54,7 +56,8 @@ def main() -> None:
             output_dir=folder,
             use_cpu=True,
             bf16=False,
-            per_device_train_batch_size=batch,
+            per_device_train_batch_size=options["micro_batch"],
+            gradient_accumulation_steps=batch // options["micro_batch"],
             num_generations=options["completions"],
             max_completion_length=options["new_tokens"],
             temperature=1.0,
@@ -85,6 +88,7 @@ def main() -> None:
             train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[clock],
+            peft_config=LoraConfig(r=options["lora"], target_modules=ADAPTED) if options["lora"] else None,
         )
         trainer.train()
         logged = [row for row in trainer.state.log_history if "reward" in row]
