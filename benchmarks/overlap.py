@@ -49,7 +49,7 @@ def main() -> None:
         size = replace(size, steps=28)
         figures = [
             Figure(
-                f"overlap: step of {size.name} completions, max_staleness {staleness}",
+                f"overlap: step, max_staleness {staleness}",
                 "ms",
                 run(size, staleness).account[STEP],
                 max(generating, training),

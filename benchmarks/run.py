@@ -59,6 +59,30 @@ BENCHMARKS = (
     Benchmark("simulate", "dev", 600),
 )
 
+# The page's first table: a figure, how its peer's name begins, and the ratio to be reached.
+GOALS = (
+    ("broker: ragged groups, 32 a call, arrays to arrays", "redis-py", 0.55),
+    ("broker: ragged groups, 128 a call, arrays to arrays", "redis-py", 0.65),
+    ("scale: p99 of LeasePrompts, 256 rollouts at half speed", "limit", 1.0),
+    ("reward: GSM8K, answers equal to the reference", "math-verify", 8.0),
+    ("reward_service: added by gRPC at p50", "limit", 1.0),
+    ("programs: 164 programs with assert-style tests", "a Python process", 0.4),
+    ("sandbox: executions", "bubblewrap", 3.0),
+    ("learner: step of 32 completions, prompts of 256 tokens, shared", "plain PyTorch", 0.5),
+    ("memory: step of 4096 tokens", "plain PyTorch", 0.5),
+    ("weights: 500 MB in 300 tensors", "one flat Gloo broadcast", 0.8),
+    ("engines: vllm, 125 M parameters", "bare AsyncLLM", 0.95),
+    ("agents: episodes over HTTP, 30 M parameters", "in process", 0.9),
+    ("trl_grpo: 0.3 M, transformers engine", "TRL", 1.6),
+    ("trl_lengths: 30 M, prompts of 256, 2 × 8, transformers engine", "TRL", 3.0),
+    ("trl_lengths: 30 M, prompts of 1,024, 2 × 8, transformers engine", "TRL", 3.0),
+    ("trl_lengths: 125 M, prompts of 256, 2 × 8, transformers engine", "TRL", 3.0),
+    ("trl_lengths: 30 M, prompts of 256, arithmetic of training", "matrix products", 0.7),
+    ("overlap: step, max_staleness 1", "the longer", 1.1),
+    ("start: to the first step, transformers", "limit", 1.0),
+    ("long_runs: resume after 20,000 steps", "limit", 1.0),
+)
+
 
 @dataclass
 class Outcome:
@@ -98,14 +122,15 @@ def main() -> int:
         "load_after": round(os.getloadavg()[0], 1),
     }
     rows = rows_of(outcomes, conditions["date"])
-    print("\n" + "\n".join(table(rows)))
+    print("\n" + "\n".join(table([HEADING, *rows])))
     record = {**conditions, "benchmarks": [asdict(outcome) for outcome in outcomes]}
     (RESULTS / "bench.json").write_text(json.dumps(record, indent=2) + "\n")
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         print(f"\n{outcome.name} FAILED: {outcome.failure}")
     if arguments.write and not failed:
-        PAGE.write_text(page(conditions, tables(merged(rows, [outcome.name for outcome in outcomes]))))
+        every = merged(rows, [outcome.name for outcome in outcomes])
+        PAGE.write_text(page(conditions, "\n".join(first_table(every)), tables(every)))
     print(f"\nbench.json and logs are in {RESULTS.relative_to(ROOT)}")
     return 1 if failed else 0
 
@@ -174,9 +199,8 @@ def rows_of_page(text: str) -> list[Row]:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Markdown that is readable as it stands."""
-    rows = [HEADING, *rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADING))]
+    """Markdown that is readable as it stands. The first row is the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rows.insert(1, tuple("-" * width for width in widths))
     return [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
@@ -193,6 +217,18 @@ def merged(fresh: list[Row], names: list[str]) -> list[Row]:
     return rows
 
 
+def first_table(rows: list[Row]) -> list[str]:
+    """Return the table of the figures that have a goal."""
+    chosen: list[Row] = [("what", "measured", "peer or limit", "ratio", "goal")]
+    for name, peer, goal in GOALS:
+        for row in rows:
+            if row[0] == name and row[2].startswith(peer):
+                ratio, _, better = row[4].partition(" ")
+                least = "at least" if better.startswith("(higher") else "at most"
+                chosen.append((name, row[1], f"{row[2]}: {row[3]}", ratio, f"{least} {goal:g}"))
+    return table(chosen)
+
+
 def of(row: Row) -> str:
     """The benchmark that a row is of: its name begins with it."""
     return row[0].partition(":")[0]
@@ -205,7 +241,7 @@ def tables(rows: list[Row]) -> str:
         if mine := [row for row in rows if of(row) == benchmark.name]:
             program = ROOT / "benchmarks" / f"{benchmark.name}.py"
             summary = (ast.get_docstring(ast.parse(program.read_text())) or "").splitlines()[0]
-            parts.append("\n".join([f"### {benchmark.name}", "", summary, "", *table(mine)]))
+            parts.append("\n".join([f"### {benchmark.name}", "", summary, "", *table([HEADING, *mine])]))
     return "\n\n".join(parts)
 
 
@@ -227,7 +263,7 @@ def cpu_model() -> str:
     return names[0] if names else "model unknown"
 
 
-def page(conditions: dict, body: str) -> str:
+def page(conditions: dict, first: str, body: str) -> str:
     before = PAGE.read_text() if PAGE.exists() else ""
     _, mark, sections = before.partition(SECTION)
     return f"""# Benchmarks
@@ -236,6 +272,8 @@ Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME
 Machine then: {conditions["machine"]}; rows of another date may be of another one.
 Load average then {conditions["load_before"]} before and {conditions["load_after"]} after: ours and the peer were
 measured in turn under the same load, so trust the ratios more than the figures.
+
+{first}
 
 {body}
 

@@ -6,10 +6,10 @@ two prompts share a beginning. TRL has what made it fastest on the first of thes
 completions at once or four at a time (which pads less). It generates with transformers: its vLLM server gets weights by
 NCCL alone. Its steps are alike, so that two of them are measured; of ours four, of which two were begun before.
 
-A last row compares the arithmetic of a step with what the machine can do: matrix products of 2,048², in as many
-processes as there are cores, at once, before and after. The arithmetic is that of the model's matrices alone, without
-attention: two operations a parameter for each token that is generated and each token of a group's prompt, computed
-once, and six for each of them that is trained.
+Two rows compare arithmetic with what the machine can do: matrix products of 2,048², in as many processes as there are
+cores, at once, before and after. It is the arithmetic of the model's matrices alone, without attention: two operations a
+parameter for each generated token and each token of a group's prompt, computed once, and six for each of them that is
+trained. That of a step is divided by its time; that of training by the trainer's processor time.
 """
 
 import json
@@ -30,11 +30,11 @@ import time, torch
 torch.set_num_threads(1)
 a, b = torch.randn(2, 2048, 2048)
 a @ b
-began, done = time.perf_counter(), 0
+began, used, done = time.perf_counter(), time.process_time(), 0
 while (spent := time.perf_counter() - began) < 4:
     a @ b
     done += 2 * 2048**3
-print(done / spent)
+print(done / spent, done / (time.process_time() - used))
 """
 
 
@@ -57,25 +57,26 @@ def write_problems(path: Path, tokens: int) -> Path:
     return path
 
 
-def operations_per_second() -> float:
-    """Return the floating-point operations a second of matrix products in a process per core, at once."""
+def operations_per_second() -> tuple[float, float]:
+    """Return the floating-point operations of matrix products in a process per core, at once: per second, of all, and
+    per second of a processor."""
     command = [str(ENVIRONMENTS / "trainer" / "bin" / "python"), "-c", PRODUCTS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(os.cpu_count() or 1)
     ]
-    return sum(float(process.communicate(timeout=60)[0]) for process in running)
+    printed = [process.communicate(timeout=60)[0].split() for process in running]
+    of_all, of_one = zip(*[(float(wall), float(used)) for wall, used in printed], strict=True)
+    return sum(of_all), statistics.mean(of_one)
 
 
-def operations(size: Size, prompt: int, length: float) -> float:
-    """Return the floating-point operations of a step, of the model's matrices."""
+def operations_per_token(size: Size) -> float:
+    """Return the floating-point operations of the model's matrices for a token, forward."""
     config = json.loads((size.model / "config.json").read_text())
     hidden, heads, shared = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
-    attention = 2 * hidden**2 * (1 + shared / heads)
-    layer = attention + 3 * hidden * config["intermediate_size"]
-    tokens = size.prompts * prompt + size.batch * length
-    return (2 + 6) * tokens * (config["num_hidden_layers"] * layer + hidden * config["vocab_size"])
+    layer = 2 * hidden**2 * (1 + shared / heads) + 3 * hidden * config["intermediate_size"]
+    return 2 * (config["num_hidden_layers"] * layer + hidden * config["vocab_size"])
 
 
 def fastest_trl(size: Size) -> tuple[str, int, int]:
@@ -124,13 +125,17 @@ def main() -> None:
         compare(made("30 M", 1024, 2, 8))
         compare(made("30 M", 1024, 1, 16))
         compare(made("125 M", 256, 2, 8))
-        compare(replace(made("125 M", 1024, 2, 8), steps=4, peer_steps=2))
-        done = operations(first, 256, mine.length) * mine.rate / first.batch
-        limit = "matrix products in a process per core"
-        arithmetic = f"trl_lengths: {first.name}, arithmetic of a step"
-        figures.append(
-            Figure(arithmetic, "GFLOP/s", done / 1e9, statistics.mean((before, after)) / 1e9, limit, "higher")
-        )
+        compare(replace(made("125 M", 1024, 1, 8), steps=4, peer_steps=2))
+        limit = "matrix products in a process per core, at once"
+        all_cores, one_core = (statistics.mean(pair) for pair in zip(before, after, strict=True))
+        forward = operations_per_token(first) * (first.prompts * 256 + first.batch * mine.length)
+        step, training = mine.account["step"] / 1000, mine.account["processor, train: trainer"] / 1000
+        for name, done, most in (
+            ("arithmetic of a step", 4 * forward / step, all_cores),
+            ("arithmetic of training", 3 * forward / training, one_core),
+        ):
+            title = f"trl_lengths: 30 M, prompts of 256, {name}"
+            figures.append(Figure(title, "GFLOP/s", done / 1e9, most / 1e9, limit, "higher"))
     report(*figures)
 
 
