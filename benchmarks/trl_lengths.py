@@ -7,8 +7,8 @@ completions at once or four at a time (which pads less). It generates with trans
 NCCL alone. Its steps are alike, so that two of them are measured; of ours four, of which two were begun before.
 
 Two rows compare arithmetic with what the machine can do: matrix products of 2,048², in as many processes as there are
-cores, at once, before and after. It is the arithmetic of the model's matrices alone, without attention: two operations a
-parameter for each generated token and each token of a group's prompt, computed once, and six for each of them that is
+cores, at once, before and after. It is the arithmetic of the model's matrices alone, without attention: two operations
+a parameter for each generated token and each token of a group's prompt, computed once, and six for each of them that is
 trained. That of a step is divided by its time; that of training by the trainer's processor time.
 """
 
