@@ -35,7 +35,7 @@ from quartet_common.config import AddressesSection, ConfigError, SecuritySection
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import AWAY, ContractError, missing_kind, retry_delay
 from quartet_common.handshake import handshake
-from quartet_common.outage import Outage as AnyOutage
+from quartet_common.outage import Outage
 
 KINDS = ("broker", "reward", "rollout", "trainer")
 ALL_KINDS = (*KINDS, "environment")
@@ -170,7 +170,7 @@ class Connections:
             await service.close()
 
 
-class Outage(AnyOutage):
+class BrokerOutage(Outage):
     """Retries calls while the broker is away.
 
     Args:
@@ -180,7 +180,7 @@ class Outage(AnyOutage):
     """
 
     def __init__(self, patience: float, what: str, stop: asyncio.Event | None = None) -> None:
-        super().__init__(patience, first=0.5)
+        super().__init__(patience)
         self._what = what
         self._stop = stop or asyncio.Event()
 

@@ -17,7 +17,7 @@ import grpc
 from quartet.v1 import broker_pb2
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.connection import Outage, wait_for
+from quartet_client.connection import BrokerOutage, wait_for
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
 from quartet_client.models import Run
@@ -104,9 +104,11 @@ async def keep_fed(
     return report
 
 
-async def _retrying(call: Callable[[Outage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event) -> T:
+async def _retrying(
+    call: Callable[[BrokerOutage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event
+) -> T:
     """Return the call's result; retry while the broker is away. Raises _Stopped, QuartetError."""
-    outage = Outage(patience, what, stop_event)
+    outage = BrokerOutage(patience, what, stop_event)
     while not stop_event.is_set():
         try:
             return await call(outage)
@@ -168,7 +170,7 @@ class _Feeder:
         self._last = batch[-1].instance_id
         return answer
 
-    async def _retrying(self, call: Callable[[Outage], Awaitable[T]], what: str, patience: float = PATIENCE) -> T:
+    async def _retrying(self, call: Callable[[BrokerOutage], Awaitable[T]], what: str, patience: float = PATIENCE) -> T:
         return await _retrying(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
 
 
@@ -204,7 +206,7 @@ async def feed_and_watch(
     Raises:
         QuartetError: the broker cannot be reached, or refuses the run or its prompts.
     """
-    outage, made = Outage(patience, f"run '{config.run.id}'"), None
+    outage, made = BrokerOutage(patience, f"run '{config.run.id}'"), None
     while made is None:
         try:
             made = await create_or_extend(config, data, client)

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_client.connection import Connections, Outage, wait_for
+from quartet_client.connection import BrokerOutage, Connections, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
 from quartet_client.from_proto import FromProto, enum_name, to_datetime
@@ -49,7 +49,7 @@ async def submit_batch(
     follows: str = "",
     deadline: float | None = None,
     stop: asyncio.Event | None = None,
-    outage: Outage | None = None,
+    outage: BrokerOutage | None = None,
 ) -> broker_pb2.SubmitPromptsResponse | None:
     """Submit one batch; wait while the queue is full.
 
@@ -124,7 +124,7 @@ async def _messages(
             call.cancel()
 
 
-async def _end_outage(connections: Connections, run_id: str, outage: Outage) -> None:
+async def _end_outage(connections: Connections, run_id: str, outage: BrokerOutage) -> None:
     """After a failure call GetRun: its answer ends the outage. The stream itself may stay silent for long."""
     if outage.seconds:
         await connections.broker.call(connections.broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
@@ -145,7 +145,7 @@ async def collect_results(
 async def _collect_run(
     connections: Connections, run_id: str, pending: dict[str, None], timeout: float
 ) -> AsyncGenerator[Group, None]:
-    outage = Outage(_PATIENCE, f"results of run '{run_id}'")
+    outage = BrokerOutage(_PATIENCE, f"results of run '{run_id}'")
     loop = asyncio.get_running_loop()
     total, deadline = len(pending), loop.time() + timeout
     while pending:
@@ -185,7 +185,7 @@ async def _no_results(connections: Connections, run_id: str, total: int, missing
 
 
 async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncGenerator[RunEvent, None]:
-    outage = Outage(_PATIENCE, f"events of run '{run_id}'")
+    outage = BrokerOutage(_PATIENCE, f"events of run '{run_id}'")
     while True:
         request = broker_pb2.WatchRunRequest(run_id=run_id, after_event_id=after)
         try:

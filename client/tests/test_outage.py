@@ -8,7 +8,7 @@ import pytest
 from real_broker import Life, door
 
 from quartet_client import AsyncClient, QuartetError, streams
-from quartet_client.connection import Outage
+from quartet_client.connection import BrokerOutage
 from quartet_client.streams import submit_batch
 from quartet_common.errors import resource_exhausted
 
@@ -51,7 +51,7 @@ async def connections():
 
 async def test_a_full_queue_is_an_answer(connections, monkeypatch):
     """A broker that goes away twice, and says in between that its queue is full, was not away all that time."""
-    outage = Outage(PATIENCE, "prompts")
+    outage = BrokerOutage(PATIENCE, "prompts")
     full = resource_exhausted("max_queued_prompts", "the queue is full", retry_after_seconds=0.05)
     answers = iter([QuartetError(full.message, full.code, 0.05), None])
 

@@ -46,7 +46,7 @@ _AWAY_TOLD_AFTER = 3.0  # seconds; a broker that is restarted is away for less
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunHealth:
     """How the run is.
 
     Attributes:
@@ -61,7 +61,7 @@ class Verdict:
     sentence: str
 
 
-def judge(picture: Picture, now: float) -> Verdict:
+def judge(picture: Picture, now: float) -> RunHealth:
     """Return the verdict at a time (seconds since 1970, by the clock of this machine)."""
     rows = picture.rows()
     if picture.ended:
@@ -71,7 +71,7 @@ def judge(picture: Picture, now: float) -> Verdict:
         return _without_broker(picture, rows, now, away)
     if not picture.run_id or picture.state == "waiting":
         known = f"The broker has no run '{picture.run_id}' yet." if picture.run_id else _NO_RUN
-        return Verdict("waiting", "Waiting for a run", known)
+        return RunHealth("waiting", "Waiting for a run", known)
     troubles = _troubles(picture)
     needs = _needs(picture)
     if not rows:
@@ -80,13 +80,13 @@ def judge(picture: Picture, now: float) -> Verdict:
     if since > patience(rows):
         waits = f" {_listed(needs)}." if needs else " Every service answers; see the log of the trainer."
         word = f"Stalled: waiting for {_names(picture)}" if needs else "Stalled"
-        return Verdict("stalled", word, f"No step for {span(since)}; the last ones took {_pace(rows)}.{waits}")
+        return RunHealth("stalled", word, f"No step for {span(since)}; the last ones took {_pace(rows)}.{waits}")
     sentence = f"{_steps_done(picture, rows)}, the last {span(since)} ago; a step takes {_pace(rows)}."
     if needs:
         troubles = [*needs, *troubles]
     if troubles:
-        return Verdict("attention", "Running, but look", f"{_listed(troubles)}. {sentence}")
-    return Verdict("healthy", "Healthy", f"{sentence} All four services are serving.")
+        return RunHealth("attention", "Running, but look", f"{_listed(troubles)}. {sentence}")
+    return RunHealth("healthy", "Healthy", f"{sentence} All four services are serving.")
 
 
 def patience(rows: Sequence[tuple[int, Step]]) -> float:
@@ -108,28 +108,28 @@ def span(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _ended(picture: Picture, rows: Sequence[tuple[int, Step]]) -> Verdict:
+def _ended(picture: Picture, rows: Sequence[tuple[int, Step]]) -> RunHealth:
     reason = f" Reason: {picture.reason.rstrip('.')}." if picture.reason else ""
     if picture.state == "succeeded":
-        return Verdict("finished", "Finished", f"{_steps_done(picture, rows)}.{_gain(picture)}")
+        return RunHealth("finished", "Finished", f"{_steps_done(picture, rows)}.{_gain(picture)}")
     if picture.state == "cancelled":
-        return Verdict("cancelled", "Cancelled", f"It was stopped after {_count(rows)}.{reason}")
-    return Verdict("failed", "Failed", f"It ended after {_count(rows)}.{reason or ' No reason was given.'}")
+        return RunHealth("cancelled", "Cancelled", f"It was stopped after {_count(rows)}.{reason}")
+    return RunHealth("failed", "Failed", f"It ended after {_count(rows)}.{reason or ' No reason was given.'}")
 
 
-def _without_broker(picture: Picture, rows: Sequence[tuple[int, Step]], now: float, away: float) -> Verdict:
+def _without_broker(picture: Picture, rows: Sequence[tuple[int, Step]], now: float, away: float) -> RunHealth:
     shown = f" The page shows the last known state: {_count(rows)}." if rows else ""
     if rows and all(row.recorded for _, row in rows):
         last = span(max(0.0, now - rows[-1][1].time))
         shown = f" The page shows {picture.folder}/metrics.jsonl: {_count(rows)}, the last one {last} ago."
         if now - rows[-1][1].time > patience(rows):
             sentence = f"The broker does not answer: {_with_period(picture.broker_problem)}{shown}"
-            return Verdict("recorded", "A recorded run", sentence)
+            return RunHealth("recorded", "A recorded run", sentence)
     sentence = f"No answer for {span(now - away)}: {_with_period(picture.broker_problem)}{shown} The page retries."
-    return Verdict("unknown", "Broker away", sentence)
+    return RunHealth("unknown", "Broker away", sentence)
 
 
-def _before_first_step(picture: Picture, needs: Sequence[str], now: float) -> Verdict:
+def _before_first_step(picture: Picture, needs: Sequence[str], now: float) -> RunHealth:
     began = picture.started_at.timestamp() if picture.started_at else picture.opened_at
     waited = max(0.0, now - began)
     ready, wanted = first_batch(picture)
@@ -137,9 +137,9 @@ def _before_first_step(picture: Picture, needs: Sequence[str], now: float) -> Ve
     if needs:
         what = f"{_listed(needs)}."
     if waited > _FIRST_STEP_PATIENCE:
-        return Verdict("stalled", "Stalled", f"No first step for {span(waited)}. {what}")
+        return RunHealth("stalled", "Stalled", f"No first step for {span(waited)}. {what}")
     who = _names(picture)
-    return Verdict("waiting", f"Waiting for {who}", f"{what} The run began {span(waited)} ago.")
+    return RunHealth("waiting", f"Waiting for {who}", f"{what} The run began {span(waited)} ago.")
 
 
 def _names(picture: Picture) -> str:

@@ -23,7 +23,6 @@ from quartet_common.outage import Outage
 log = get_logger(__name__)
 
 EVERYONE = "*"
-_RECONNECT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 # A subscription that is silent for this long is sent a PING, and has as long again to answer it.
 _SILENT_SECONDS = 5.0
@@ -74,7 +73,7 @@ class Notifier:
         self._waiters: WeakValueDictionary[str, WeakSet[Waiter]] = WeakValueDictionary()
         self.closed = False
         self.listening = asyncio.Event()
-        self._outage = Outage(first=_RECONNECT_SECONDS, longest=_RECONNECT_SECONDS)
+        self._outage = Outage()
 
     def waiter(self, run_id: str, *topics: str) -> Waiter:
         """Return a waiter for topics of a run; it is notified as long as it is referenced."""

@@ -4,24 +4,25 @@ import asyncio
 import math
 import time
 
+FIRST_RETRY_SECONDS = 0.1
+LONGEST_RETRY_SECONDS = 2.0
 _LOG_SECONDS = 60.0
 
 
 class Outage:
-    """Measures how long a peer has not answered, and determines the pauses between calls to it.
+    """Measures how long a peer has not answered, and determines the pauses between calls to it: they double from
+    `FIRST_RETRY_SECONDS` up to `LONGEST_RETRY_SECONDS`.
 
     An outage begins with the first failure, not with the call, and any answer ends it: a call or stream that waits for
     news over a healthy connection is no outage.
 
     Args:
         patience: seconds after which the peer is `given_up`.
-        first: seconds before the second call; the pauses double up to `longest`.
     """
 
-    def __init__(self, patience: float = math.inf, first: float = 0.1, longest: float = 2.0):
+    def __init__(self, patience: float = math.inf):
         self.patience = patience
-        self._first, self._longest = first, longest
-        self._pause = first
+        self._pause = FIRST_RETRY_SECONDS
         self._failures = 0
         self._since: float | None = None
         self._logged = -math.inf
@@ -39,7 +40,7 @@ class Outage:
     def over(self) -> bool:
         """Record that a call succeeded. Return True if calls before it failed."""
         failures, self._failures = self._failures, 0
-        self._pause, self._since, self._logged = self._first, None, -math.inf
+        self._pause, self._since, self._logged = FIRST_RETRY_SECONDS, None, -math.inf
         return failures > 0
 
     def failed(self, suggested: float | None = None, answered: bool = False) -> float:
@@ -52,7 +53,7 @@ class Outage:
             self._since = None
         elif self._since is None:
             self._since = time.monotonic()
-        pause, self._pause = self._pause, min(2 * self._pause, self._longest)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_RETRY_SECONDS)
         return max(pause, suggested or 0.0)
 
     async def wait(self, suggested: float | None = None) -> None:

@@ -34,8 +34,8 @@ def test_it_begins_with_the_first_failure_and_any_answer_ends_it(clock):
 
 
 def test_pauses_double_and_are_never_shorter_than_the_server_asks(clock):
-    outage = Outage(first=0.1, longest=0.4)
-    assert [outage.failed() for _ in range(4)] == [0.1, 0.2, 0.4, 0.4]
+    outage = Outage()
+    assert [outage.failed() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert outage.failed(suggested=3.0) == 3.0
     outage.over()
     assert outage.failed() == 0.1

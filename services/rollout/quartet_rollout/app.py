@@ -22,7 +22,7 @@ from quartet_rollout.broker import BrokerLink, Leases, UploadBatcher
 from quartet_rollout.callbacks import Callbacks, load_callbacks
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.direct import Admission, DirectGeneration
+from quartet_rollout.direct import DirectAdmission, DirectGeneration
 from quartet_rollout.drain import Drain
 from quartet_rollout.endpoint.gate import Gate
 from quartet_rollout.engines import EngineError, create_engine
@@ -43,7 +43,7 @@ from quartet_rollout.metrics import (
 )
 from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
-from quartet_rollout.scoring import Scorer
+from quartet_rollout.scoring import GroupScorer
 from quartet_rollout.servicer import RolloutServicer
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.stall import StallWatch
@@ -80,7 +80,7 @@ class RolloutService:
         self._uploads = UploadBatcher(self.state, self._link)
         self._reward_channel = connect(addresses.reward, security, service="reward")
         reward = Peer("reward", addresses.reward, security)
-        self._scorer = Scorer(
+        self._scorer = GroupScorer(
             self.state, self._reward_channel, reward, host.waiting, section.scoring, self._verifier_raised
         )
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
@@ -112,7 +112,7 @@ class RolloutService:
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
-        self.admission = Admission(self.state, self.groups, section)
+        self.admission = DirectAdmission(self.state, self.groups, section)
         self._direct = DirectGeneration(self.state, self.admission)
         self._loop = PromptLoop(self.state, self._link, self.groups, self.membership, self.admission, section)
         self._sleep = Sleep(self.state, host.spawn)

@@ -42,7 +42,7 @@ _SHARE = 4
 """Direct requests may use one part in this many of the window."""
 
 
-class Admission:
+class DirectAdmission:
     """Admits direct requests in FIFO order."""
 
     def __init__(self, state: RolloutState, groups: Groups, section: RolloutSection):
@@ -131,7 +131,7 @@ Request: TypeAlias = rollout_pb2.GenerateRequest | rollout_pb2.GenerateStreamReq
 class DirectGeneration:
     """Generates for callers, beside the run's prompts, when `admission` admits them."""
 
-    def __init__(self, state: RolloutState, admission: Admission):
+    def __init__(self, state: RolloutState, admission: DirectAdmission):
         self._state, self._admission = state, admission
         self._ids = itertools.count()
         self._calls: dict[asyncio.Task, str] = {}

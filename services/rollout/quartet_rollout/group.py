@@ -55,7 +55,7 @@ from quartet_rollout.generation import (
 )
 from quartet_rollout.metrics import COMPLETIONS, GROUPS, TOKENS
 from quartet_rollout.release import LeaseReleased, released
-from quartet_rollout.scoring import Scorer, ScoringFailed
+from quartet_rollout.scoring import GroupScorer, ScoringFailed
 from quartet_rollout.state import RolloutState
 from quartet_rollout.teachers import TeacherFailed, Teachers
 from quartet_rollout.vocabulary import vocabulary_digest
@@ -89,7 +89,7 @@ class Group:
         lease: broker_pb2.PromptLease,
         state: RolloutState,
         leases: Leases,
-        scorer: Scorer,
+        scorer: GroupScorer,
         uploads: UploadBatcher,
         environments: Environments,
         concurrency: Concurrency,

@@ -15,7 +15,7 @@ from quartet_rollout.engines.base import EngineError
 from quartet_rollout.environments import Environments
 from quartet_rollout.group import Group, Stage, pinned_version
 from quartet_rollout.metrics import GROUPS, LEASES
-from quartet_rollout.scoring import Scorer
+from quartet_rollout.scoring import GroupScorer
 from quartet_rollout.state import RolloutState
 from quartet_rollout.teachers import Teachers
 
@@ -32,7 +32,7 @@ class Groups:
         self,
         state: RolloutState,
         leases: Leases,
-        scorer: Scorer,
+        scorer: GroupScorer,
         uploads: UploadBatcher,
         environments: Environments,
         concurrency: Concurrency,

@@ -105,7 +105,7 @@ class Membership:
 
     async def _next_run(self, engine: Engine) -> broker_pb2.Run:
         """Wait for an active run; return the one that has the fewest rollouts."""
-        outage = Outage(first=0.2)
+        outage = Outage()
         patterns = ", ".join(f"'{pattern}'" for pattern in self._patterns)
         awaited = f"run {patterns} to be created" if self._only else f"an active run of {patterns}"
         while not (candidates := await self._candidates(engine, self._link.call_with_retry)):

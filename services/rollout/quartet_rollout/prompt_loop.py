@@ -16,7 +16,7 @@ from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
 from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.direct import Admission
+from quartet_rollout.direct import DirectAdmission
 from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
 from quartet_rollout.state import RolloutState
@@ -44,7 +44,7 @@ class PromptLoop:
         link: BrokerLink,
         groups: Groups,
         membership: Membership,
-        admission: Admission,
+        admission: DirectAdmission,
         section: RolloutSection,
     ):
         """`admission`: of direct requests, for which it reserves a part of the window."""

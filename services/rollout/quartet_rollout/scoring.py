@@ -72,7 +72,7 @@ class _Item:
         return self.breaks >= _SUSPICIOUS
 
 
-class Scorer:
+class GroupScorer:
     """The stream and its unanswered items."""
 
     def __init__(

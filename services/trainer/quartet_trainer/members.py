@@ -80,7 +80,7 @@ class Members:
             return not self._epoch or instance_id in self._rollouts
 
     def _watch(self) -> None:
-        outage = Outage(first=RETRY_SECONDS)
+        outage = Outage()
         while not self._closing.is_set():
             try:
                 updates = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))

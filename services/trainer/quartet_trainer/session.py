@@ -285,7 +285,7 @@ class BrokerSession:
             SessionLost: the broker answered FAILED_PRECONDITION.
             TrainingError: the broker stayed unavailable, or answered with another error.
         """
-        began, outage = time.monotonic(), Outage(self._patience, first=0.2, longest=LONGEST_PAUSE_SECONDS)
+        began, outage = time.monotonic(), Outage(self._patience)
         while True:
             try:
                 answer = call()

@@ -20,13 +20,13 @@ from quartet_reward.verifiers import answers, text
 from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parameters, Verifier
 from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.function import RewardFunction
-from quartet_reward.verifiers.reward_model import RewardModel
+from quartet_reward.verifiers.reward_model import RewardModelVerifier
 from quartet_server.plugins import load_plugins
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
 # Any: the parameters of their `verify` are narrower than the Protocol's, which mypy rejects.
-_BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, RewardModel)
+_BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, RewardModelVerifier)
 _PARTS = ("name", "description", "parameters", "verify")
 
 

@@ -31,7 +31,7 @@ class RewardModelParameters(Parameters):
         return self
 
 
-class RewardModel:
+class RewardModelVerifier:
     """Judges neither form nor answers, and needs no reference."""
 
     name = "reward_model"

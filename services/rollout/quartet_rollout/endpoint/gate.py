@@ -8,7 +8,7 @@ from typing import Any
 
 from quartet_common.errors import ContractError
 from quartet_rollout.agents.episodes import CALLER, Caller, Episode, Episodes
-from quartet_rollout.direct import Admission
+from quartet_rollout.direct import DirectAdmission
 from quartet_rollout.engines.base import UNKNOWN_VERSION
 from quartet_rollout.environments.episode import TURN_SEEDS
 from quartet_rollout.state import RolloutState
@@ -50,7 +50,9 @@ class Refusal(Exception):
 class Gate:
     """An ASGI application before vLLM's."""
 
-    def __init__(self, app: App, state: RolloutState, admission: Admission, episodes: Episodes, keys: Sequence[str]):
+    def __init__(
+        self, app: App, state: RolloutState, admission: DirectAdmission, episodes: Episodes, keys: Sequence[str]
+    ):
         """`keys`: of applications, which use the live policy; nothing of theirs is recorded."""
         self._app, self._state, self._admission, self._episodes = app, state, admission, episodes
         self._keys = [key.encode() for key in keys]

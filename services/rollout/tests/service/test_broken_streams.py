@@ -4,23 +4,22 @@ import asyncio
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from world import instance
 
-from quartet_common.outage import Outage
+from quartet_common import outage
 from quartet_common.ports import free_ports
-from quartet_rollout import scoring
 
 FAST = {"attempts": 2, "backoff_seconds": 0.01}
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(scoring, "Outage", partial(Outage, first=0.01, longest=0.1))
+    monkeypatch.setattr(outage, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(outage, "LONGEST_RETRY_SECONDS", 0.1)
 
 
 async def test_an_item_that_breaks_its_stream_is_a_failure_and_the_others_get_their_scores(world):

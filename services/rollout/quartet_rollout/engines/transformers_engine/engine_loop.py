@@ -26,7 +26,7 @@ from quartet_rollout.engines.base import (
 )
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
-from quartet_rollout.engines.transformers_engine.messages import Answer, Call, Channel, Failed, Log, Output, Ready
+from quartet_rollout.engines.transformers_engine.messages import Answer, Call, EnginePipe, Failed, Log, Output, Ready
 from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.errors import EngineError, WeightInstallError, pack_error
 from quartet_rollout.weight_sync.receiver import WeightReceiver
@@ -42,7 +42,7 @@ STATS_SECONDS = 0.02
 class EngineLoop:
     """The decoder's steps, pauses, sleep and policy versions. A `Call` names one of the methods up to `close`."""
 
-    def __init__(self, decoder: Decoder, receiver: WeightReceiver, channel: Channel) -> None:
+    def __init__(self, decoder: Decoder, receiver: WeightReceiver, channel: EnginePipe) -> None:
         self.policy_version = UNKNOWN_VERSION
         self._decoder, self._receiver, self._channel = decoder, receiver, channel
         self._draining: list[Answer] = []
@@ -189,7 +189,7 @@ class EngineLoop:
 class _ToTheRollout(logging.Handler):
     """Forwards log records to the rollout, which logs them in its format."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: EnginePipe) -> None:
         super().__init__()
         self._channel = channel
 
@@ -201,7 +201,7 @@ class _ToTheRollout(logging.Handler):
 def main(model_path: str, options: str, log_level: str) -> None:
     """Load the model and serve the rollout at the other end of the socket. Does not return."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The rollout drains, then closes this process.
-    channel = Channel()
+    channel = EnginePipe()
     root = logging.getLogger()
     root.addHandler(_ToTheRollout(channel))
     root.setLevel(int(log_level))

@@ -89,7 +89,7 @@ _CALLS = msgspec.msgpack.Decoder(list[Call])
 _REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=_array_from_wire)
 
 
-class Channel:
+class EnginePipe:
     """The child process's end: the socket that is its standard input. Any thread may send; one thread receives."""
 
     def __init__(self) -> None:
@@ -109,12 +109,12 @@ class Channel:
 
 
 def frame(calls: list[Call]) -> bytes:
-    """Encode calls for `Channel.receive`."""
+    """Encode calls for `EnginePipe.receive`."""
     body = _ENCODER.encode(calls)
     return len(body).to_bytes(4, "big") + body
 
 
 async def read_report(reader: asyncio.StreamReader) -> Report:
-    """Read a report of `Channel.send`. Raises asyncio.IncompleteReadError or OSError when the process is gone."""
+    """Read a report of `EnginePipe.send`. Raises asyncio.IncompleteReadError or OSError when the process is gone."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     return _REPORTS.decode(await reader.readexactly(size))
