@@ -15,6 +15,7 @@ from quartet_broker.experience_codec import Put, PutRequest, one_group, several_
 from quartet_broker.metrics import GROUPS_PUT
 from quartet_broker.notifier import Notifier
 from quartet_broker.prompts import purpose_name
+from quartet_broker.recent import Group, RecentGroups
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
@@ -34,6 +35,7 @@ class Experience:
         self._store = store
         self._notifier = notifier
         self._samples = section.sample_events_per_step
+        self._recent = RecentGroups()
 
     async def put(self, request: PutRequest) -> broker_pb2.PutExperienceResponse:
         """Store finished groups and settle their leases, each group atomically."""
@@ -59,6 +61,7 @@ class Experience:
         """Store the groups' bytes and run the script that accepts them, in one round trip; return each outcome."""
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
         values: dict[str, Bytes] = {}
+        ready: dict[bytes, Group] = {}
         arguments: list[Value] = [self._samples]
         for n, put in enumerate(groups):
             header, name, transcript = put.header, f"{nonce}-{n}", put.transcript
@@ -67,6 +70,7 @@ class Experience:
             if trains:
                 # Stored as it will be sent to the trainer, without the transcript.
                 payload = values[f"{prefix}payload:{name}"] = put.stored
+                ready[name.encode()] = payload, transcript or None
             if transcript:
                 values[f"{prefix}transcript:{name}"] = transcript
             arguments += (
@@ -89,6 +93,8 @@ class Experience:
                 came=experience_pb2.Purpose.Name(groups[index].header.purpose),
                 allowed=f"PURPOSE_{purpose.decode()}, the instance's",
             )
+        if answer.count(b"ACCEPTED") == len(ready) == len(groups):  # slices of a request that has nothing else
+            self._recent.keep(nonce, ready)
         return answer
 
     async def lease(
@@ -117,11 +123,9 @@ class Experience:
                 for payload, transcript in groups:
                     yield one_group(payload, transcript)
 
-    async def _groups(
-        self, run_id: str, stored: Sequence[tuple[bytes, int]], most: int
-    ) -> AsyncIterator[list[tuple[bytes, bytes | None]]]:
+    async def _groups(self, run_id: str, stored: Sequence[tuple[bytes, int]], most: int) -> AsyncIterator[list[Group]]:
         """Yield payloads and transcripts of a batch, message by message; the next is read while one is sent."""
-        reading: asyncio.Task[list[tuple[bytes, bytes | None]]] | None = None
+        reading: asyncio.Task[list[Group]] | None = None
         try:
             for names in _messages(stored, most):
                 groups = await reading if reading is not None else []
@@ -135,14 +139,17 @@ class Experience:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read_groups(self, run_id: str, names: list[bytes]) -> list[tuple[bytes, bytes | None]]:
+    async def _read_groups(self, run_id: str, names: list[bytes]) -> list[Group]:
         prefix = keys.prefix(run_id).encode()
-        payloads, transcripts = await self._store.read(
-            [("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")]
-        )
-        if None in payloads:
-            raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
-        return list(zip(payloads, transcripts, strict=True))
+        found = {name: self._recent.take(name) for name in names}
+        if absent := [name for name, group in found.items() if group is None]:
+            payloads, transcripts = await self._store.read(
+                [("MGET", *(prefix + kind + name for name in absent)) for kind in (b"payload:", b"transcript:")]
+            )
+            if None in payloads:
+                raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
+            found |= dict(zip(absent, zip(payloads, transcripts, strict=True), strict=True))
+        return [group for group in found.values() if group is not None]
 
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""

@@ -104,7 +104,7 @@ def _slice(data: bytes) -> PutRequest:
     return PutRequest(run_id, puts)
 
 
-def read_field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
+def read_field(data: Bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
     """Return begin and end of the contents of the field `tag` at `at`. Raises UnusualError, IndexError."""
     if data[at] != tag:
         raise UnusualError
@@ -131,17 +131,17 @@ _GROUPS_GROUPS = broker_pb2.ExperienceGroups.GROUPS_FIELD_NUMBER
 _GROUP_TRANSCRIPT = experience_pb2.ExperienceGroup.TRANSCRIPT_FIELD_NUMBER
 
 
-def _group(payload: bytes, transcript: bytes | None) -> list[Bytes]:
+def _group(payload: Bytes, transcript: Bytes | None) -> list[Bytes]:
     """Return a serialized ExperienceGroup, in parts. `payload`: one without its transcript."""
     return [payload, *field(_GROUP_TRANSCRIPT, [transcript])] if transcript else [payload]
 
 
-def one_group(payload: bytes, transcript: bytes | None) -> bytes:
+def one_group(payload: Bytes, transcript: Bytes | None) -> bytes:
     """Return a serialized LeaseExperienceResponse with `group`."""
     return b"".join(field(_BATCH_GROUP, _group(payload, transcript)))
 
 
-def several_groups(groups: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+def several_groups(groups: Sequence[tuple[Bytes, Bytes | None]]) -> bytes:
     """Return a serialized LeaseExperienceResponse with `groups`, of the payload and transcript of each."""
     listed: list[Bytes] = []
     for payload, transcript in groups:

@@ -15,6 +15,7 @@ from quartet_broker import keys
 from quartet_broker.experience_codec import HEADER, Put, UnusualError, read_field
 from quartet_broker.store import Store
 from quartet_common import tracing
+from quartet_server.wire import Bytes
 
 
 def _about(run_id: str, instance_id: str, **more: tracing.Value) -> dict[str, tracing.Value]:
@@ -45,7 +46,7 @@ def trace_puts(run_id: str, puts: Sequence[Put], outcomes: Sequence[bytes], bega
             tracing.record("store group", put.header.traceparent, began, kind="server", attributes=attributes)
 
 
-async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[bytes]) -> None:
+async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[Bytes]) -> None:
     """Record that groups of a batch were ready from their put until they were granted to the trainer."""
     if not tracing.enabled():
         return
@@ -60,7 +61,7 @@ async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[b
             tracing.record("group ready", header.traceparent, *when, kind="producer", attributes=attributes)
 
 
-def _header(payload: bytes) -> experience_pb2.GroupHeader:
+def _header(payload: Bytes) -> experience_pb2.GroupHeader:
     """Return a stored group's header without parsing the rest; an empty one if it is not the first field."""
     with suppress(UnusualError, IndexError, DecodeError):
         begin, end = read_field(payload, 0, HEADER, len(payload))
