@@ -102,13 +102,15 @@ def _refuse_submission(run_id: str, request: broker_pb2.SubmitPromptsRequest, re
             raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Asking:
     """A call of LeasePrompts under way."""
 
     request: broker_pb2.LeasePromptsRequest
     until: float
     """When it has waited long enough, by the event loop's clock."""
+    recorded: bool = False
+    """Whether Redis knows that it asks."""
 
     @property
     def milliseconds_left(self) -> int:
@@ -253,10 +255,14 @@ class Prompts:
         request, nonce = asking.request, secrets.token_hex(8)
         arguments = [request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes]
         arguments.append(asking.milliseconds_left)
-        for other in self._asking[run_id]:
-            if other is not asking:
-                arguments += [other.request.holder, other.milliseconds_left]
+        # Each is named once: a script that gets all of them takes longer the more wait for it.
+        others = [other for other in self._asking[run_id] if not (other.recorded or other is asking)]
+        for other in others:
+            arguments += [other.request.holder, other.milliseconds_left]
         reply = await self._store.run(scripts.LEASE_PROMPTS, run_id, *arguments)
+        if reply[0] == b"OK":
+            for other in others:
+                other.recorded = True
         if reply[0] == b"ENDED" and not waited:
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
         return self._granted(run_id, request.holder, reply)

@@ -37,6 +37,27 @@ async def test_one_prompt_for_many_is_asked_for_by_few(world, waiting):
     assert await scripts_called(world) - before < ROLLOUTS * 4 / 3, "whoever is granted something asks once"
 
 
+async def commands_called(world: World) -> int:
+    return sum(each["calls"] for each in (await world.redis.info("commandstats")).values())
+
+
+async def test_a_call_costs_no_more_the_more_wait(broker, world):
+    """What a script does for those that wait is done once for each, not in each call."""
+    names = [f"r{n}" for n in range(ROLLOUTS)]
+    await world.create(members=[*names, "other"], groups_per_step=64, max_staleness=4)
+    tasks = leasing(world, 0, names)
+    async with asyncio.timeout(20):
+        while len(broker[1].prompts._asking[world.run_id]) < ROLLOUTS:
+            await asyncio.sleep(0.01)
+    await world.ask(1, version=1, holder="other")  # in another queue; Redis learns of those that wait
+    before = await commands_called(world)
+    for _ in range(10):
+        await world.ask(1, version=1, holder="other")
+    assert await commands_called(world) - before < 10 * ROLLOUTS, "each call has a command for each that waits"
+    await world.submit(*names)
+    await asyncio.gather(*tasks)
+
+
 async def test_one_with_older_weights_does_not_keep_others_out(world, waiting):
     """The gate is shut for the older weights and open for the newer: each is asked for."""
     names = ["old-1", "old-2", "new-1", "new-2", "r1"]

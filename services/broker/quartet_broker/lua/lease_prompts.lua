@@ -1,6 +1,6 @@
 -- LeasePrompts: QUEUED -> LEASED, or DROPPED if the curriculum skips it. ARGV: holder, maximum prompts, holder's policy version, nonce of this grant, maximum
 -- bytes of prompts (one prompt is granted whatever its size), for how many milliseconds the holder waits; then of each
--- caller that waits at this broker, too, its holder, milliseconds.
+-- caller that began to wait at this broker since the last call, its holder, milliseconds.
 -- Returns OK, gate, run's policy version, expiry, then of each prompt the lease id, attempt, prompt, ticket (whose first
 -- part is when it was queued), and "1" if completions of it wait for a score.
 even_when_full()
@@ -14,6 +14,11 @@ if not alive or tonumber(alive) <= at then return { 'NOT_MEMBER' } end
 local refusal = not_this_member(holder)
 if refusal then return refusal end
 expire_leases(at, 100)
+
+-- A member asks while it waits, and `STILL_ASKS` milliseconds after that: between two calls it does, too.
+local STILL_ASKS = 1000
+local function asks(member, milliseconds) call('ZADD', ASKING, at + milliseconds + STILL_ASKS, member) end
+for n = 7, #ARGV, 2 do asks(ARGV[n], ARGV[n + 1]) end
 
 local h = call('HMGET', RUN, 'policy_version', 'max_staleness', 'groups_per_step', 'max_experience_bytes',
   'prompt_lease_ttl_ms')
@@ -81,27 +86,30 @@ if mean > 0 then
 end
 
 -- The fair share: of the leases that those who ask hold and could get, each may hold an equal part; one that asks alone
--- may hold all. A member asks while it waits, and `STILL_ASKS` milliseconds after that: between two calls it does, too.
-local STILL_ASKS = 1000
+-- may hold all.
 local function fair_share(room)
-  call('ZADD', ASKING, at + ARGV[6] + STILL_ASKS, holder)
-  for n = 7, #ARGV, 2 do call('ZADD', ASKING, at + ARGV[n + 1] + STILL_ASKS, ARGV[n]) end
+  asks(holder, ARGV[6])
   for _, member in ipairs(call('ZRANGEBYSCORE', ASKING, '-inf', at)) do call('ZREM', ASKING, member) end
   local leases = call('ZRANGE', held_by(holder), 0, MOST_ARGUMENTS)
   for n, expiry in ipairs(#leases > 0 and call('ZMSCORE', LEASES, unpack(leases)) or {}) do
     if not expiry then call('ZREM', held_by(holder), leases[n]) end
   end
-  local asking, shared = call('ZRANGE', ASKING, 0, -1), math.max(0, room)
-  if #asking == 1 then return shared end
-  for _, member in ipairs(asking) do shared = shared + call('ZCARD', held_by(member)) end
-  return math.max(0, math.ceil(shared / #asking) - call('ZCARD', held_by(holder)))
+  local asking, mine, shared = call('ZCARD', ASKING), call('ZCARD', held_by(holder)), math.max(0, room)
+  if asking == 1 then return shared end
+  -- What the others hold is counted, member by member, only if it decides.
+  local at_least = math.ceil((shared + mine) / asking) - mine
+  if at_least >= most then return at_least end
+  for _, member in ipairs(call('ZRANGE', ASKING, 0, -1)) do shared = shared + call('ZCARD', held_by(member)) end
+  return math.max(0, math.ceil(shared / asking) - mine)
 end
 
 local by_share = fair_share(math.min(by_staleness, by_memory))
 local room, before = math.min(most, by_staleness, by_memory, by_share), #expiries
 local granted = grant('prompts:again', room)
 granted = granted + grant('prompts:train', room - granted)
-for n = before + 2, #expiries, 2 do call('ZADD', held_by(holder), 0, expiries[n]) end
+local held = {}
+for n = before + 2, #expiries, 2 do held[#held + 1], held[#held + 2] = 0, expiries[n] end
+call_many('ZADD', held_by(holder), held)
 if granted < most and not is_full then
   if granted < room then
     reply[2] = 'NO_PROMPTS'
