@@ -56,8 +56,11 @@ local function grant(stream, n)
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end
     for _, value in ipairs({ lease, attempt, prompt, entry[1], stored and '1' or '' }) do table.insert(reply, value) end
   end
-  -- All rollouts share one consumer, since Redis would keep a consumer per rollout for ever. The instance has the holder.
-  if granted > 0 then call('XREADGROUP', 'GROUP', 'rollouts', 'lease', 'COUNT', granted, 'STREAMS', P .. stream, '>') end
+  -- All rollouts share one consumer, since Redis would keep a consumer per rollout for ever. The instance has the holder
+  -- and the lease: with NOACK Redis writes one command to its log, else one for each prompt.
+  if granted > 0 then
+    call('XREADGROUP', 'GROUP', 'rollouts', 'lease', 'COUNT', granted, 'NOACK', 'STREAMS', P .. stream, '>')
+  end
   return granted
 end
 
@@ -90,10 +93,11 @@ end
 local function fair_share(room)
   asks(holder, ARGV[6])
   for _, member in ipairs(call('ZRANGEBYSCORE', ASKING, '-inf', at)) do call('ZREM', ASKING, member) end
-  local leases = call('ZRANGE', held_by(holder), 0, MOST_ARGUMENTS)
+  local leases, ended = call('ZRANGE', held_by(holder), 0, MOST_ARGUMENTS), {}
   for n, expiry in ipairs(#leases > 0 and call('ZMSCORE', LEASES, unpack(leases)) or {}) do
-    if not expiry then call('ZREM', held_by(holder), leases[n]) end
+    if not expiry then table.insert(ended, leases[n]) end
   end
+  call_many('ZREM', held_by(holder), ended)
   local asking, mine, shared = call('ZCARD', ASKING), call('ZCARD', held_by(holder)), math.max(0, room)
   if asking == 1 then return shared end
   -- What the others hold is counted, member by member, only if it decides.
