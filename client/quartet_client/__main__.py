@@ -1,6 +1,7 @@
 """The `quartet` command, also as `python -m quartet_client`."""
 
 import atexit
+import gc
 import io
 import os
 import signal
@@ -35,9 +36,11 @@ def main() -> int:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what the locale lacks is escaped
+    gc.disable()  # imports make objects that stay
     try:
         from quartet_client.cli.main import main as command
 
+        gc.enable()
         return command()
     except KeyboardInterrupt:
         return 130

@@ -35,13 +35,15 @@ log = get_logger(__name__)
 
 
 def freeze_gc_heap() -> None:
-    """Exempt all current objects from garbage collection.
+    """Exempt all current objects from garbage collection, and begin to collect.
 
     Call it when all long-lived objects are loaded: otherwise a full collection, which stops every thread, takes 35 ms
-    in a small service and 130 ms where torch and transformers are imported.
+    in a small service and 130 ms where torch and transformers are imported. A service's command disables collection
+    before that: looking through what imports have made takes a sixth of the processor time of a start.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class ServiceHost:
@@ -126,6 +128,7 @@ class ServiceHost:
 
     async def set_ready(self) -> None:
         """Report that the service can do its work, to its health's callers and to systemd."""
+        freeze_gc_heap()
         self.waiting.discard(self.loading)
         self.loading = ""
         if not self.stopping.is_set():
@@ -169,7 +172,6 @@ class ServiceHost:
             self._serve_metrics()
         await self.set_serving(False)
         await self.server.start()
-        freeze_gc_heap()
         if self.loading:
             self.waiting.add(self.loading)
             self._supervisor.notify(STATUS=f"loading, answers at {self.address}")

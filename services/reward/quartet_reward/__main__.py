@@ -1,15 +1,16 @@
 """`quartet-reward [FILE.toml]`: the reward service."""
 
+import gc
 import sys
-
-from quartet_server.cli import service_main
 
 
 def main() -> int:
     """Run the reward service; return its exit status."""
+    gc.disable()  # until it is ready (freeze_gc_heap)
     from quartet_reward.app import serve
     from quartet_reward.config import RewardSection
     from quartet_reward.preflight import preflight
+    from quartet_server.cli import service_main
 
     return service_main(kind="reward", section=RewardSection, preflight=preflight, serve=serve)
 

@@ -1,18 +1,16 @@
 """`quartet-rollout [FILE.toml] [--set KEY=VALUE ...]`."""
 
+import gc
 import logging
 import os
 import sys
 
-from quartet_common import tracing
-from quartet_common.config import LoadedConfig
-from quartet_rollout.config import RolloutSection, limit_threads
-from quartet_rollout.preflight import preflight
-from quartet_server.cli import service_main
 
-
-async def serve(config: LoadedConfig[RolloutSection], host) -> None:
+async def serve(config, host) -> None:
     """Run the service, then end the process; grpc and the engine's libraries are imported only now."""
+    from quartet_common import tracing
+    from quartet_rollout.config import limit_threads
+
     limit_threads(config.section.engine_options.threads)
     from quartet_rollout.app import RolloutService
 
@@ -28,9 +26,15 @@ async def serve(config: LoadedConfig[RolloutSection], host) -> None:
 
 def main() -> int:
     """Return the exit status: 0 stopped normally, 1 failed, 2 invalid configuration, 130 Ctrl-C."""
+    gc.disable()  # until it is ready (freeze_gc_heap)
+    from quartet_rollout.config import RolloutSection
+    from quartet_rollout.preflight import preflight
+    from quartet_server.cli import service_main
+
     return service_main(kind="rollout", section=RolloutSection, preflight=preflight, serve=serve)
 
 
-# vLLM's spawned processes import this module again.
 if __name__ == "__main__":
     sys.exit(main())
+if __name__ == "__mp_main__":  # vLLM's spawned processes import this module, and then vLLM
+    gc.set_threshold(100_000)

@@ -50,7 +50,7 @@ from quartet_rollout.stall import StallWatch
 from quartet_rollout.state import RolloutState
 from quartet_rollout.teachers import Teachers
 from quartet_rollout.weight_updates import WeightUpdates
-from quartet_server.host import ServiceHost, freeze_gc_heap
+from quartet_server.host import ServiceHost
 
 if TYPE_CHECKING:
     from quartet_rollout.endpoint.server import EndpointServer
@@ -169,7 +169,6 @@ class RolloutService:
                 log.error("the model endpoint could not be served: %s", error)
                 self._host.stop("there is no model endpoint", exit_code=1)
                 return
-        freeze_gc_heap()
         self.state.changes.notify()
         await host.set_ready()
         log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})

@@ -1,17 +1,19 @@
 """The command `quartet-trainer`, also `python -m quartet_trainer`."""
 
+import gc
 import os
 import sys
-
-from quartet_server.cli import service_main
-from quartet_trainer.app import serve, serve_sft
-from quartet_trainer.config import TrainerSection
-from quartet_trainer.launch import leave_process
-from quartet_trainer.preflight import preflight, preflight_sft
 
 
 def main() -> int:
     """Run the trainer from its command line; see `quartet_server.cli.service_main` for the exit status."""
+    gc.disable()  # until it is ready (freeze_gc_heap)
+    from quartet_server.cli import service_main
+    from quartet_trainer.app import serve, serve_sft
+    from quartet_trainer.config import TrainerSection
+    from quartet_trainer.launch import leave_process
+    from quartet_trainer.preflight import preflight, preflight_sft
+
     arguments = sys.argv[1:]
     if os.environ.get("RANK", "0") != "0":
         arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # only rank 0 has a server
