@@ -15,6 +15,7 @@ None changes anything on a machine with CUDA: ColossalAI uses its CudaAccelerato
 
 Importing ColossalAI sets CUDA_DEVICE_MAX_CONNECTIONS=1 for the process and its children, which puts the kernels of all
 streams into one queue: sending weights would wait for training. The variable is restored before CUDA starts.
+It also imports bitsandbytes, which compiles functions that are not used: a second, unless that is disabled meanwhile.
 
 Warnings that a user can do nothing about are filtered: to install TensorNVMe, apex or kernels, and of ColossalAI's own
 calls of deprecated functions.
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_WHILE_IMPORTED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHDYNAMO_DISABLE": "1"}
 _ADVICE = (
     "Please install the latest tensornvme",
     "Please install apex from source",
@@ -53,16 +54,18 @@ def apply() -> None:
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
         lambda record: "kernels-community" not in record.getMessage()
     )
-    before = os.environ.get(_CONNECTIONS)
+    before = {name: os.environ.get(name) for name in _WHILE_IMPORTED}
+    os.environ.update(_WHILE_IMPORTED)
     import colossalai  # noqa: F401 - its imports warn too, so they happen under the filters above
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
     from colossalai.booster.plugin import torch_fsdp_plugin
     from colossalai.zero.gemini.chunk import Chunk
     from colossalai.zero.low_level import LowLevelZeroOptimizer
 
-    os.environ.pop(_CONNECTIONS, None)
-    if before is not None:
-        os.environ[_CONNECTIONS] = before
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
     CpuAccelerator.manual_seed = lambda self, seed: torch.default_generator.manual_seed(seed)
     CpuAccelerator.Stream = lambda self, device=None, priority=0, **kwargs: None
