@@ -43,7 +43,7 @@ TARGETS = {
     "reward": "-m quartet_reward ",
     "verifier worker": "-m quartet_reward.math.worker",
     "rollout": "-m quartet_rollout ",
-    "engine": "-m quartet_rollout.engines.transformers_engine.engine_loop",
+    "engine": "-m quartet_rollout.engines.transformers_engine ",
     "trainer": "-m quartet_trainer ",
     "guard": "guard.py",
 }

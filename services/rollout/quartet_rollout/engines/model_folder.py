@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,13 @@ def context_length(model_path: str, key: str, wanted: int | None, within_positio
     return wanted or longest
 
 
-def load_tokenizer(model_path: str) -> Any:
-    """Load the folder's tokenizer. Tokenizers are not thread-safe: load one per thread."""
-    from transformers import AutoTokenizer
+def load_tokenizer(model_path: str, known: tuple[str, str] | None = None) -> Any:
+    """Load the folder's tokenizer. Tokenizers are not thread-safe: load one per thread.
 
-    return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    `known`: module and name of its class. AutoTokenizer, which finds them, imports torch, which takes two seconds.
+    """
+    module, name = known or ("transformers", "AutoTokenizer")
+    return getattr(importlib.import_module(module), name).from_pretrained(model_path, local_files_only=True)
 
 
 def config_dtype(model_path: str) -> str:

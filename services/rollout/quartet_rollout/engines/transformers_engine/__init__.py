@@ -2,6 +2,7 @@
 
 engine.py       `TransformersEngine`, in the rollout's event loop
 messages.py     messages between it and its child process
+__main__.py     the child process's command line
 engine_loop.py  the child process: steps the decoder; handles pauses, weights and aborts between two steps
 decoder.py      admission, one token per step for every running completion, stop conditions
 rows.py         running and waiting completions

@@ -55,13 +55,13 @@ class Decoder:
             local_files_only=True,
         )
         self.model = model.to(self._device).eval()
-        self._tokenizer = load_tokenizer(model_path)
+        self.tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens
         self.vocab_size = int(self.model.config.vocab_size)
         wanted = context_length(model_path, "rollout.transformers.max_model_len", options.max_model_len)
         self.max_model_len = _context(int(self.model.config.max_position_embeddings), wanted)
-        self._ends = _end_of_sequence(self.model, self._tokenizer)
+        self._ends = _end_of_sequence(self.model, self.tokenizer)
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
         """Row i has slot i: rows move when earlier ones end."""
@@ -268,7 +268,7 @@ class Decoder:
             return False
         # A token is at least one byte of text, so as many of the newest tokens hold any stop string that ends in them.
         window = max(len(text.encode()) for text in row.sampling.stop) + 1
-        text = self._tokenizer.decode(row.output[-window:], skip_special_tokens=False)
+        text = self.tokenizer.decode(row.output[-window:], skip_special_tokens=False)
         return any(stop in text for stop in row.sampling.stop)
 
     def _leave(self, leaving: Collection[int]) -> None:

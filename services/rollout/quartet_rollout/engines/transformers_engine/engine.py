@@ -7,6 +7,7 @@ for the GIL. The child process itself is the member of the weight group, and sen
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import logging
 import socket
@@ -44,7 +45,7 @@ from quartet_rollout.errors import EngineError, unpack_error
 
 log = get_logger(__name__)
 
-PROGRAM = "quartet_rollout.engines.transformers_engine.engine_loop"
+PROGRAM = "quartet_rollout.engines.transformers_engine"
 CLOSE_SECONDS = 10.0
 """How long `close` waits for the process to end: a step in progress cannot be interrupted."""
 END_SECONDS = 5.0
@@ -85,8 +86,8 @@ class TransformersEngine(ProcessEngine):
             self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), process_group=0)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
-        # Concurrently: both import transformers, which takes seconds.
-        ready, self._tokenizer = await asyncio.gather(self._ready, asyncio.to_thread(load_tokenizer, self._model_path))
+        ready, _ = await asyncio.gather(self._ready, asyncio.to_thread(importlib.import_module, "transformers"))
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path, ready.tokenizer)
         self._spec, self._transports, self._vocab_size = ready.spec, ready.transports, ready.vocab_size
         self._started = True
 

@@ -1,4 +1,4 @@
-"""The process of the transformers engine: `python -m … MODEL_PATH OPTIONS LOG_LEVEL`, a socket as its standard input.
+"""The process of the transformers engine; its standard input is a socket.
 
 It steps the decoder, and executes the rollout's calls between two steps, when every completion is between two tokens.
 That makes an in-flight update exact.
@@ -6,6 +6,7 @@ That makes an in-flight update exact.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -209,8 +210,11 @@ def main(model_path: str, options: str, log_level: str) -> None:
     with suppress(EOFError, ConnectionError):  # The rollout is gone.
         try:
             decoder = Decoder(model_path, TransformersOptions.model_validate_json(options))
+            gc.freeze()
+            gc.enable()
             spec, routed = ModelSpec.of_model(decoder.model), decoder.routing is not None
-            channel.send(Ready(decoder.max_model_len, decoder.vocab_size, spec, transports(), routed))
+            tokenizer = type(decoder.tokenizer).__module__, type(decoder.tokenizer).__name__
+            channel.send(Ready(decoder.max_model_len, decoder.vocab_size, tokenizer, spec, transports(), routed))
             what = "failed"
             EngineLoop(decoder, WeightReceiver(model_path), channel).run()
             status = 0
@@ -223,7 +227,3 @@ def main(model_path: str, options: str, log_level: str) -> None:
             channel.send(Failed(f"the transformers engine {what}: {error}"))
     sys.stderr.flush()
     os._exit(status)  # Skips interpreter shutdown, which is unsafe while torch's threads run.
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

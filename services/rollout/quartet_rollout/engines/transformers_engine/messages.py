@@ -42,6 +42,7 @@ class Ready(msgspec.Struct, tag=True):
 
     max_model_len: int
     vocab_size: int
+    tokenizer: tuple[str, str]  # module and name of its class
     spec: ModelSpec
     transports: list[str]
     records_experts: bool
