@@ -37,6 +37,7 @@ class Benchmark:
 
 
 BENCHMARKS = (
+    Benchmark("start", "dev", 1800),
     Benchmark("broker", "dev", 600),
     Benchmark("scale", "dev", 900),
     Benchmark("reward", "reward", 240),
