@@ -35,8 +35,6 @@ from quartet_trainer.learner.checks import (
     no_experts,
 )
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, REFERENCE_KEY, check_schedule
-from quartet_trainer.rows import RowReader
-from quartet_trainer.sft_data import SftData, sft_config, sft_section, without_effect
 
 log = get_logger(__name__)
 
@@ -106,6 +104,8 @@ def preflight(config: Config) -> dict[str, Any]:
 
 def preflight_sft(config: Config) -> dict[str, Any]:
     """As `preflight`, for supervised fine-tuning. Only a dry run reads the rows: a start does when it trains them."""
+    from quartet_trainer.sft_data import SftData, sft_config, sft_section, without_effect  # it imports numpy
+
     own = sft_config(config)
     model: dict[str, Any] = {}
     with Problems() as problems:
@@ -244,6 +244,8 @@ def _check_teachers(config: Config) -> None:
 def _check_texts(config: Config, model: dict[str, Any]) -> None:
     ptx = config.section.ptx
     if ptx.coefficient and ptx.data is not None and "vocab_size" in model:
+        from quartet_trainer.rows import RowReader  # it imports numpy
+
         path = config.model.path
         assert path is not None, "it has been read"
         RowReader(path, model["vocab_size"], None, config.run).read(ptx.data, "trainer.ptx.data")
