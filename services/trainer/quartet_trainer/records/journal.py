@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import os
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,7 +166,7 @@ class Journal:
         self._first_step = first_step
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
-            _keep(path, lambda record: record["step"] + (record["kind"] == "step") <= first_step)
+            _keep(path, first_step + 1, lambda record: False)
             path.touch()
         self._writer = None
         if tensorboard:
@@ -187,7 +187,7 @@ class Journal:
         """
         if version == self._first_step:
             with writing(self._path):
-                _keep(self._path, lambda record: (record.get("set"), record["step"]) != (name, version))
+                _keep(self._path, version, lambda record: (record.get("set"), record["step"]) != (name, version))
         self._write({"kind": "evaluation", "set": name, "step": version, "policy_version": version}, version, metrics)
 
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
@@ -210,14 +210,24 @@ def _quiet_about_full_disks(arguments: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(arguments)
 
 
-def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Remove the records that are not wanted, and a line that was cut off by a kill."""
-    before, kept = path.read_text(encoding="utf-8") if path.exists() else "", []
-    for line in before.splitlines():
-        with contextlib.suppress(ValueError):
-            if wanted(json.loads(line)):
-                kept.append(line + "\n")
-    if (text := "".join(kept)) != before:  # an unchanged file is not replaced, because readers may follow it
-        aside = path.with_suffix(".jsonl.writing")
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+def _keep(path: Path, since: int, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove the records written with `since` or more steps in the weights, unless wanted, and what a kill cut off.
+
+    The file has its records in the order of these steps. Read from its end, it may be long.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end, kept = len(content), b""
+            while end:
+                line = content[content.rfind(b"\n", 0, end - 1) + 1 : end]
+                with contextlib.suppress(ValueError):
+                    record = json.loads(line) if line.endswith(b"\n") else {}
+                    if record and record["step"] + (record["kind"] == "step") < since:
+                        break
+                    kept = line + kept if record and wanted(record) else kept
+                end -= len(line)
+        file.seek(end)
+        file.write(kept)
+        file.truncate()

@@ -219,6 +219,40 @@ def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warn
         journal.step(3, {"train/loss": 0.5})
 
 
+@pytest.mark.parametrize("extra", [{}, {"long": "x" * 200_000}])
+def test_resumed_journal_removes_later_records_and_reads_only_the_end(tmp_path: Path, monkeypatch, extra: dict):
+    path, steps = tmp_path / "metrics.jsonl", 2000
+    journal = Journal(tmp_path, first_step=0, tensorboard=False)
+    for step in range(steps):
+        journal.step(step, {"train/loss": 0.5} | (extra if step > steps - 4 else {}))
+        if step % 100 == 99:
+            journal.evaluation("heldout", step + 1, {"eval/heldout/reward": 0.25})
+    whole = path.read_text().splitlines(keepends=True)
+    with path.open("a") as file:
+        file.write('{"kind": "step", "st')
+    read = Mock(side_effect=json.loads)
+    monkeypatch.setattr("quartet_trainer.records.journal.json.loads", read)
+    Journal(tmp_path, first_step=steps - 2, tensorboard=False)
+    assert path.read_text().splitlines(keepends=True) == whole[:-3], "two steps and an evaluation are written again"
+    assert read.call_count < steps
+    Journal(tmp_path, first_step=0, tensorboard=False)
+    assert path.read_text() == ""
+
+
+def test_evaluation_repeated_after_a_restart_replaces_its_own_record_alone(tmp_path: Path):
+    journal = Journal(tmp_path, first_step=0, tensorboard=False)
+    journal.step(0, {})
+    for name in ("one", "other"):
+        journal.evaluation(name, 1, {"old": 1.0})
+    Journal(tmp_path, first_step=1, tensorboard=False).evaluation("one", 1, {"new": 1.0})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["kind"], row.get("set"), "new" in row) for row in rows] == [
+        ("step", None, False),
+        ("evaluation", "other", False),
+        ("evaluation", "one", True),
+    ]
+
+
 def test_every_metric_of_the_learner_has_a_place_in_the_docs():
     from quartet_trainer.learner.metrics import METRICS
 
