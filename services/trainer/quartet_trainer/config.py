@@ -176,6 +176,7 @@ class TrainerSection(LearnerSettings):
     weights: WeightsSection = Field(WeightsSection(), description="Weight updates.")
     samples_interval: int = Field(10, ge=0, description="Steps between samples of the batch in samples/; 0: none.")
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
+    samples_keep_last: int = Field(200, ge=0, description="Newest samples kept, beside rollouts.jsonl; 0: all.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     rollout_log_completions: Literal["first", "all"] = Field(
         "first", description="Completions of each group in rollouts.jsonl."

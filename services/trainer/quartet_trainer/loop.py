@@ -314,7 +314,7 @@ class TrainingLoop:
             shown = [group.transcript for group in groups[: self.settings.samples_groups]]
             samples = [experience_pb2.GroupTranscript.FromString(data) for data in shown]
             with writing(self.folder / "samples"):
-                write_sample(self.folder / "samples", step, samples)
+                write_sample(self.folder / "samples", step, samples, self.settings.samples_keep_last)
             self.callbacks.samples(step, samples)
             self.reporter.report(sample=broker_pb2.GroupSample(transcript=shown[0]))
         if self.settings.rollout_log_interval and step % self.settings.rollout_log_interval == 0:

@@ -103,12 +103,17 @@ def verifier_fields(score: reward_pb2.Score) -> list[dict[str, Any]]:
     ]
 
 
-def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
-    """Write `folder`/step-NNNNNN.md and return its path."""
+def write_sample(
+    folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript], keep_last: int = 0
+) -> Path:
+    """Write `folder`/step-NNNNNN.md and return its path. Remove all samples but the `keep_last` newest; 0: none."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:06d}.md"
     parts = [f"# Samples of the batch of step {step}\n", *(_group(transcript) for transcript in transcripts)]
     path.write_text(visible("\n".join(parts)), encoding="utf-8")
+    if keep_last:
+        for old in sorted(folder.glob("step-*.md"), key=lambda each: (len(each.name), each.name))[:-keep_last]:
+            old.unlink(missing_ok=True)
     return path
 
 

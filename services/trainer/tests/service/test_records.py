@@ -253,6 +253,14 @@ def test_evaluation_repeated_after_a_restart_replaces_its_own_record_alone(tmp_p
     ]
 
 
+def test_newest_samples_are_kept(tmp_path: Path):
+    for step in (0, 10, 999_999, 1_000_000):
+        write_sample(tmp_path, step, [make_transcript("pass-0/1", 2, [1.0])], keep_last=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-999999.md", "step-1000000.md"}
+    write_sample(tmp_path, 0, [make_transcript("pass-0/1", 2, [1.0])])
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_every_metric_of_the_learner_has_a_place_in_the_docs():
     from quartet_trainer.learner.metrics import METRICS
 
