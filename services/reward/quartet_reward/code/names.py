@@ -29,7 +29,7 @@ _USUAL_MODULES = (*_WHOLE, copy, datetime, json, random, re, statistics, sys)
 def _usual_names() -> dict[str, Any]:
     names: dict[str, Any] = {}
     for module in _WHOLE:  # later ones win
-        names.update({name: vars(module)[name] for name in module_names(module) if not hasattr(builtins, name)})
+        names.update({name: getattr(module, name) for name in module_names(module) if not hasattr(builtins, name)})
     return names | {module.__name__: module for module in _USUAL_MODULES}
 
 
