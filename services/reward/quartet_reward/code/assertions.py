@@ -5,7 +5,6 @@ defined before the program runs: by the test, the standard library, or the code 
 gets proxies of all names that it uses and does not define, and no others, or the program could replace `set`.
 """
 
-import builtins
 import importlib
 import sys
 import types
@@ -13,7 +12,7 @@ from typing import Any
 
 from quartet_reward.code.collected import Collection
 from quartet_reward.code.marked import mark
-from quartet_reward.code.names import MODULES, USUAL_NAMES, avoids, module_names, read_names, starred
+from quartet_reward.code.names import BUILTINS, MODULES, USUAL_NAMES, avoids, module_names, read_names, starred
 from quartet_reward.code.program import Finding, Program, Verdict, describe, report_begun
 
 _FILE = "<test>"
@@ -90,7 +89,7 @@ def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
     """Return the definitions of `names` in `prefix`, the code that completions continue."""
     if not prefix or not names:
         return {}
-    namespace: dict[str, Any] = {"__name__": "__prefix__", "__builtins__": vars(builtins) | USUAL_NAMES}
+    namespace: dict[str, Any] = {"__name__": "__prefix__", "__builtins__": BUILTINS}
     try:
         try:
             code = compile(prefix, "<prefix>", "exec", dont_inherit=True)

@@ -3,7 +3,6 @@
 The judge trusts only the first message, which is sent before the program's first instruction.
 """
 
-import builtins
 import contextlib
 import inspect
 import operator
@@ -12,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.names import USUAL_NAMES
+from quartet_reward.code.names import BUILTINS
 from quartet_reward.code.plain import OPAQUE_PROXIES
 from quartet_reward.code.rpc import Channel, Gone, Peer
 from quartet_reward.code.values import as_data
@@ -32,7 +31,7 @@ def main(payload: bytes) -> None:
         channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
         return
     # The usual names are builtins, so that they do not count as defined by the program.
-    vars(module)["__builtins__"] = vars(builtins) | USUAL_NAMES
+    vars(module)["__builtins__"] = BUILTINS
     channel.send({"compile_error": None})
     with contextlib.suppress(Gone):
         Peer(channel, _Server(code, vars(module)).serve, OPAQUE_PROXIES).serve_forever()

@@ -9,6 +9,7 @@ from typing import Any
 
 _ENTER, _CHECK, _KEEP = "__quartet_enter__", "__quartet_check__", "__quartet_keep__"
 _ASSERTS = re.compile(r"_*assert|raises$|warns$")
+_BLOCKS = ("body", "orelse", "finalbody")
 _FAILS = frozenset({"fail", "exit", "quit", "_exit", "abort"})
 _KNOWN_BEFORE = frozenset({*vars(builtins), "__name__", "__file__", "sys", "os", "platform", "environ", "argv"})
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -115,10 +116,10 @@ class _Marker:
                     self.marks.assertions.append(depends)
                     if function and not isinstance(statement, ast.Raise):
                         function.asserts = True
-                within = depends or _depends(statement)
-                for name in ("body", "orelse", "finalbody"):
-                    if isinstance(getattr(statement, name, None), list):
-                        setattr(statement, name, self.block(getattr(statement, name), function, owner, within))
+                blocks = [name for name in _BLOCKS if isinstance(getattr(statement, name, None), list)]
+                within = depends or (bool(blocks) and _depends(statement))
+                for name in blocks:
+                    setattr(statement, name, self.block(getattr(statement, name), function, owner, within))
                 for handler in [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]:
                     handler.body = self.block(handler.body, function, owner, True)
             marked.append(statement)
@@ -154,7 +155,7 @@ def _asserts(statement: ast.stmt) -> bool:
     names = {_name(node.func) for node in nodes if isinstance(node, ast.Call)}
     if any(_ASSERTS.match(name) or name in _FAILS for name in names):
         return True
-    blocks = [getattr(statement, name, None) for name in ("body", "orelse", "finalbody")]
+    blocks = [getattr(statement, name, None) for name in _BLOCKS]
     blocks += [each.body for each in [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]]
     return any(_fails(each) for block in blocks if isinstance(block, list) for each in block)
 
@@ -172,7 +173,7 @@ def _fails(statement: ast.stmt) -> bool:
 def _own_parts(statement: ast.stmt) -> Iterable[ast.AST]:
     """Return the expressions of a statement that are not within its blocks."""
     for name, value in ast.iter_fields(statement):
-        if name not in ("body", "orelse", "finalbody", "handlers", "cases"):
+        if name not in (*_BLOCKS, "handlers", "cases"):
             yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
 
 

@@ -39,6 +39,8 @@ def module_names(module: Any) -> list[str]:
 
 
 USUAL_NAMES = _usual_names()
+BUILTINS = vars(builtins) | USUAL_NAMES
+"""The builtins of a program, made once: a copy would touch each of these objects, and so copy its page of memory."""
 
 
 MODULES = {"np": "numpy", "pd": "pandas"}

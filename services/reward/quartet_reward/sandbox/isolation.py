@@ -218,6 +218,7 @@ def main() -> int:
         for name in settings["preload"]:
             importlib.import_module(name)
         entries = {name: importlib.import_module(module).main for name, module in settings["entries"].items()}
+        importlib.import_module(settings["rehearsal"]).rehearse()
         sys.path[:] = [path for path in sys.path if path != folder] + settings["packages"]
         gc.collect()
         gc.freeze()

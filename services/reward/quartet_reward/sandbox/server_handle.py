@@ -50,6 +50,7 @@ ENTRIES = {
 What `main` raises ends the process: SystemExit with its code, MemoryError as MEMORY_EXCEEDED, anything else with a
 traceback and status 1.
 """
+REHEARSAL = "quartet_reward.code.rehearsal"  # whose `rehearse()` the fork server calls before it knows of any job
 OnMessage = Callable[[dict[str, Any], list[int]], None]
 
 
@@ -116,6 +117,7 @@ class ServerHandle:
             "packages": list(section.packages),
             "preload": PRELOAD,
             "entries": ENTRIES,
+            "rehearsal": REHEARSAL,
             "parent": os.getpid(),
         }
         python = section.python or getattr(sys, "_base_executable", sys.executable)
