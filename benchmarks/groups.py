@@ -2,7 +2,7 @@
 
 A group is 8 completions of up to 2048 tokens: token ids (int32), log-probs (float32) and loss mask (uint8), 9 bytes a
 token. `padded` sends every completion at full length (147 KB), as ColossalChat does; `ragged` sends what was generated,
-30% of it (44 KB), as our rollout does.
+30% of it (44 KB), as our rollout does. `short`, for runs of many steps, has completions of a few tokens (1 KB).
 """
 
 import zlib
@@ -13,6 +13,7 @@ import numpy as np
 COMPLETIONS, LONGEST, PROMPT_TOKENS = 8, 2048, 100
 SHAPES = ("padded", "ragged")
 RAGGED_LENGTHS = (400, 829)  # 30% of LONGEST in the mean
+SHORT_LENGTHS = (4, 12)
 
 # Rows of different lengths are concatenated; `lengths` has their lengths.
 PER_TOKEN = ("completion_token_ids", "rollout_log_probs", "loss_mask")
@@ -28,7 +29,8 @@ def make_groups(shape: str, count: int, seed: int = 0) -> list[Arrays]:
 
 
 def _make(shape: str, rng: np.random.Generator) -> Arrays:
-    lengths = np.full(COMPLETIONS, LONGEST) if shape == "padded" else rng.integers(*RAGGED_LENGTHS, COMPLETIONS)
+    bounds = SHORT_LENGTHS if shape == "short" else RAGGED_LENGTHS
+    lengths = np.full(COMPLETIONS, LONGEST) if shape == "padded" else rng.integers(*bounds, COMPLETIONS)
     tokens = int(lengths.sum())
     spans = np.zeros((COMPLETIONS, 3), dtype=np.int64)
     spans[:, 2] = lengths

@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("start", "dev", 1800),
     Benchmark("broker", "dev", 600),
     Benchmark("scale", "dev", 900),
+    Benchmark("long_runs", "dev", 900),
     Benchmark("reward", "reward", 240),
     Benchmark("reward_service", "reward", 120),
     Benchmark("texts", "reward", 120),
