@@ -11,8 +11,8 @@ of `services/NAME/requirements.txt` (with `overrides.txt` if that exists) and th
 installs. A stamp file in each environment records a digest of its requirements: a second call does nothing, and a
 changed requirement rebuilds only the environments that use it. `--with-tests` adds `deploy/local/requirements-test.txt`
 (pytest) and, if it exists, `services/NAME/requirements-test.txt`. `--add PACKAGE` adds a user's package to one
-environment permanently: `.quartet/added/NAME.txt` lists those. An environment without a stamp was made by hand and is
-not changed.
+environment permanently: `.quartet/added/NAME.txt` lists those; `--remove PACKAGE` undoes it. An environment without a
+stamp was made by hand and is not changed.
 
 Rollout and trainer have a second closure for CUDA, `requirements-gpu.txt`. `--gpu` selects it; it is the default on a
 host with GPUs and a recent enough driver. An existing environment keeps its kind unless `--gpu` or `--cpu` is given.
@@ -27,6 +27,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -159,14 +160,35 @@ def add(name: str, packages: list[str]) -> None:
             f"{name} environment: a person made it; install there yourself: "
             f"uv pip install --python {environment.python} {' '.join(packages)}"
         )
+    record(environment, list(dict.fromkeys([*added_lines(environment), *map(added_line, packages)])))
+
+
+def remove(name: str, packages: list[str]) -> None:
+    """Undo `add`, for packages as they were given there or by their names. Raises EnvironmentFailure: one was not."""
+    lines, gone = added_lines(find(name)), set[str]()
+    for package in packages:
+        given = {package, str(Path(package).expanduser().resolve())}  # the path may be gone since
+        found = {line for line in lines if given & {re.sub("^-[er] ", "", line), re.split(r"[^\w.-]", line)[0]}}
+        if not found:
+            raise EnvironmentFailure(f"{name} environment: {package!r} was not added; {', '.join(lines) or 'none'} was")
+        gone |= found
+    record(find(name), [line for line in lines if line not in gone])
+
+
+def added_lines(environment: Environment) -> list[str]:
     file = added_file(environment)
-    before = file.read_text() if file.exists() else ""
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def record(environment: Environment, lines: list[str]) -> None:
+    """Let these be a user's packages in an environment, and make it; if that fails, they stay what they were."""
+    before, file = added_lines(environment), added_file(environment)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"{line}\n" for line in dict.fromkeys([*before.splitlines(), *map(added_line, packages)])))
+    file.write_text("".join(f"{line}\n" for line in lines))
     try:
-        make([name])
+        make([environment.name])
     except BaseException:
-        file.write_text(before) if before else file.unlink()
+        file.write_text("".join(f"{line}\n" for line in before))
         raise
 
 
@@ -186,10 +208,9 @@ def added_file(environment: Environment) -> Path:
 
 def files_of_added(environment: Environment) -> list[str]:
     """Return the list of a user's packages, and the requirements files and pyproject.toml files it names."""
-    file = added_file(environment)
-    named = [line.partition(" ")[::2] for line in file.read_text().splitlines()]
+    named = [line.partition(" ")[::2] for line in added_lines(environment)]
     files = [Path(path, "pyproject.toml") if option == "-e" else Path(path) for option, path in named if path]
-    return [str(file), *(str(each) for each in files if each.is_file())]
+    return [str(added_file(environment)), *(str(each) for each in files if each.is_file())]
 
 
 def profiled(environment: Environment, profile: str) -> Environment:
@@ -253,7 +274,7 @@ def install(uv: Path, environment: Environment, with_tests: bool) -> None:
             raise
         say(f"{environment.name} environment: trying again without PyTorch's own index ({failure})")
         run("installing its requirements", *command)
-    if added_file(environment).exists():
+    if added_lines(environment):
         pins = ("--constraint", str(ROOT / environment.requirements), *override_options)
         what = f"installing what {added_file(environment).relative_to(ROOT)} adds"
         run(what, "pip", "install", *python, "-r", str(added_file(environment)), *pins)
@@ -336,7 +357,7 @@ def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | 
         "contents": digest(files),
         "tests": digest(test_requirements(environment)) if with_tests else None,
         **({"profile": environment.profile} if environment.profile != "cpu" else {}),
-        **({"added": digest(files_of_added(environment))} if added_file(environment).exists() else {}),
+        **({"added": digest(files_of_added(environment))} if added_lines(environment) else {}),
     }
 
 
@@ -375,15 +396,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--cpu", dest="profile", action="store_const", const="cpu", help="rollout and trainer for the CPU"
     )
     parser.add_argument("--add", action="append", default=[], metavar="PACKAGE", help="to the one NAME, permanently")
+    parser.add_argument("--remove", action="append", default=[], metavar="PACKAGE", help="what --add added to NAME")
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
     options = parser.parse_args(arguments)
-    if options.add and len(options.names) != 1:
-        parser.error("--add needs the NAME of one environment")
+    if (options.add or options.remove) and len(options.names) != 1:
+        parser.error("--add and --remove need the NAME of one environment")
     if options.quiet:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the process ends)
     try:
         if options.add:
             add(options.names[0], options.add)
+            return 0
+        if options.remove:
+            remove(options.names[0], options.remove)
             return 0
         by_default = [name for name, environment in ENVIRONMENTS.items() if not environment.on_demand]
         make(options.names or by_default, options.with_tests, options.profile or "")

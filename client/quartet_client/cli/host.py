@@ -180,6 +180,15 @@ def add(service: str, packages: tuple[str, ...]) -> int:
     return launcher.run_environments(service, *(f"--add={package}" for package in packages))
 
 
+@env.command()
+@click.argument("service")
+@click.argument("packages", metavar="PACKAGE...", nargs=-1, required=True)
+def remove(service: str, packages: tuple[str, ...]) -> int:
+    """Remove PACKAGE... from a service's environment: each as `quartet env add` was given it, or by its name alone."""
+    launcher = the_launcher("uninstall them yourself from the service's environment")
+    return launcher.run_environments(service, *(f"--remove={package}" for package in packages))
+
+
 _NEEDED = ("pytest", "numpy", "xxhash")
 
 

@@ -73,7 +73,17 @@ def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout
     assert imports(checkout, "pathspec, own"), "what a user added stays"
     failed = make(checkout, "broker", "--add=iniconfig==0.0.0.dev999")
     assert failed.returncode == 1 and "iniconfig==0.0.0.dev999" in failed.stderr
-    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pathspec\n-e {checkout / 'own'}\n"
+    added = checkout / ".quartet" / "added" / "broker.txt"
+    assert added.read_text() == f"pathspec\n-e {checkout / 'own'}\n"
+    refused = make(checkout, "broker", "--remove=pathspec", "--remove=pluggy")
+    assert refused.returncode == 1 and "'pluggy' was not added; pathspec, -e /" in refused.stderr
+    assert make(checkout, "broker", f"--remove={checkout / 'own'}").returncode == 0
+    assert imports(checkout, "pathspec, pluggy") and not imports(checkout, "own")
+    assert make(checkout, "broker", "--add=iniconfig>=1").returncode == 0
+    assert added.read_text() == "pathspec\niniconfig>=1\n"
+    assert make(checkout, "broker", "--remove=iniconfig", "--remove=pathspec").returncode == 0
+    assert not imports(checkout, "pathspec") and not imports(checkout, "iniconfig") and not added.read_text()
+    assert make(checkout, "broker").stdout == "" and imports(checkout, "pluggy")
 
 
 def package_of_a_user(folder: Path) -> Path:
@@ -105,8 +115,9 @@ def test_tests_are_an_addition_that_stays_and_one_whose_making_was_interrupted_i
     assert imports(checkout, "iniconfig")
 
 
-def test_quartet_env_add_says_which_environments_there_are():
-    command = [ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet", "env", "add", "brokr", "pluggy"]
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_quartet_env_says_which_environments_there_are(verb: str):
+    command = [ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet", "env", verb, "brokr", "pluggy"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "no environment is called 'brokr': there are broker, reward" in done.stderr
 
