@@ -33,6 +33,7 @@ for name in etc opt var; do
 done
 mount -t tmpfs none /run
 mkdir -p /run/systemd/system
+sed -i /^quartet-/d /etc/passwd /etc/group /etc/shadow /etc/gshadow
 echo made
 exec cat
 """
@@ -60,6 +61,9 @@ def why_not() -> str:
 class Host:
     """The host. `folder` must exist and be empty; `disk`: what it writes is there, not in memory.
 
+    `users`: the first of a hundred user ids that install.sh may give. Hosts that are there at the same time need their
+    own, as one cannot remove a user whose id a process of another host has.
+
     Attributes:
         processes: the running services by name; a caller may share the dictionary.
         ended: the exit status of each service that was stopped.
@@ -67,7 +71,7 @@ class Host:
         away: seconds between the stop and READY=1 of each restart, by service.
     """
 
-    def __init__(self, folder: Path, processes: dict[str, Started] | None = None, disk: bool = False):
+    def __init__(self, folder: Path, processes: dict[str, Started] | None = None, disk: bool = False, users: int = 700):
         self.folder = folder
         self.processes: dict[str, Started] = {} if processes is None else processes
         self.ended: list[tuple[str, int]] = []
@@ -79,6 +83,9 @@ class Host:
         command = [*_unshare(), "sh", "-c", _HOST, self._own, "disk" if disk else "memory"]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._holder.stdout.readline() == "made\n"
+        with self.path("/etc/login.defs").open("a") as settings:
+            for kind in ("UID", "GID"):
+                settings.write(f"SYS_{kind}_MIN {users}\nSYS_{kind}_MAX {users + 99}\n")
         self._server = socketserver.UnixStreamServer(str(folder / "systemd"), self._handler())
         systemctl = folder / "bin" / "systemctl"
         systemctl.parent.mkdir()

@@ -1,12 +1,11 @@
 """The systemd units, checked by systemd-analyze, and their installer.
 
-Tests have no running systemd: the installer is executed, and the unit's command line is started as the unit's user with
-a notification socket, as systemd would.
+Tests have no running systemd: the installer is executed on a host of its own, and the unit's command line is started as
+the unit's user with a notification socket, as systemd would.
 """
 
 import json
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -14,11 +13,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from host import directives
+from host import Host, directives, why_not
 
 from quartet_client.authority import EXPORTED, create_authority, export, issue
 from quartet_common.gpus import LEAST_DRIVER
@@ -31,10 +30,6 @@ EXPOSURE = {"broker": 2.5, "reward": 2.5, "rollout": 4.0, "environment": 2.5, "t
 """Upper bounds of the exposure by `systemd-analyze security`."""
 
 needs_systemd_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the installer makes users: it needs root")
-not_installed = pytest.mark.skipif(
-    Path("/opt/quartet").exists() or Path("/etc/quartet").exists(), reason="Quartet is installed on this host"
-)
 
 
 def unit(service: str) -> Path:
@@ -71,17 +66,6 @@ def test_what_every_unit_must_say(service):
     assert said["Restart"] == ["on-failure" if service == "trainer" else "always"]
 
 
-def install(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(INSTALLER), *arguments],
-        env={**os.environ, "UV_COMPILE_BYTECODE": "0"},  # faster
-        capture_output=True,
-        text=True,
-        timeout=300,
-        umask=0o077,
-    )
-
-
 def test_the_installer_has_the_launchers_version_of_uv_and_the_least_driver():
     launcher = (ROOT / "deploy" / "local" / "installer.py").read_text()
     script, uv = INSTALLER.read_text(), re.search(r'^UV_VERSION = "(.+)"$', launcher, re.MULTILINE)[1]
@@ -89,80 +73,78 @@ def test_the_installer_has_the_launchers_version_of_uv_and_the_least_driver():
 
 
 def test_an_option_without_its_value_is_named():
-    answer = install("reward", "--python")
+    answer = subprocess.run([str(INSTALLER), "reward", "--python"], capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (2, "install.sh: --python needs a path\n")
 
 
-@needs_root
-@not_installed
+@pytest.mark.skipif(bool(why_not()), reason="it needs root and mount namespaces")
 @pytest.mark.timeout(400)
-def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
-    before = listing()
-    try:
-        made = install("--no-start", "reward")
+def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_COMPILE_BYTECODE", "0")  # faster
+    tmp_path.chmod(0o755)
+    (folder := tmp_path / "host").mkdir()
+    with closing(Host(folder)) as host:
+        before = host.written()
+        host.give_tools()
+        made = host.install("--no-start", "reward")
         assert made.returncode == 0, made.stdout + made.stderr
-        first = Path("/opt/quartet/reward").stat().st_ino
-        configuration = Path("/etc/quartet/reward.toml")
+        first = host.release("reward")
+        configuration = host.path("/etc/quartet/reward.toml")
         configuration.write_text(configuration.read_text().replace(":7102", ":17102"))
-        assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
-        a_key_that_its_user_cannot_read_is_told(configuration, tmp_path / "pki")
+        assert host.path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
+        a_key_that_its_user_cannot_read_is_told(host, tmp_path / "pki")
         assert ":17102" in configuration.read_text(), "an upgrade keeps the configuration"
-        assert Path("/opt/quartet/reward").stat().st_ino != first, "and exchanges the environment"
-        run_as_the_unit_would("reward")
-    finally:
-        gone = install("--uninstall", "--purge", "reward")
-        left = listing() - before
-        for folder in ("/opt/quartet", "/etc/quartet"):
-            shutil.rmtree(folder, ignore_errors=True)
-    assert gone.returncode == 0, gone.stderr
-    assert not left
-    assert not Path("/etc/systemd/system/quartet-reward.service").exists()
-    with pytest.raises(KeyError):
-        pwd.getpwnam("quartet-reward")
+        assert host.release("reward") != first, "and exchanges the environment"
+        run_as_the_unit_would(host, "reward")
+        gone = host.install("--uninstall", "--purge", "reward")
+        assert gone.returncode == 0, gone.stderr
+        assert host.written() == before
+        assert "quartet-reward" not in host.path("/etc/passwd").read_text()
 
 
-def listing() -> set[str]:
-    """All paths below the folders in which the installer writes, except user management's own backups."""
-    found = {str(each) for top in ("/opt", "/etc", "/var/lib", "/var/cache") for each in Path(top).rglob("*")}
-    return {each for each in found if not re.fullmatch(r"/etc/(passwd|group|g?shadow|sub[ug]id)-", each)}
+def user_of(host: Host, service: str) -> tuple[int, int]:
+    """Ids of a service's user and group."""
+    lines = host.path("/etc/passwd").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"quartet-{service}:")]
+    return int(line.split(":")[2]), int(line.split(":")[3])
 
 
-def a_key_that_its_user_cannot_read_is_told(configuration: Path, pki: Path) -> None:
+def a_key_that_its_user_cannot_read_is_told(host: Host, pki: Path) -> None:
     """The installer and the status that the service sends to systemd report it."""
-    keys = configuration.with_suffix("")
+    configuration, variables = (host.path(f"/etc/quartet/reward.{ending}") for ending in ("toml", "env"))
+    keys, install = Path("/etc/quartet/reward"), host.install
     create_authority(pki)
     issue(pki, "reward", ["reward"])
-    export(pki, "reward", keys)
+    export(pki, "reward", host.path(str(keys)))
     names = zip(("tls_ca", "tls_certificate", "tls_key"), EXPORTED, strict=True)
     lines = "".join(f'{key} = "{keys / name}"\n' for key, name in names)
     configuration.write_text(f"{configuration.read_text()}\n[security]\n{lines}")
     says = f"security.tls_ca: cannot read '{keys}/ca.crt': Permission denied"
-    release = os.readlink("/opt/quartet/reward")
+    release = host.release("reward")
     for arguments in (["--no-start", "reward"], ["reward"]):
         told = install(*arguments)
         assert told.returncode == 2 and says in told.stderr and "nothing is changed" in told.stderr, told
-        assert os.readlink("/opt/quartet/reward") == release
-    assert says in last_state("reward")
-    export(pki, "reward", keys, pwd.getpwnam("quartet-reward").pw_uid)
+        assert host.release("reward") == release
+    assert says in last_state(host, "reward")
+    export(pki, "reward", host.path(str(keys)), user_of(host, "reward")[0])
     assert "not started" not in install("--no-start", "reward").stdout
     assert json.loads(install("--check", "reward").stdout)["address"] == "127.0.0.1:17102"
-    variables = Path("/etc/quartet/reward.env")
     variables.write_text(f"{variables.read_text()}\nQUARTET_OPTIONS=--set reward.workers=0\n")
     told = install("--check", "reward")
     assert told.returncode == 2 and "reward.workers: got 0" in told.stderr, "the unit's options count"
     variables.write_text(variables.read_text().replace("reward.workers=0", "reward.workers=2"))
 
 
-def last_state(service: str) -> str:
+def last_state(host: Host, service: str) -> str:
     """Start the unit's command as its user; return the status that it sends to systemd before it exits with 2."""
-    with started_as_by_systemd(service) as (process, listener):
+    with started_as_by_systemd(host, service) as (process, listener):
         assert process.wait(60) == 2
         return listener.recv(4096).decode()
 
 
-def run_as_the_unit_would(service: str) -> None:
+def run_as_the_unit_would(host: Host, service: str) -> None:
     """Start the unit's command as its user; wait for READY, a watchdog message, and a clean exit on SIGTERM."""
-    with started_as_by_systemd(service, WATCHDOG_USEC="1000000") as (process, listener):
+    with started_as_by_systemd(host, service, WATCHDOG_USEC="1000000") as (process, listener):
         heard = set[str]()
         while not {"READY=1", "WATCHDOG=1"} <= heard:  # recv has a deadline
             heard.update(listener.recv(4096).decode().splitlines())
@@ -171,9 +153,11 @@ def run_as_the_unit_would(service: str) -> None:
 
 
 @contextmanager
-def started_as_by_systemd(service: str, **variables: str) -> Iterator[tuple[subprocess.Popen, socket.socket]]:
+def started_as_by_systemd(
+    host: Host, service: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen, socket.socket]]:
     """The unit's command, as its user, and the socket at which it notifies systemd."""
-    user = pwd.getpwnam(f"quartet-{service}")
+    user, group = user_of(host, service)
     command = [
         word
         for word in shlex.split(directives(unit(service).read_text())["ExecStart"][0])
@@ -183,8 +167,8 @@ def started_as_by_systemd(service: str, **variables: str) -> Iterator[tuple[subp
         listener.bind(address := f"\0quartet-test-{os.getpid()}")
         listener.settimeout(60)
         environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:], **variables}
-        identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        process = subprocess.Popen(command, env=environment, cwd="/", **identity)
+        identity = ("setpriv", "--reuid", user, "--regid", group, "--clear-groups")
+        process = subprocess.Popen(host.command(*identity, *command), env=environment, cwd="/")
         try:
             yield process, listener
         finally:

@@ -18,7 +18,7 @@ class InstalledRun(LiveRun):
     def __init__(self, folder: Path, model: Path, pythons: Mapping[str, Path], installed: Collection[str]):
         super().__init__(folder, model, pythons)
         self.installed = installed
-        self.host = Host(folder, self.processes, disk="trainer" in installed)
+        self.host = Host(folder, self.processes, disk="trainer" in installed, users=600)
         self.plug_ins = {kind: plug_in(folder / f"plug-in-{kind}", kind) for kind in installed}
         for file in model.iterdir():
             file.chmod(0o644)
