@@ -81,8 +81,8 @@ GOALS = (
     ("trl_lengths: 125 M, prompts of 256, 2 × 8, transformers engine", "TRL", 3.0),
     ("trl_lengths: 30 M, prompts of 256, arithmetic of training", "matrix products", 0.7),
     ("overlap: step, max_staleness 1", "the longer", 1.1),
-    ("start: to the first step, transformers", "limit", 1.0),
-    ("long_runs: resume after 20,000 steps", "limit", 1.0),
+    ("start: command to first step, transformers", "limit", 1.0),
+    ("long_runs: resume after 20,000 steps", "after 100", 1.5),
 )
 
 
