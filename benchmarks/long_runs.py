@@ -109,6 +109,14 @@ class LongRun:
                 self._submit()
             time.sleep(LOOK_SECONDS)
 
+    def until_checkpoint(self, step: int) -> None:
+        """Wait until the checkpoint of a step that is trained is complete."""
+        deadline = time.monotonic() + STALLED_SECONDS
+        while not (self.run / "checkpoints" / f"step-{step:08}").is_dir():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no checkpoint of step {step}: {self.log.read_text()[-2000:]}")
+            time.sleep(LOOK_SECONDS)
+
     def _submit(self) -> None:
         submit(self._address, RUN, f"after-{self._queued}", AHEAD * GROUPS_PER_STEP)
         self._queued += AHEAD
@@ -160,6 +168,7 @@ def main() -> None:
         held, cpu = [], []
         with run.trainer():
             run.until(FEW)
+            run.until_checkpoint(FEW)
         few = [run.resume() for _ in range(RESUMES)]
         with run.trainer():
             for step in range(EARLY, STEPS + 1, EARLY):
