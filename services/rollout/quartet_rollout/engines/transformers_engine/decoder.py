@@ -18,6 +18,7 @@ from quartet_rollout.engines.base import FinishReason
 from quartet_rollout.engines.model_folder import config_dtype, context_length, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
+from quartet_rollout.engines.transformers_engine.packed import pack_linears
 from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.engines.transformers_engine.sampler import sample
 from quartet_rollout.engines.transformers_engine.slots import Slots
@@ -70,9 +71,14 @@ class Decoder:
         self._window = getattr(self.model.config, "sliding_window", None)
         self.routing = Routing.of(self.model.config, self.model, self._probe)
         use_grouped(self.model)
+        self._pack()
         # Eager attention, and ours on the CPU, take an additive mask; None: a boolean one.
         additive = self.model.config._attn_implementation == "eager" or self._device.type == "cpu"
         self._mask_dtype = self.model.dtype if additive else None
+
+    def _pack(self) -> None:
+        if self._device.type == "cpu":
+            pack_linears(self.model)
 
     def _probe(self) -> None:
         self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=self._device), use_cache=False)
@@ -146,6 +152,7 @@ class Decoder:
             tensors = iter(loaded.state_dict().items())
         for name, tensor in tensors:
             own[name].copy_(tensor)
+        self._pack()
 
     def reset_kv_cache(self) -> None:
         """Discard all keys and values; the next steps recompute those of unfinished completions."""
