@@ -270,7 +270,7 @@ def page(conditions: dict, first: str, body: str) -> str:
     _, mark, sections = before.partition(SECTION)
     return f"""# Benchmarks
 
-Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` writes the rows of one benchmark anew.
+Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` replaces the rows of one benchmark.
 Machine then: {conditions["machine"]}; rows of another date may be of another one.
 Load average then {conditions["load_before"]} before and {conditions["load_after"]} after: ours and the peer were
 measured in turn under the same load, so trust the ratios more than the figures.

@@ -290,9 +290,9 @@ class RunProgress:
             # Sampled at our own times: the gauges in its heartbeats are sampled when it chooses to send them.
             self.busy.append(running > 0)
 
-    def fold_rows(self, anew: bool, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of metrics.jsonl; a step's event takes precedence. `anew`: the file was written again."""
-        if anew:
+    def fold_rows(self, rewritten: bool, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of metrics.jsonl; a step's event takes precedence. `rewritten`: the file was written again."""
+        if rewritten:
             self.steps = {number: step for number, step in self.steps.items() if not step.recorded}
         for row in rows:
             match row:
@@ -355,16 +355,16 @@ class MetricsFile:
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether the file was written again since the last call, and at most 16 MiB of new rows."""
-        anew = False
+        rewritten = False
         try:
             with self.path.open("rb") as file:
                 file.seek(self._position - len(self._last_line))
-                if anew := file.read(len(self._last_line)) != self._last_line:
+                if rewritten := file.read(len(self._last_line)) != self._last_line:
                     self._position, self._last_line, self._bad_line = 0, b"", ""
                 file.seek(self._position)
                 fresh = file.read(_MAX_READ)
         except FileNotFoundError:
-            anew, fresh = self._position > 0, b""
+            rewritten, fresh = self._position > 0, b""
             self._position, self._last_line, self._bad_line = 0, b"", ""
         except OSError as error:
             self.problem = f"{self.path} cannot be read: {error.strerror}"
@@ -375,7 +375,7 @@ class MetricsFile:
             self._last_line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
         rows = [row for line in whole.splitlines() if isinstance(row := self._row(line), dict)]
         self.problem = self._bad_line
-        return anew, rows
+        return rewritten, rows
 
     def _row(self, line: bytes) -> Any:
         try:

@@ -39,12 +39,12 @@ class RealBroker:
         """Have it be as it was at its start."""
         self._redis("FLUSHALL")
 
-    def photograph(self) -> None:
+    def snapshot(self) -> None:
         """Keep what Redis holds now."""
         self._redis("SELECT 1", "FLUSHDB", "SELECT 0", f'EVAL "{_COPY}" 0 1')
 
     def restore(self) -> None:
-        """Have Redis hold again what it held at the photograph."""
+        """Have Redis hold again what it held at the snapshot."""
         self._redis("FLUSHDB", "SELECT 1", f'EVAL "{_COPY}" 0 0')
 
     def set_maxmemory(self, size: str) -> None:

@@ -103,7 +103,7 @@ def test_renewal_keeps_roles_hosts_and_mode(tmp_path, capsys):
         ("good", ["client"], [], 900, "days is 900; allowed: 1 to 825"),
     ],
 )
-def test_bad_values_are_named(tmp_path, name, roles, hosts, days, says):
+def test_certs_names_bad_values(tmp_path, name, roles, hosts, days, says):
     create_authority(tmp_path)
     with pytest.raises(InputError) as caught:
         issue(tmp_path, name, roles, hosts, days)

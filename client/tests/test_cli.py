@@ -71,7 +71,7 @@ def test_generate_and_score(quartet, run_file_of):
     assert quartet("score", rows, "--attach", "--rows", "2", "--completion", "")[0] == 0
 
 
-def test_runs(address, quartet):
+def test_runs_are_listed_and_shown(address, quartet):
     assert quartet("runs", "list")[1] == "no runs\n"
     demo = Life(address, "demo")
     assert "demo" in quartet("runs", "list")[1]
@@ -91,7 +91,7 @@ def test_runs(address, quartet):
     assert quartet("runs", "show", "demo")[0] == 2
 
 
-def test_dead(life, quartet, write):
+def test_dead_prompts_are_listed_and_requeued(life, quartet, write):
     assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
     lines = [
         {"prompt": "two plus two", "gt_answer": "4", "verifiers": [{"name": "boxed"}], "id": "sum"},
@@ -125,7 +125,7 @@ def test_dead(life, quartet, write):
     assert [lease.instance.instance_id for lease in life.lease()] == ["x/0"]
 
 
-def test_status(life, quartet, nowhere):
+def test_status_shows_each_service(life, quartet, nowhere):
     status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}", "--json")
     broker, reward, rollout, trainer = (each for each in json.loads(out) if each["address"] != "127.0.0.1:1")
     assert status == 1 and broker["health"] == "serving" and rollout["details"]["engine"] == "echo"

@@ -56,6 +56,6 @@ def test_for_programs_all_last_metrics_and_values_as_they_are(runs, capsys):
     }  # fmt: skip
 
 
-def test_what_is_no_run_is_named(runs, capsys):
+def test_compare_names_folders_that_are_no_run(runs, capsys):
     assert main(["compare", "slow", "gone"]) == 2
     assert "'runs/gone' is not the folder of a run with metrics" in capsys.readouterr().err

@@ -82,7 +82,7 @@ LOADING = _service("rollout", waiting_for=("engine loading",))
         ([QUICK, AWAY], 1021, "unknown", "", f"No answer for 10 s: {AWAY}."),
     ],
 )
-def test_the_verdict(happened, now, level, word, words):
+def test_dashboard_verdict_names_the_cause(happened, now, level, word, words):
     picture = _picture(_active())
     for each in happened:
         match each:

@@ -31,7 +31,7 @@ def test_colossalchat_lines_load_as_they_are():
     assert [(case.input, case.output) for case in code.reference.test_cases] == [("1 2", "3")]
 
 
-def test_our_own_fields():
+def test_rows_with_quartet_fields_are_read():
     line = (
         '{"prompt": "2+3=?", "gt_answer": "5", "id": "p", "verifiers": ["boxed", {"name": "exact", "weight": 2}], '
         '"sampling": {"n": 4, "temperature": 0}, "metadata": {"level": 3}, '

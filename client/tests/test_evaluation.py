@@ -50,7 +50,7 @@ def test_answers_that_no_verifier_judged_have_a_reward_and_no_figure(tmp_path):
     assert result(tmp_path).summary()["reward"] is None, "there is no completion"
 
 
-def test_programs_do_not_vote(tmp_path):
+def test_evaluation_of_programs_has_no_majority(tmp_path):
     prompts = [one.model_copy(update={"test_program": "assert f()"}) for one in PROMPTS]
     assert "maj@2" not in result(tmp_path, [completion(1.0, "def f(): pass")] * 2, prompts=prompts).summary()["metrics"]
 

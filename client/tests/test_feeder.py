@@ -80,7 +80,7 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(clien
 async def test_a_broker_that_forgot_prompts_or_their_end_is_given_all_of_them_again(client, broker, config):
     """Its Redis is restored from a state before."""
     life = life_of(broker.address, config.path)
-    broker.photograph()
+    broker.snapshot()
     feeding = asyncio.create_task(keep_fed(config, client, asyncio.Event(), look_seconds=0.05))
     await until(client, lambda run: run.stats.queued == 16)
     for _ in range(2):  # in the middle, and when all were there

@@ -47,12 +47,14 @@ class Peers:
     ) -> Any:
         """Make a unary call by its name, retried for `patience` seconds. Raises grpc.RpcError."""
         request = self.request(method, **fields)
-        return await self.insist(lambda stub: getattr(stub, method)(request, timeout=timeout), patience)
+        return await self.call_with_retry(lambda stub: getattr(stub, method)(request, timeout=timeout), patience)
 
     def request(self, method: str, **fields: object) -> Any:
         return getattr(self._messages, f"{method}Request")(**self._always, **fields)
 
-    async def insist(self, call: Callable[[Any], Awaitable[Answer]], patience: float = PATIENCE_SECONDS) -> Answer:
+    async def call_with_retry(
+        self, call: Callable[[Any], Awaitable[Answer]], patience: float = PATIENCE_SECONDS
+    ) -> Answer:
         """Make a call with the next server's stub, and retry TRANSIENT errors with others. Raises grpc.RpcError."""
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + patience, 0.05

@@ -85,7 +85,7 @@ class Trainer:
                 if not any(self.is_rival(member) for member in view.members):
                     return
 
-        vacant = asyncio.create_task(self.broker.insist(watch))
+        vacant = asyncio.create_task(self.broker.call_with_retry(watch))
         ended = asyncio.create_task(self.member.ended.wait())
         await asyncio.wait((vacant, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
@@ -190,7 +190,7 @@ class Trainer:
         async def read(stub) -> list[broker_pb2.LeaseExperienceResponse]:
             return [part async for part in stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + 2.0)]
 
-        first, *parts = await self.refusable(self.broker.insist(read))
+        first, *parts = await self.refusable(self.broker.call_with_retry(read))
         groups = [part.group for part in parts]
         if len(groups) != len(first.manifest.instance_ids):
             raise SystemExit(f"step {step}: {len(groups)} groups for {len(first.manifest.instance_ids)} ids")

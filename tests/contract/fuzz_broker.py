@@ -25,7 +25,7 @@ class FuzzedBroker(Servers):
         self.caller = self.server.caller()
         self.world = World({"BrokerService": self.caller})
         self.hints = self._arrange()
-        self._photograph = {name: self.redis.dump(name) for name in self.redis.scan_iter()}
+        self._snapshot = {name: self.redis.dump(name) for name in self.redis.scan_iter()}
         self._digest = self.digest()
 
     def digest(self) -> bytes:
@@ -38,7 +38,7 @@ class FuzzedBroker(Servers):
             return True
         with self.redis.pipeline() as pipeline:
             pipeline.flushdb()
-            for name, value in self._photograph.items():
+            for name, value in self._snapshot.items():
                 pipeline.restore(name, 0, value)
             pipeline.execute()
         assert self.digest() == self._digest

@@ -48,7 +48,7 @@ def test_systemd_understands_the_unit(service, tmp_path):
 
 @needs_systemd_analyze
 @pytest.mark.parametrize("service", SERVICES)
-def test_exposure_stays_low(service):
+def test_units_keep_systemd_exposure_low(service):
     command = ["systemd-analyze", "security", "--offline=true", str(unit(service))]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     exposure = float(re.search(r"exposure level for \S+: ([0-9.]+)", answer.stdout)[1])

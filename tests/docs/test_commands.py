@@ -153,7 +153,7 @@ def quartet_takes(words: list[str]) -> bool:
     return True
 
 
-def test_marks_say_something():
+def test_unrun_commands_state_a_reason():
     assert not [str(block) for block in SHELL if block.mark == "not run" and len(block.says) < 20]
     marked = [block for page in PAGES for block in blocks(page) if block.mark and block.info not in ("sh", "python")]
     assert not marked

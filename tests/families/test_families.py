@@ -125,7 +125,7 @@ def note(family: str, column: str, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("family", "engine"), list(itertools.product(CHOSEN, ENGINES)) if ALL else SIX.items())
-def test_a_family(family: str, engine: str, sides: Sides, folders: Any) -> None:
+def test_family_log_probs_agree_during_an_update(family: str, engine: str, sides: Sides, folders: Any) -> None:
     """The engine's tokens have the trainer's log-probs, before and after a step, also those of completions during the
     update."""
     place = folders(family)
@@ -206,7 +206,7 @@ def test_log_probs_up_to_the_end_of_the_context(family: str, sides: Sides, folde
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("family", CHOSEN)
-def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
+def test_family_trains_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
     """Loss, gradient norm and log-probs equal those of one process."""
     place = folders(family)
     if not (place / "groups.json").exists():
@@ -239,4 +239,4 @@ def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders
 
 
 if not ALL:
-    del test_a_family_over_two_ranks
+    del test_family_trains_over_two_ranks

@@ -101,7 +101,7 @@ def shared_memory() -> int:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_it_gets_nothing(results: Results, program: Program) -> None:
+def test_hostile_program_ends_without_escape(results: Results, program: Program) -> None:
     execution = results.executions[program.name]
     description = (
         f"{execution.ending} {execution.exit_code} {execution.signal}\n{execution.stdout!r}\n{execution.stderr!r}"
@@ -114,7 +114,7 @@ def test_it_gets_nothing(results: Results, program: Program) -> None:
     assert len(execution.stdout) <= LIMITS.output_bytes and len(execution.stderr) <= LIMITS.output_bytes
 
 
-def test_nothing_is_left(results: Results) -> None:
+def test_hostile_programs_leave_no_process_or_file(results: Results) -> None:
     assert results.left_over == set()
     assert results.survivors == 0
     assert results.descriptors[1] <= results.descriptors[0]
@@ -128,5 +128,5 @@ def test_honest_programs_ran_in_the_meantime(results: Results) -> None:
     assert max(results.honest_seconds) < 30
 
 
-def test_some_mode_holds_here() -> None:
+def test_a_sandbox_mode_works_on_this_machine() -> None:
     assert asyncio.run(check_sandbox(SandboxSection())) in MODES

@@ -402,7 +402,7 @@ def test_each_row_has_its_symptom():
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.symptom)
-def test_a_row_of_the_runbook(row: Row, book: Book):
+def test_runbook_row_shows_symptom_and_cure(row: Row, book: Book):
     seen = re.compile(".+".join(map(re.escape, row.seen.split("…"))))
     with SETUPS[row.symptom](book) as given:
         asked = book.command(row.command, **given)

@@ -243,7 +243,7 @@ def contract_test(
     target = Target(kind, address, security, broker, run_id, end_token, ends)
     bench = Bench(target)
     try:
-        answer = bench.introduce()
+        answer = bench.handshake()
     except grpc.RpcError as error:
         raise QuartetError(Peer(kind, address, security).explain(error), error.code()) from error
     except NotHere as reason:

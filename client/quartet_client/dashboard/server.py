@@ -116,8 +116,8 @@ class Collector:
 
     async def _read_file(self) -> None:
         await self._found.wait()
-        anew, rows = await asyncio.to_thread(self._file.read)
-        self.picture.fold_rows(anew, rows)
+        rewritten, rows = await asyncio.to_thread(self._file.read)
+        self.picture.fold_rows(rewritten, rows)
         self.picture.file_problem = self._file.problem
 
     async def _keep_drawn(self) -> None:

@@ -86,7 +86,7 @@ def test_a_run_ends_by_itself_and_a_stopped_and_a_finished_one_go_on_where_they_
     assert states[0] == "active" and re.fullmatch(r"active: resumed at step [2-8]", states[1])
     assert states[2:] == [
         "succeeded: all steps are done: 8 steps trained",
-        "active: it goes on until step 10",
+        "active: extended to step 10",
         "active: resumed at step 8",
         "succeeded: all steps are done: 10 steps trained",
     ]

@@ -45,7 +45,7 @@ def test_side_by_side_a_run_that_fails_is_named_and_the_others_go_on(launch, fre
     assert failed.startswith(f"{names[0]} failed: trainer.algorithm: ")
 
 
-def test_ctrl_c_ends_all(launch, free_file, tmp_path):
+def test_ctrl_c_ends_all_runs_of_a_sweep(launch, free_file, tmp_path):
     numbers = (1000000, 2000000, 3000000)
     given = f"run.max_steps={','.join(map(str, numbers))}"
     launched = launch(free_file, "--set", given, "--parallel", "2", command=SWEEP)

@@ -20,7 +20,7 @@ async def test_each_word_too_many_costs(words, reward):
     assert (verdict.outcome == reward_pb2.OUTCOME_CORRECT) == (words <= 3)
 
 
-def test_a_run_names_it():
+def test_run_file_names_the_verifier():
     named = "run.verifiers=[{{name='short', parameters={{{}}}}}]"
     preflight(load_config("reward", RewardSection, overrides=[named.format("words=20")]))
     with pytest.raises(ConfigError, match="words"):

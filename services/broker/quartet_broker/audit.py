@@ -145,10 +145,10 @@ class _RunAudit:
         arguments: list[Value] = []
         for names in lists:
             arguments += [len(names), *names]
-        _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run(
+        _, fields, kept_pairs, recounted_pairs, faults, more = await self._store.run(
             scripts.AUDIT_BOOKS, self._run_id, *arguments
         )
-        kept, anew = _counts(kept_pairs), _counts(anew_pairs)
+        kept, recount = _counts(kept_pairs), _counts(recounted_pairs)
         state, version, committed, ended, first_pass, settle_to = fields
         run.state, run.prompts_ended = state_value(state), ended == b"1"
         run.policy_version, run.committed_step = int(version), int(committed)
@@ -156,7 +156,7 @@ class _RunAudit:
         recounted = broker_pb2.RunStats()
         recounted.CopyFrom(run.stats)
         for name in _NOW:
-            setattr(recounted, name, anew.get(name, 0))
+            setattr(recounted, name, recount.get(name, 0))
         forgotten = kept.get("forgotten", 0)
         summary = broker_pb2.AuditSummary(
             run=run,
@@ -172,7 +172,7 @@ class _RunAudit:
                 f"the books are settled up to step {int(committed)} of {int(settle_to)}: a trainer opens its session "
                 "and settles what its checkpoint contains; ask again when it trains"
             )
-        summary.faults.extend(_differences(kept, anew))
+        summary.faults.extend(_differences(kept, recount))
         summary.faults.extend(self._faults)
         summary.faults.extend(_settled_faults(self._settled_counts, forgotten, before, run.stats))
         return summary
@@ -194,12 +194,12 @@ def _counts(pairs: list[bytes]) -> dict[str, int]:
     return {name.decode(): int(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
 
 
-def _differences(kept: dict[str, int], anew: dict[str, int]) -> Iterator[str]:
-    passes = sorted({name for name in (*kept, *anew) if name.startswith("pass ")})
+def _differences(kept: dict[str, int], recount: dict[str, int]) -> Iterator[str]:
+    passes = sorted({name for name in (*kept, *recount) if name.startswith("pass ")})
     for name in (*_NOW, "open_bytes", "unscored_bytes", "prompt_bytes", *passes):
-        if kept.get(name, 0) != anew.get(name, 0):
+        if kept.get(name, 0) != recount.get(name, 0):
             what = f"instances alive of data {name}" if name in passes else name
-            yield f"{what}: the broker counts {kept.get(name, 0)}, there are {anew.get(name, 0)}"
+            yield f"{what}: the broker counts {kept.get(name, 0)}, there are {recount.get(name, 0)}"
 
 
 def _settled_faults(

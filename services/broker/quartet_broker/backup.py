@@ -127,7 +127,7 @@ async def restore(store: Store, runs: Runs, run_id: str, folder: Path) -> None:
         if not str(error).startswith("BUSYKEY"):
             raise
         raise ConfigError(
-            f"run: run '{run_id}' was made anew during the restore; stop `quartet run`, and repeat with --replace"
+            f"run: run '{run_id}' was recreated during the restore; stop `quartet run`, and repeat with --replace"
         ) from error
     await runs.list_again(run_id)
     await store.read([("PUBLISH", keys.prefix(run_id) + "bell", EVERYONE)])

@@ -246,8 +246,8 @@ class Runs:
         return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
 
     async def _extend(self, spec: broker_pb2.RunSpec, stands: bytes) -> None:
-        steps = f"until step {spec.max_steps}" if spec.max_steps else "until the prompts end"
-        event = state_event(broker_pb2.RUN_STATE_ACTIVE, f"it goes on {steps}")
+        steps = f"to step {spec.max_steps}" if spec.max_steps else "to the end of the prompts"
+        event = state_event(broker_pb2.RUN_STATE_ACTIVE, f"extended {steps}")
         word, *state = await self._store.run(scripts.EXTEND_RUN, spec.run_id, stands, spec.SerializeToString(), event)
         if word == b"CHANGED":
             raise aborted(f"run '{spec.run_id}'", "its specification was changed meanwhile; retry")
@@ -390,7 +390,7 @@ class Runs:
                 return  # Redis restarted during the scan, which may have missed keys
         await self._store.run_many(scripts.DELETE_KEYS, run_id, [[keys.run(run_id)]], missing_ok=True)
         await self._store.read([("ZREM", keys.RUNS, run_id)])
-        await self.list_again(run_id)  # it may have been made anew meanwhile
+        await self.list_again(run_id)  # it may have been recreated meanwhile
 
     async def list_again(self, run_id: str) -> bool:
         """Put a run on the list if it exists; return whether it does. A Cluster may lose an entry but not its run."""

@@ -1,6 +1,6 @@
 """What a run consists of, in plain Python: lists and dicts, and the steps that several calls share.
 
-It is written to be compared, not to be fast: counts are counted anew each time, so that no count can drift here.
+It is written to be compared, not to be fast: counts are counted from zero each time, so that no count can drift here.
 """
 
 import copy

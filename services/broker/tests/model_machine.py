@@ -227,7 +227,7 @@ class BrokerMachine(RuleBasedStateMachine):
         size=sizes,
         mixed=st.sampled_from([0, 0, 1]),
     )
-    def roll_out(self, side: int, most: int, lag: int, size: int, mixed: int) -> None:
+    def generate(self, side: int, most: int, lag: int, size: int, mixed: int) -> None:
         """Ask, generate, put: what rollouts do; with tokens of two versions if `mixed`."""
         side = self._side(side)
         side.feed()
@@ -340,9 +340,9 @@ class BrokerMachine(RuleBasedStateMachine):
     # --- a Redis that forgets
 
     @rule(side=sides)
-    def photograph(self, side: int) -> None:
+    def snapshot(self, side: int) -> None:
         """From here on, what follows may turn out not to have been on Redis' disk."""
-        self._side(side).photograph()
+        self._side(side).snapshot()
 
     @precondition(lambda self: any(side.pictures for side in self.sides))
     @rule(
@@ -373,6 +373,6 @@ class BrokerMachine(RuleBasedStateMachine):
             )
         ):
             if number == stage:
-                side.photograph()
+                side.snapshot()
             happens()
         side.lose(back)

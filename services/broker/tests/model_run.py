@@ -321,7 +321,7 @@ class Run:
             self.put(leases, 50)
         self.take(self.due())
 
-    def photograph(self) -> None:
+    def snapshot(self) -> None:
         names = self.bench.redis.keys(keys.prefix(self.world.run_id) + "*")
         with self.bench.redis.pipeline(transaction=False) as pipeline:
             for name in names:
@@ -329,10 +329,10 @@ class Run:
             self.pictures.append((dict(zip(names, pipeline.execute(), strict=True)), self.model.copy()))
 
     def lose(self, back: int, which: int = 0, lives: bool = False, falls_after: int | None = None) -> None:
-        """Have Redis hold what it held at a photograph, and the trainer start again from a checkpoint it has.
+        """Have Redis hold what it held at a snapshot, and the trainer start again from a checkpoint it has.
 
         Args:
-            which: photograph, counted from the newest; histories that were given up are among them.
+            which: snapshot, counted from the newest; histories that were given up are among them.
             lives: the trainer goes on for a moment as if nothing had been.
         """
         keys_then, model_then = self.pictures[-1 - which % len(self.pictures)]

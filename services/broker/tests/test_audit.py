@@ -39,7 +39,7 @@ async def test_every_instance_is_in_one_page(world):
     for start in range(0, len(names), 500):
         await world.submit(*names[start : start + 500], data_pass=3)
     for _ in range(4):
-        await world.roll_out(175)
+        await world.generate(175)
     await world.open()
     await world.train(0)
     await world.commit(1)
@@ -58,7 +58,7 @@ async def an_instance_in_every_state(world) -> dict[str, SimpleNamespace]:
     await world.create(groups_per_step=2, max_staleness=8)
     await world.open()
     await world.submit(*"mntubcrdlq")
-    await world.roll_out(7)
+    await world.generate(7)
     for step in range(2):
         await world.train(step)
     await world.commit(1)

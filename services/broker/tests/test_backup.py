@@ -48,12 +48,12 @@ async def work(world: World) -> None:
     await world.submit(*(f"p{n}" for n in range(14)), source="own")
     await world.submit("shown", purpose=SERVE)
     await world.open()
-    await world.roll_out(7)
+    await world.generate(7)
     for step in range(2):
         await world.train(step)
     await world.commit(1)
     await world.batch(2)
-    await world.roll_out(2, version=2)
+    await world.generate(2, version=2)
     dying, *_ = await world.lease(3, version=2)
     await world.release(dying.lease_id, "it fell")
 

@@ -193,11 +193,11 @@ async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_
     if purpose == EVALUATE:
         await world.start_evaluation(0, "set")
         await refused(world.start_evaluation(1, "set"), EXHAUSTED, "broker.max_prompt_bytes")
-        await world.roll_out()
+        await world.generate()
         await world.start_evaluation(1, "set")
     else:
         await world.open()
-        await world.roll_out()
+        await world.generate()
         if purpose == TRAIN:
             await world.train(0)
             await world.commit(1)
@@ -238,7 +238,7 @@ async def test_a_batch_may_have_more_groups_than_a_command_has_arguments(world):
     await world.create(groups_per_step=9_000, max_queued_prompts=9_000)
     for start in range(0, 9_000, 1_000):
         await world.submit(*(str(n) for n in range(start, start + 1_000)))
-    while await world.roll_out(250):
+    while await world.generate(250):
         pass
     await world.open()
     assert len(await world.train(0)) == await world.commit(1) == 9_000
@@ -269,7 +269,7 @@ async def test_many_groups_are_dropped_in_portions(world):
     """Redis cannot be asked anything while a script runs: a batch's groups are not dropped in one."""
     await world.create(groups_per_step=1_000, max_queued_prompts=2_000)
     await world.submit(*(f"a{n}" for n in range(1_000)))
-    while await world.roll_out(250):
+    while await world.generate(250):
         pass
     await world.open()
     ids = await world.batch(0)
@@ -280,7 +280,7 @@ async def test_many_groups_are_dropped_in_portions(world):
     manifest, _ = await world.take(0)
     assert not manifest.granted and manifest.needed == 990
     await world.submit(*(f"b{n}" for n in range(990)))
-    while await world.roll_out(250):
+    while await world.generate(250):
         pass
     assert (await world.batch(0))[:10] == ids[990:]
     assert not await world.faults()

@@ -48,7 +48,7 @@ async def live(world: World) -> None:
     assert await world.trained(0) == 1
     assert await world.commit(1) == 2
     assert await world.requeue_dead() == 1
-    assert sorted(await world.roll_out(version=1)) == ["d", "e"]
+    assert sorted(await world.generate(version=1)) == ["d", "e"]
     assert await world.batch(1) == ["c", "d"]
     assert await world.drop(1, "c") == 1
     assert sorted(await world.batch(1)) == ["d", "e"]
@@ -86,7 +86,7 @@ async def test_a_backup_is_restored_into_a_cluster(cluster, tmp_path):
         world = await world_of(stub, servicer, run_at(2, "saved"))
         await world.create(max_staleness=9)
         await world.submit(*"abcde")
-        assert len(await world.roll_out(3)) == 3
+        assert len(await world.generate(3)) == 3
         stats = await world.stats()
         assert await call("save", world.run_id, tmp_path, cluster.url) == 0
         assert await world.delete(force=True)
@@ -126,7 +126,7 @@ async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
         assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED", "LEASE_LOST"], (
             "at the new node, at once"
         )
-        assert await world.roll_out() == ["c"]
+        assert await world.generate() == ["c"]
         assert await world.batch(0) == ["a", "b", "c"]
         assert target.hget(keys.prefix(name) + "i:c", "reasons") == b"1", "no sweep was half done"
         assert not await world.faults()
@@ -158,5 +158,5 @@ async def test_a_replica_goes_on_for_a_killed_master(cluster):
         assert (await again(other.ask, 4)).leases, "a run at another node"
         waiting.cancel()
         await world.trained(0)
-        assert sorted(await world.roll_out(version=1)) == ["c", "d"]
+        assert sorted(await world.generate(version=1)) == ["c", "d"]
         assert sorted(await world.batch(1)) == ["c", "d"]

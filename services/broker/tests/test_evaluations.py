@@ -68,7 +68,7 @@ async def test_the_oldest_complete_evaluations_are_let_go(world, admin):
     prefix = keys.prefix(world.run_id)
     for version in range(1, 6):
         await world.start_evaluation(version)
-        assert len(await world.roll_out(version=version)) == 2
+        assert len(await world.generate(version=version)) == 2
     kept = [name.decode() for name in await admin.lrange(prefix + "evaluations", 0, -1)]
     assert kept[0] == "heldout@0" and kept[-1] == "heldout@5" and "heldout@1" not in kept and len(kept) < 5
     assert {key.decode() for key in await admin.keys(prefix + "evaluation:*:headers")} == {

@@ -8,11 +8,11 @@ async def test_a_few_groups_of_each_version_and_dead_prompts_are_shown(world):
     await world.create(groups_per_step=4)
     await world.submit(*"abcdefgh")
     await world.open()
-    await world.roll_out(4)
+    await world.generate(4)
     await world.train(0)
     (lease,) = await world.lease(1, version=1)
     await world.release(lease.lease_id, "prompt too long", permanent=True)
-    await world.roll_out(version=1)
+    await world.generate(version=1)
     await world.finish()
     events = [response.event async for response in world.watch()]
     kinds = [event.WhichOneof("event") for event in events]

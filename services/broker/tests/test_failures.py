@@ -172,7 +172,7 @@ async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_p
         await world.submit(*(f"p{n}" for n in range(20)))
         await world.open()
         for step in range(3):
-            await world.roll_out(3, step)
+            await world.generate(3, step)
             await world.train(step)
             await world.expire_leases()
         await world.commit(2)

@@ -46,7 +46,7 @@ async def test_the_dead_the_dropped_and_the_delivered_are_told_as_well(world):
     await world.create(groups_per_step=2)
     await world.submit("dropped", "other", "dead")
     await world.submit("served", purpose=SERVE)
-    assert await world.roll_out() == ["served", "dropped", "other"]
+    assert await world.generate() == ["served", "dropped", "other"]
     assert await kinds(world, "served") == ["SUBMITTED", "LEASED", "PUT", "DELIVERED"]
     await world.open()
     await world.batch(0)
@@ -78,6 +78,6 @@ async def test_lives_are_kept_of_the_most_recent_only(world):
     await world.redis.hset(f"q:{{{world.run_id}}}:run", "remembered_lives", 2)
     for name in ("a", "b", "c"):
         await world.submit(name, purpose=SERVE)
-        await world.roll_out()
+        await world.generate()
     assert [len((await look(world, name)).moments) for name in ("a", "b", "c")] == [0, 4, 4]
     assert await world.redis.hlen(f"q:{{{world.run_id}}}:lives") == 2

@@ -132,7 +132,7 @@ async def code_of(stub, method: str, message) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_who_gets_through(stubs, run, method):
+async def test_only_owner_and_allowed_roles_get_through(stubs, run, method):
     message = request(method, run.id, run.trainer.session)
     allowed = allowed_roles(f"/quartet.v1.BrokerService/{method}")
     may = OWNERS.get(method, {who for who, (_, role, _) in CERTIFICATES.items() if role in allowed})
@@ -141,7 +141,7 @@ async def test_who_gets_through(stubs, run, method):
     assert {who for who in callers if await code_of(stubs[who], method, message) != DENIED} == may
 
 
-async def test_a_lease_is_its_holders(run):
+async def test_lease_is_denied_to_other_identities(run):
     await run.gpu8.register("r2")
     (mine,), (theirs,) = await run.gpu7.lease(1), await run.gpu8.lease(1, holder="r2")
     assert list((await run.gpu8.renew(mine.lease_id, theirs.lease_id)).lost) == [mine.lease_id]
@@ -241,7 +241,7 @@ async def test_a_guest_has_its_share_of_a_runs_prompts_and_who_made_it_all(stubs
     # What is settled is given back.
     await run.gpu7.register("r1")
     await run.trainer.open(holder="t1")
-    await run.gpu7.roll_out(2)
+    await run.gpu7.generate(2)
     await run.trainer.batch(0)
     assert await run.trainer.drop(0, "b0", "b1") == 2
     await run.bob.submit("b5", "b6")

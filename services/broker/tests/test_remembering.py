@@ -24,7 +24,7 @@ async def train(world: World, data_pass: int, *names: str) -> None:
     response = await world.submit(*names, data_pass=data_pass)
     assert response.accepted == len(names)
     for _ in range(0, len(names), 2):
-        await world.roll_out(2, 99)
+        await world.generate(2, 99)
         step = (await world.run()).policy_version
         await world.train(step)
     await world.commit((await world.run()).policy_version)
@@ -50,7 +50,7 @@ async def test_a_pass_that_is_over_is_remembered_by_its_number(world):
 async def test_a_pass_that_goes_on_is_remembered_whole(world):
     await world.submit("a0", "a1", "a2", "a3", "a4", "a5", "late", data_pass=0)
     for step in range(3):
-        await world.roll_out(2, 99)
+        await world.generate(2, 99)
         await world.train(step)
     await world.commit(3)
     [late] = await world.lease(1, 99)

@@ -19,7 +19,7 @@ async def test_results_are_let_go_after_their_time(world, broker):
     _, servicer, _ = broker
     await world.create()
     await world.submit("s", purpose=SERVE)
-    await world.roll_out()
+    await world.generate()
     assert await world.redis.zadd(keys.prefix(world.run_id) + "results:SERVE", {"s": 1}, xx=True, ch=True) == 1
     await servicer.store.run(scripts.SWEEP, world.run_id)
     await refused(collect(world, "s").read(), grpc.StatusCode.NOT_FOUND, "result_ttl")
@@ -29,7 +29,7 @@ async def test_results_are_let_go_after_their_time(world, broker):
 async def test_results_are_bounded_in_bytes_oldest_first(world):
     await world.create()
     await world.submit(*(f"s{n}" for n in range(10)), purpose=SERVE)
-    await world.roll_out()
+    await world.generate()
     (kept,) = [response async for response in collect(world, "s9")]
     assert experience_pb2.GroupTranscript.FromString(kept.transcript).instance.instance_id == "s9"
     await refused(collect(world, "s0").read(), grpc.StatusCode.NOT_FOUND)

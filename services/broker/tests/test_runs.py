@@ -58,7 +58,7 @@ async def test_a_run_that_succeeded_goes_on_and_every_group_counts_once(world):
     await world.create(max_staleness=4, max_steps=1)
     await world.submit("a", "b", "c")
     await world.open()
-    await world.roll_out()
+    await world.generate()
     await world.batch(0)
     await world.trained(0)
     await world.commit(1)
@@ -71,14 +71,14 @@ async def test_a_run_that_succeeded_goes_on_and_every_group_counts_once(world):
     submitted = await world.submit("a", "d", data_pass=0)
     assert (submitted.accepted, submitted.duplicates) == (1, 1)
     await world.open(checkpoint=1)
-    await world.roll_out(version=1)
+    await world.generate(version=1)
     assert await world.batch(1) == ["c", "d"]
     await world.trained(1)
     await world.commit(2)
     await world.finish(pb.RUN_STATE_SUCCEEDED, "done again")
     events = [answer.event async for answer in world.call("WatchRun")]
     said = [event.run_state.reason for event in events if event.HasField("run_state")]
-    assert said == ["", "done", "it goes on until step 2", "resumed at step 1", "done again"]
+    assert said == ["", "done", "extended to step 2", "resumed at step 1", "done again"]
     assert (await world.stats()).committed == 4 and not await world.faults()
 
 
@@ -134,7 +134,7 @@ async def fill(world: World) -> None:
     await world.submit("s", "t", purpose=SERVE)
     await world.submit(*(f"p{n}" for n in range(20)))
     await world.open()
-    await world.roll_out(9)  # delivered, and five ready
+    await world.generate(9)  # delivered, and five ready
     await world.train(0)
     await world.commit(1)
     await world.batch(1)

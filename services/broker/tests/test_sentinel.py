@@ -55,7 +55,7 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
         waiting = asyncio.create_task(world.take(1, wait=20))
         await world.trained(0)
         async with asyncio.timeout(10):
-            assert sorted(await world.roll_out(version=1)) == ["c", "d"]
+            assert sorted(await world.generate(version=1)) == ["c", "d"]
             assert (await waiting)[0].granted
         assert await world.commit(1) == 2
 

@@ -46,7 +46,7 @@ async def test_a_trainer_that_waits_for_a_refill_hears_that_there_is_none(world,
     await world.create(groups_per_step=2, max_staleness=0, partial_batch=policy, max_deliveries=1)
     await world.submit(*"abc")
     await world.open()
-    await world.roll_out()
+    await world.generate()
     await world.batch(0)
     await world.drop(0, "a")
     (lease,) = await world.lease()

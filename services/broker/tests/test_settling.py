@@ -24,7 +24,7 @@ async def behind(world):
     await world.create(max_staleness=9)
     await world.submit(*(f"p{n}" for n in range(10)))
     await world.open()
-    await world.roll_out(2)
+    await world.generate(2)
     assert await world.train(0) == LEDGER[0][1]
     await world.commit(1)
     return world
@@ -48,7 +48,7 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     assert "books end at step 3, and it ends at step 4" in await refused(behind.stub.FinishRun(request))
     answer = await behind.settle(*LEDGER)
     assert (answer.settled_steps, answer.settled) == (4, 2)
-    await behind.roll_out(version=4)
+    await behind.generate(version=4)
     assert sorted(await behind.batch(4)) == ["p8", "p9"]
     assert (await behind.stats()).committed == 8 and not await behind.faults()
     assert (await behind.stub.FinishRun(request)).run.state == pb.RUN_STATE_SUCCEEDED
@@ -59,7 +59,7 @@ async def test_what_the_ledger_says_was_trained_may_be_anywhere_in_the_books(wor
     await world.create(max_staleness=9)
     await world.submit(*(f"p{n}" for n in range(8)))
     await world.open()
-    await world.roll_out(4)
+    await world.generate(4)
     await world.batch(0)
     await world.drop(0, "p0")
     dead, _ = await world.lease(2)
@@ -84,7 +84,7 @@ async def test_a_trainer_without_a_ledger_is_refused_unless_its_ids_reach_back_t
     told = await refused(behind.open(checkpoint=4, consumed=LEDGER[2][1] + LEDGER[3][1]))
     assert "lack the steps 1 to 1" in told and "settles_ledger" in told
     await behind.open(checkpoint=4, consumed=[name for _, ids in LEDGER[1:] for name in ids])
-    await behind.roll_out(version=4)
+    await behind.generate(version=4)
     assert sorted(await behind.batch(4)) == ["p8", "p9"]
 
 
@@ -112,7 +112,7 @@ async def test_what_only_the_ledger_knows_is_remembered_until_it_is_submitted_ag
         again = await world.submit(*names, data_pass=data_pass)
         assert (again.accepted, again.duplicates) == (0, 6), data_pass
     await world.submit("next-0", "next-1", data_pass=4)
-    await world.roll_out(2, 12)
+    await world.generate(2, 12)
     await world.train(12)
     await world.commit(13)
     assert await remembered() <= 8

@@ -58,7 +58,7 @@ async def tls_in_front_of(port: int, context: ssl.SSLContext, own_port: int = 0)
             writer.close()
 
 
-async def test_a_run_lives_behind_tls(redis_server, admin, certificate, tmp_path):
+async def test_run_completes_over_tls(redis_server, admin, certificate, tmp_path):
     async with tls_in_front_of(redis_server.port, certificate) as port:
         url = f"rediss://quartet:SECRET@127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
         async with serving(url) as (stub, _, _):

@@ -64,7 +64,7 @@ async def test_one_with_older_weights_does_not_keep_others_out(world, waiting):
     await world.create(members=names, groups_per_step=2, max_staleness=0)
     await world.open()
     await world.submit("a", "b", "c", "d")
-    assert len(await world.roll_out(2)) == 2
+    assert len(await world.generate(2)) == 2
     old = leasing(world, 0, names[:2])
     await waiting(1)
     await world.batch(0)

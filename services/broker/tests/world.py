@@ -106,7 +106,7 @@ class World:
         outcomes = (await self.call("PutExperience", groups=groups)).outcomes
         return [pb.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_") for outcome in outcomes]
 
-    async def roll_out(self, most: int = 100, version: int = 0) -> list[str]:
+    async def generate(self, most: int = 100, version: int = 0) -> list[str]:
         """Lease and answer at once; the ids that were accepted."""
         leases = await self.lease(most, version)
         if leases:

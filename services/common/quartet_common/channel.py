@@ -108,7 +108,7 @@ def _connect(
     security: SecuritySection,
     service: str | None,
 ) -> ChannelT | RotatingChannel[ChannelT]:
-    """Return the channel that `make` makes from credentials and options; with TLS, made anew for new certificates."""
+    """Return the channel that `make` makes from credentials and options; with TLS, recreated for new certificates."""
     options = channel_options()
     if is_loopback(address.rpartition(":")[0].strip("[]")):
         options.append(("grpc.enable_http_proxy", 0))  # the environment's proxy does not reach this host's own ports

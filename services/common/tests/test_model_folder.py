@@ -42,7 +42,7 @@ def test_a_whole_one_gives_its_configuration(folder):
         (INDEX, b'{"weight_map": {"a": "one.safetensors"}}', "model.path: '{}' has no one.safetensors"),
     ],
 )
-def test_what_is_wrong_is_named(folder, name, content, said):
+def test_faults_of_a_model_folder_are_named(folder, name, content, said):
     if content is None:
         (folder / name).unlink()
     else:

@@ -55,7 +55,7 @@ RUN = [
 
 
 @pytest.mark.parametrize("test", RUN)
-async def test_it_runs(sandbox, test):
+async def test_collected_tests_judge_programs(sandbox, test):
     for source, outcome in ((RIGHT, "correct"), (WRONG, None)):
         found = await judged(sandbox, program(source, test_program=ONCE + test))
         assert found.HasField("score"), found

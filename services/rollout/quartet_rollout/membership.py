@@ -71,15 +71,15 @@ class Membership:
         self._patterns, self._teachers = tuple(runs), teachers
         self._only = None if len(self._patterns) > 1 or _WILD & set(self._patterns[0]) else self._patterns[0]
         """The only run it may work for, or None if there may be several."""
-        self._doubted = self.registered = False
+        self._heartbeat_requested = self.registered = False
         if self._only is None:
             # Tells the other rollouts which runs this one could switch to.
             host.capabilities.extend(_SERVES + pattern for pattern in self._patterns)
         state.run_id = self._only or ""
 
-    def doubt(self) -> None:
+    def request_heartbeat(self) -> None:
         """Send a heartbeat now: the broker answered that this rollout is not a member."""
-        self._doubted = True
+        self._heartbeat_requested = True
         self._state.changes.notify()
 
     async def run(self) -> None:
@@ -153,7 +153,7 @@ class Membership:
             set_run(run_id)
         elif (last.spec.run_id, last.created_at) != (run_id, run.created_at):
             reason = (
-                f"the rollout went over to run '{run_id}'" if last.spec.run_id != run_id else "the run was made anew"
+                f"the rollout went over to run '{run_id}'" if last.spec.run_id != run_id else "the run was recreated"
             )
             log.info(reason, extra={"run": run_id, "last": last.spec.run_id})
             await self._stop(reason)
@@ -190,7 +190,7 @@ class Membership:
             if self._state.drain in (DrainStage.LEAVING, DrainStage.OUT):
                 return "it drains"
             sent_at, sent = time.monotonic(), self._reported_state()
-            self._doubted = False
+            self._heartbeat_requested = False
             request = broker_pb2.HeartbeatRequest(run_id=self._state.run_id, member=self._member())
             try:
                 response = await self._link.call(self._link.stub.Heartbeat, request, timeout=max(1.0, ttl / 3))
@@ -207,7 +207,7 @@ class Membership:
                     raise
                 await asyncio.sleep(min(1.0, ttl / 6))
                 continue
-            while not self._doubted and self._reported_state() == sent:
+            while not self._heartbeat_requested and self._reported_state() == sent:
                 left = sent_at + ttl / 3 - time.monotonic()
                 if left <= 0:
                     break

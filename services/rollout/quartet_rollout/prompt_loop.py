@@ -131,7 +131,7 @@ class PromptLoop:
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
                 log.info("no prompts are granted: %s", describe(error), extra={"run": self._state.run_id})
-                self._membership.doubt()
+                self._membership.request_heartbeat()
             elif error.code() not in TRANSIENT:
                 log.error("leasing prompts failed: %s", describe(error), extra={"run": self._state.run_id})
             await asyncio.sleep(max(0.5, retry_delay(error) or 0.0))

@@ -234,11 +234,11 @@ for n = 1, #passes, 2 do
   table.insert(kept, 'pass ' .. passes[n])
   table.insert(kept, passes[n + 1])
 end
-local anew = {}
+local recount = {}
 for name, value in pairs(recounted) do
-  table.insert(anew, name)
-  table.insert(anew, value)
+  table.insert(recount, name)
+  table.insert(recount, value)
 end
 local run = call('HMGET', RUN, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'first_pass',
   'settle_to')
-return { 'OK', run, kept, anew, faults, more }
+return { 'OK', run, kept, recount, faults, more }

@@ -98,7 +98,7 @@ local function put(n)
   if version - oldest > staleness then
     count('stale', 1)
     if h[9] then drop_unscored(id) end
-    -- The delivery did not fail because of the prompt: its deliveries are counted anew.
+    -- The delivery did not fail because of the prompt: its deliveries are counted from zero.
     requeue(id, 0, 'put as stale: of version ' .. oldest .. ' at version ' .. version)
     return 'STALE'
   end

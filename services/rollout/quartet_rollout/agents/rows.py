@@ -84,7 +84,7 @@ def begins_with(token_ids: np.ndarray, first: np.ndarray) -> bool:
 def as_sampled(token_ids: Sequence[int], calls: Sequence[Call], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """Return a prompt with its beginning as it was sampled, if that is the same text.
 
-    A client sends back the text of the policy's turns, and the server tokenizes it anew: often into other tokens than
+    A client sends back the text of the policy's turns, and the server tokenizes it again: often into other tokens than
     those the policy wrote, and without the end of sequence and special tokens that were left out of the answer. Where
     the prompt's text begins with that of an earlier call, question and answer, the call's own tokens replace it: so the
     policy reads what it wrote, and the row continues. The longest such call is taken.

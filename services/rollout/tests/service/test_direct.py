@@ -94,10 +94,10 @@ async def test_a_slow_reader_is_told_why_its_stream_was_interrupted(world):
     stream = world.stub.GenerateStream(request, timeout=30.0)
     await world.until(lambda: world.engine.tokens_total and not world.engine.running)
     world.broker.create_run()
-    world.service.membership.doubt()
+    world.service.membership.request_heartbeat()
     await world.until(lambda: world.service.admission.running == 0)
     assert (await stream.read()).completion.info.tokens == long.size
-    assert "the run was made anew" in await refused(stream.read(), grpc.StatusCode.UNAVAILABLE)
+    assert "the run was recreated" in await refused(stream.read(), grpc.StatusCode.UNAVAILABLE)
 
 
 async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(world):

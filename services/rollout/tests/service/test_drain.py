@@ -55,7 +55,7 @@ async def test_drain_gives_back_what_the_grace_does_not_suffice_for_without_a_fa
 async def test_a_drained_rollout_does_not_register_again_by_itself(ready):
     ready.broker.run.spec.member_ttl.CopyFrom(Duration(nanos=300_000_000))
     await set_drain(ready)
-    ready.service.membership.doubt()
+    ready.service.membership.request_heartbeat()
     await asyncio.sleep(0.5)
     assert ready.broker.calls.count("register") == 1 and not ready.broker.members
     assert await ready.stop() == 0

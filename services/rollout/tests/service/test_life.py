@@ -99,7 +99,7 @@ async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.requests)
     world.broker.run.state = broker_pb2.RUN_STATE_SUCCEEDED
-    world.service.membership.doubt()
+    world.service.membership.request_heartbeat()
     await world.until(lambda: world.engine.running == 0)
     await world.until(lambda: "run 'demo' to be created" in world.host.waiting)
     assert world.host.instance_id in world.broker.left
@@ -148,7 +148,7 @@ async def test_generated_tokens_are_counted_for_the_run_and_forgotten_with_it(wo
 
     await world.put(instance("a"))
     await world.until(lambda: counted("demo") and counted("demo") == world.engine.tokens_total)
-    world.broker.create_run(run_id="demo")  # made anew
+    world.broker.create_run(run_id="demo")  # recreated
     world.broker.members.clear()
     await world.until(lambda: world.broker.calls.count("register") == 2)
     await world.until(lambda: counted("demo") == 0)

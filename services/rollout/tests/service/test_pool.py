@@ -167,7 +167,7 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
     await asyncio.wait_for(entered.wait(), 20)
     broker.create("two")
     one.run.state = broker_pb2.RUN_STATE_CANCELLED
-    made.service.membership.doubt()
+    made.service.membership.request_heartbeat()
     await works_for(made, "two")
     assert "works for another run now" in await refused(begin, grpc.StatusCode.FAILED_PRECONDITION)
     assert made.engine.policy_version == -1 and made.engine.unpaused.is_set()

@@ -31,7 +31,7 @@ def schedule(curve: int, points=POINTS) -> experience_pb2.TemperatureSchedule:
         (COSINE, {0: 1.2, 10: 1.2, 15: 1.0, 20: 0.8, 25: 0.829289322, 30: 0.9, 40: 1.0, 1000: 1.0}),
     ],
 )
-def test_golden_numbers(curve, by_version):
+def test_schedule_draws_equal_golden_numbers(curve, by_version):
     for version, expected in by_version.items():
         assert temperature(schedule(curve), version) == pytest.approx(expected, rel=1e-6), version
         assert temperature(schedule(curve, [(5, 0.7)]), version) == pytest.approx(0.7)

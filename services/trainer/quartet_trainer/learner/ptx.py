@@ -16,7 +16,7 @@ from quartet_trainer.rows import Row, RowReader, rows_of_step
 
 
 class PretrainingTexts:
-    """The rows of `ptx.data`, shuffled anew for each pass over them."""
+    """The rows of `ptx.data`, reshuffled for each pass over them."""
 
     def __init__(self, settings: LearnerSettings, reader: RowReader) -> None:
         """Read the file by `reader`. Uses `ptx`, `seed` and `micro_batch_tokens`. Raises LearnerError."""

@@ -187,7 +187,7 @@ CREDITS = [("episode", 1.0, 1.0), ("turn", 1.0, 1.0), ("turn", 0.5, 1.0), ("gigp
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize(("credit", "discount", "weight"), CREDITS)
-def test_advantages(algorithm: str, credit: str, discount: float, weight: float) -> None:
+def test_turn_advantages_equal_reference(algorithm: str, credit: str, discount: float, weight: float) -> None:
     groups = make_agents()
     batch = decode_groups([to_tensors(each) for each in groups], VOCABULARY)
     section = read_algorithm({"name": algorithm, "credit": credit, "turn_discount": discount, "state_weight": weight})
@@ -212,7 +212,7 @@ AGGREGATIONS = ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-s
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(("algorithm", "credit"), [("grpo", "episode"), ("rloo", "turn"), ("gspo", "gigpo")])
 @pytest.mark.parametrize("micro_batch_tokens", [100_000, 16])
-def test_loss_and_gradient(
+def test_episode_loss_and_gradient_equal_reference(
     model_path: Path, algorithm: str, credit: str, aggregation: str, micro_batch_tokens: int
 ) -> None:
     """An episode is one sequence of the aggregation, whatever the number of its rows; a ratio is that of a row."""

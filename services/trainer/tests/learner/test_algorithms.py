@@ -130,7 +130,7 @@ def assert_gradients(found: dict[str, torch.Tensor], loss: torch.Tensor, of: dic
     ids=["ordinary", "extremes, cut small"],
 )
 @pytest.mark.parametrize("values", CASES, ids=str)
-def test_loss_and_gradient(
+def test_algorithm_loss_and_gradient_equal_reference(
     model_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     values: dict[str, Any],

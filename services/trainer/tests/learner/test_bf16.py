@@ -14,7 +14,9 @@ from quartet_trainer.learner.model import Policy
 
 
 @pytest.mark.parametrize("plugin", ["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"])
-def test_what_is_not_rounded(model_path: Path, plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_loading_keeps_buffers_and_master_weights_exact(
+    model_path: Path, plugin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models: list[torch.nn.Module] = []
     load = AutoModelForCausalLM.from_pretrained
 

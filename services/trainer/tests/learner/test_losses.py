@@ -64,7 +64,7 @@ def agree(losses: Tensor, by: Tensor, expected: list[reference.Slope]) -> None:
 @dtypes
 @pytest.mark.parametrize("dual", [0.0, 3.0])
 @pytest.mark.parametrize("of_sequences", [False, True])
-def test_clipped_ratios(dtype: torch.dtype, dual: float, of_sequences: bool) -> None:
+def test_clipped_ratio_losses_equal_reference(dtype: torch.dtype, dual: float, of_sequences: bool) -> None:
     """GSPO's ratio of a completion of one token is the token's."""
     difference, advantages = torch.tensor(GRID, dtype=dtype).T.contiguous()
     old = torch.full_like(difference, -2.0)
@@ -144,7 +144,7 @@ def test_rloo_of_a_completion_of_huge_ratios(dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("values", [{}, {"divergence": "kl"}, {"clip_low": 0.02, "clip_high": 0.3}], ids=str)
-def test_dppo(dtype: torch.dtype, values: dict[str, Any]) -> None:
+def test_dppo_mask_equals_reference(dtype: torch.dtype, values: dict[str, Any]) -> None:
     """On likely and rare tokens, where a ratio and a divergence disagree, and at probabilities of 0 and 1."""
     probabilities = [1e-12, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.66, 0.9, 0.99, 1 - 1e-5]
     cases = [(p, q, a) for p in probabilities for q in probabilities for a in (-3.0, 0.0, 0.5)]
@@ -169,7 +169,7 @@ def test_dppo(dtype: torch.dtype, values: dict[str, Any]) -> None:
 
 @dtypes
 @pytest.mark.parametrize("low", [None, 0.5])
-def test_cispo(dtype: torch.dtype, low: float | None) -> None:
+def test_cispo_loss_equals_reference(dtype: torch.dtype, low: float | None) -> None:
     """TRL's form, and verl's."""
     difference, advantages = torch.tensor(GRID, dtype=dtype).T.contiguous()
     old = torch.full_like(difference, -2.0)
@@ -183,7 +183,7 @@ def test_cispo(dtype: torch.dtype, low: float | None) -> None:
 
 @dtypes
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
-def test_kl(dtype: torch.dtype, name: str) -> None:
+def test_kl_estimators_equal_reference(dtype: torch.dtype, name: str) -> None:
     new = torch.tensor(DIFFERENCES, dtype=dtype, requires_grad=True)
     agree(KL_ESTIMATORS[name](new, torch.zeros_like(new)), new, [reference.KLS[name](d) for d in DIFFERENCES])
 
@@ -193,7 +193,7 @@ def test_k3_keeps_its_digits_near_zero() -> None:
 
 
 @dtypes
-def test_corrections(dtype: torch.dtype) -> None:
+def test_importance_corrections_equal_reference(dtype: torch.dtype) -> None:
     old = torch.tensor(DIFFERENCES, dtype=dtype, requires_grad=True)
     rollout, weights = torch.zeros_like(old), [math.exp(reference.held(d)[0]) for d in DIFFERENCES]
     below = [weight if weight <= 3.0 else 0.0 for weight in weights]
@@ -229,7 +229,7 @@ ESTIMATES = {
 
 @pytest.mark.parametrize("estimate", ESTIMATES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e6, 1e30])
-def test_advantages(estimate: Callable[..., Tensor], scale: float) -> None:
+def test_advantages_equal_reference(estimate: Callable[..., Tensor], scale: float) -> None:
     """Of groups of several sizes; a group of one has none, and equal rewards have none whatever the rounding."""
     groups = [[3.0, -1.0, 0.5, 0.5], [7.0], [0.1, 0.7], [0.1] * 7]
     rewards = tensor([scale * reward for group in groups for reward in group], dtype=torch.float64)
@@ -257,7 +257,7 @@ def test_advantages_of_max_rl_are_the_gradient_of_the_likelihood(size: int) -> N
 # --- Returns, values --------------------------------------------------------------------------------------------------
 
 
-def test_gae() -> None:
+def test_gae_equals_reference() -> None:
     # gamma 0.9, lambda 0.5; last tokens: r - V. First of each: (r + 0.9 V' - V) + 0.45 A'.
     rewards, values = (
         torch.tensor(row, dtype=torch.float64) for row in ([0.0, 0.0, 1.0, 0.0, 2.0], [0.2, 7.0, 0.4, 0.5, 1.0])
@@ -274,7 +274,7 @@ def test_whitening_without_variance_is_zero(value: float) -> None:
 
 @dtypes
 @pytest.mark.parametrize("clip", [0.0, 0.2])
-def test_value_losses(dtype: torch.dtype, clip: float) -> None:
+def test_value_losses_equal_reference(dtype: torch.dtype, clip: float) -> None:
     """Values far off, on both sides of the return, and clips that act and do not."""
     cases = [(v, o, r) for v in (-1e4, -0.1, 0.0, 0.1, 1e4) for o in (-1.0, 0.0, 1.0) for r in (-5.0, 0.0, 5.0)]
     values, old, returns = (torch.tensor(column, dtype=dtype) for column in zip(*cases, strict=True))

@@ -65,7 +65,7 @@ def plain_steps(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("of", ["grpo", "critic", "value head"])
-def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
+def test_mini_batches_equal_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
     batches = [make_batch(seed=71, groups=3, size=2, longest=6), make_batch(seed=72, groups=2, size=3, longest=6)]
     values: dict[str, Any] = {"algorithm": "grpo" if of == "grpo" else "ppo", "max_mean_ratio": 0, **PASSES}
     if recompute:

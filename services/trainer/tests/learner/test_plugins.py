@@ -252,7 +252,7 @@ def seen_by(job: Job, done: dict[Job, Path], rank: int = 0) -> tuple[dict[str, A
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_as_one_process(done: dict[Job, Path], alone: Any, job: Job) -> None:
+def test_plugin_steps_equal_one_process(done: dict[Job, Path], alone: Any, job: Job) -> None:
     """Gradients show in the optimizer's moments and in the norm among the metrics."""
     learner, expected, expected_metrics = alone(job)
     near = {"rel": 1e-5, "abs": 1e-8} if job.exact else {"rel": 1e-4, "abs": 1e-5}
@@ -284,7 +284,7 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("job", NEAR, ids=lambda job: job.name)
-def test_bf16_is_near(models: dict[str, Path], done: dict[Job, Path], alone: Any, job: Job) -> None:
+def test_bf16_step_is_near_float32(models: dict[str, Path], done: dict[Job, Path], alone: Any, job: Job) -> None:
     learner, _, expected_metrics = alone(job)
     _, weights, seen = seen_by(job, done)
     before = flat(dict(make_learner(models["bf16"]).weights()))

@@ -22,7 +22,7 @@ def write(path: Path, lines: list) -> Path:
 
 
 @pytest.mark.parametrize("tokens", [8192, 1])
-def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> None:
+def test_ptx_loss_and_gradient_equal_reference(model_path: Path, tmp_path: Path, tokens: int) -> None:
     data = write(tmp_path / "texts.jsonl", [{"input_ids": text} for text in TEXTS])
     ptx = {"coefficient": 0.25, "data": data, "sequences_per_step": 3}
     groups = make_batch(seed=41)

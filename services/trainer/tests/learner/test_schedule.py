@@ -27,7 +27,7 @@ COSINE = {"schedule": "cosine", "warmup_steps": 2, "min_learning_rate_ratio": 0.
     ],
     ids=str,
 )
-def test_by_hand(values: dict[str, Any], rates: dict[int, float]) -> None:
+def test_schedule_equals_values_by_hand(values: dict[str, Any], rates: dict[int, float]) -> None:
     rate = LearningRate(settings(learning_rate=1.0, **values), max_steps=10)
     assert {step: rate(step) for step in rates} == pytest.approx(rates)
     falling = [rate(step) for step in range(values.get("warmup_steps", 0), 13)]

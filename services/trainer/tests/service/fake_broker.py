@@ -131,7 +131,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def wait_until(self, condition, seconds: float = 60.0) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, seconds), "did not come about in time"
+            assert self.changed.wait_for(condition, seconds), "did not happen in time"
 
     def _add(self, name: str, added: object) -> None:
         """Add to a list and wake those who wait."""

@@ -71,7 +71,7 @@ def test_an_invalid_group_gives_its_place_to_another(
 def test_a_run_none_of_whose_groups_can_be_trained_has_failed_and_says_of_what(train: Train, broker: FakeBroker):
     bad = [f"bad-{n}" for n in range(9)]
     contents = {name: invalid(name) for name in bad}
-    # What is valid between them begins the count anew, once: in "pass-0/1" it has been seen before.
+    # What is valid between them restarts the count, once: in "pass-0/1" it has been seen before.
     broker.change(
         contents=contents, batches={0: ["pass-0/0", *bad[:1]], 1: ["pass-0/1", bad[1]]}, spare=["x", *bad[2:]]
     )

@@ -32,7 +32,7 @@ def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
     assert metrics["eval/heldout/maj@2_low"] < metrics["eval/heldout/maj@2"] < metrics["eval/heldout/maj@2_high"]
 
 
-def test_programs_do_not_vote():
+def test_records_of_programs_have_no_majority():
     transcript = make_transcript("e/0", 3, [1.0, 0.0])
     transcript.instance.prompt.reference.test_program = "assert f() == 1"
     transcript.completions[0].score.parsed_answer = "def f(): return 1"

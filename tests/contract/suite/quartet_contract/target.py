@@ -59,7 +59,7 @@ class Bench:
         self._broker = _secure_caller("broker", target.broker, target.security) if target.broker else None
         self._trained = False
 
-    def introduce(self) -> common_pb2.HandshakeResponse:
+    def handshake(self) -> common_pb2.HandshakeResponse:
         """Return what the target says of itself. Raises grpc.RpcError, and NotHere if it is another service."""
         answer = self._caller.call("HandshakeService.Handshake", common_pb2.HandshakeRequest(), timeout=10)
         kind = common_pb2.ServiceKind.Name(answer.service).removeprefix("SERVICE_KIND_").lower()

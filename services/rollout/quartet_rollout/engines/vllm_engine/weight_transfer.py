@@ -55,7 +55,7 @@ class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
         # vLLM 0.32 packs experts for the CPU's kernels only when it creates the kernels, and an update keeps these: it
-        # would treat the new weights as packed, and sample wrong tokens. Without the kernels it creates them anew.
+        # would treat the new weights as packed, and sample wrong tokens. Without the kernels it recreates them.
         if current_platform.is_cpu():
             for _, layer in self._experts():
                 layer.quant_method.moe_kernel = None

@@ -1,5 +1,5 @@
-"""docs/concepts.md: the walk of one prompt group, at most 70 modules, each connected to another by an import; the
-package layout, which has the layers of the import contract."""
+"""docs/concepts.md: the request flow of a prompt group, at most 70 modules, each connected to another by an import;
+the package layout, which has the layers of the import contract."""
 
 import ast
 import re
@@ -27,8 +27,8 @@ def packages(modules: set[str]) -> set[str]:
     return modules | {module.rpartition(".")[0] for module in modules if module.count(".") > 1}
 
 
-def test_the_walk_names_modules_that_meet():
-    page = (ROOT / "docs" / "concepts.md").read_text().partition("## The walk of one prompt group")[2]
+def test_request_flow_names_connected_modules():
+    page = (ROOT / "docs" / "concepts.md").read_text().partition("## Request flow of one prompt group")[2]
     walk = re.findall(r"(?:^|  )(quartet_[\w.]+)  ", page.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
     assert len(set(walk)) == len(walk) and 50 < len(walk) <= MOST
     uses = {module: imported(module) for module in walk}
