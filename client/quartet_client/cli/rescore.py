@@ -5,7 +5,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.cli.options import Target, json_option, print_json, table, targeted
-from quartet_client.data import DataSource, load_prompts
+from quartet_client.data import DataSection, DataSource, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.launcher import the_launcher
 from quartet_client.prompts import Prompt
@@ -23,7 +24,9 @@ from quartet_common.sections import VerifierSection, by_name
 
 _AT_ONCE = 4
 _SHOWN = 20
-_FORMS = "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl of a run, or a folder of such files"
+_FORMS = (
+    "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl or rollouts.jsonl of a run, or a folder of such files"
+)
 _Stored = tuple[str, Prompt, list[dict[str, Any]]]
 """A set, a problem of it, and its completions, each with "text", "reward" and "ans_acc"."""
 
@@ -36,8 +39,9 @@ _Stored = tuple[str, Prompt, list[dict[str, Any]]]
 def rescore(target: Target, stored: Path, verifiers: tuple[str, ...], as_json: bool) -> int:
     """Score stored completions again; print both scores, how many verdicts changed, and which.
 
-    FILE is SET.jsonl of `quartet eval`, or a file in a run's evaluations/; FOLDER is one with such files, or the run's.
-    References of a run's problems are taken from the data of its run.toml, or of --config, by the problems' ids.
+    FILE is SET.jsonl of `quartet eval`, a file in a run's evaluations/, or its rollouts.jsonl, whose steps are sets;
+    FOLDER is one with such files, or the run's, of which it means evaluations/. References of a run's problems are
+    taken from the data of its run.toml, or of --config, by the problems' ids.
 
     Exit status 1 if a verifier failed; such completions are in no figure.
     """
@@ -48,32 +52,51 @@ def rescore(target: Target, stored: Path, verifiers: tuple[str, ...], as_json: b
     if verifiers:
         target = Target(target.path, (*target.overrides, f"run.verifiers={json.dumps(verifiers)}"))
     config = target.config()
-    problems = [one for file in files for one in _read(file, config.section.evaluation)]
+    problems = [one for file in files for one in _read(file, config.section)]
     chosen = [VerifierSection.model_validate(by_name(one)) for one in verifiers]
     work = partial(_rescore, problems, chosen, config.run.verifiers, as_json)
     launcher = the_launcher("score rows of a run file by `quartet score RUN.toml --completions FILE --attach`")
     return launcher.with_reward_service(target.path, target.overrides, work)
 
 
-def _read(file: Path, sets: dict[str, DataSource]) -> Iterator[_Stored]:
+def _read(file: Path, data: DataSection) -> Iterator[_Stored]:
     """Yield what a file has. Raises InputError for another form, or where a reference is unknown."""
-    known: list[Prompt] = []
-    for place, record in DataSource(path=file).rows("FILE"):
-        if "row" in record and "completions" in record:
-            yield file.stem, Prompt.parse(record["row"], f"{file}, {place}"), record["completions"]
-            continue
-        if "prediction" not in record or "prompt_id" not in record:
-            raise InputError(f"{file}, {place}: it has {', '.join(record)}; allowed: {_FORMS}")
-        name = re.sub(r"-step-\d+$", "", file.stem)
-        if name in sets and not known:
-            known = load_prompts(sets[name], key=f"data.evaluation.{name}")
-        found = [prompt for prompt in known if prompt.id == record["prompt_id"]]
+
+    @cache
+    def problems(key: str) -> dict[str, list[Prompt]]:
+        found: dict[str, list[Prompt]] = {}
+        for name, source in data.sources():
+            if name.partition("[")[0] == key:
+                for prompt in load_prompts(source, key=name):
+                    found.setdefault(prompt.id, []).append(prompt)
+        return found
+
+    def problem(key: str, name: str, place: str) -> Prompt:
+        found = problems(key).get(name, [])
         if len(found) != 1:
             raise InputError(
-                f"{file}, {place}: its reference is unknown: {len(found)} problems of data.evaluation.{name} are named "
-                f"'{record['prompt_id']}'; allowed: one; give the run's file by --config"
+                f"{file}, {place}: its reference is unknown: {len(found)} problems of {key} are named '{name}'; "
+                "allowed: one; give the run's file by --config"
             )
-        yield file.stem, found[0], [{**record, "text": record["prediction"], "ans_acc": record["ans_valid"]}]
+        return found[0]
+
+    for place, record in DataSource(path=file).rows("FILE"):
+        match record:
+            case {"row": row, "completions": completions}:
+                yield file.stem, Prompt.parse(row, f"{file}, {place}"), completions
+            case {"prediction": text, "prompt_id": name}:
+                known = problem("data.evaluation." + re.sub(r"-step-\d+$", "", file.stem), name, place)
+                yield file.stem, known, [{**record, "text": text, "ans_acc": record["ans_valid"]}]
+            case {"train_step": step, "rollout": texts, "scores": [{"prompt_id": _}, *_] as scores}:
+                shown = zip(texts, scores, strict=True)
+                for name, own in groupby(shown, key=lambda one: one[1]["prompt_id"]):
+                    completions = [
+                        {**score, "text": text[score["prompt_characters"] :], "ans_acc": score["ans_valid"]}
+                        for text, score in own
+                    ]
+                    yield f"{file.stem}-step-{step}", problem("data.train", name, place), completions
+            case _:
+                raise InputError(f"{file}, {place}: it has {', '.join(record)}; allowed: {_FORMS}")
 
 
 def _verdict(accuracy: float | None) -> str:

@@ -61,6 +61,14 @@ def test_a_checkpoint_is_evaluated_beside_its_run_which_goes_on(launch, run_file
     of_version_0 = sorted(one["id"] for one in results if one["set"] == "held-step-0")
     assert of_version_0 == sorted([f"line-{n}" for n in range(1, 5)] * 2)
     assert all(one["new"]["outcome"] and one["change"][0] in ("right", "wrong") for one in results)
+    trained = launch(tmp_path / "run" / "rollouts.jsonl", "--verifier", "exact", "--json", command=("rescore",))
+    assert trained.wait(60) == 0, trained.said()
+    results = json.loads(trained.said()[trained.said().index("[\n") :])
+    logged = json.loads((tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()[0])
+    first = [one for one in results if one["set"] == "rollouts-step-0"]
+    assert [one["id"] for one in first] == [score["prompt_id"] for score in logged["scores"]] and first
+    assert [one["old"]["reward"] for one in first] == [score["reward"] for score in logged["scores"]]
+    assert {one["new"]["reward"] for one in results} <= {0.0, 1.0} and all(one["new"]["outcome"] for one in results)
     steps = steps_of(running)
     running.wait_until(lambda: steps_of(running) > steps, "another step", READY)
     assert "starting it again" not in running.said()

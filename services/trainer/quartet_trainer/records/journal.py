@@ -57,7 +57,7 @@ LONGEST_TEXT = 4000
 def append_rollouts(
     path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript], most: int | None = 1
 ) -> None:
-    """Append `{"train_step", "rollout", "scores"}` to a JSONL file: prompt, completion and its score.
+    """Append `{"train_step", "rollout", "scores"}` to a JSONL file: prompt and completion in one text, and its score.
 
     A step that is trained again after a restart is appended again.
 
@@ -74,8 +74,17 @@ def append_rollouts(
 
 def _score_fields(group: experience_pb2.GroupTranscript, completion: experience_pb2.CompletionInfo) -> dict[str, Any]:
     score = completion.score
-    own = {"reward": score.reward, "outcome": outcome_name(score.outcome), "reason": score.reason}
-    return {**own, "references": references(group), "verifiers": verifier_fields(score), **agent_fields(completion)}
+    return {
+        "prompt_id": group.instance.prompt.prompt_id,
+        "prompt_characters": len(group.prompt_text),
+        "reward": score.reward,
+        "ans_valid": None if score.unjudged else score.ans_acc,
+        "outcome": outcome_name(score.outcome),
+        "reason": score.reason,
+        "references": references(group),
+        "verifiers": verifier_fields(score),
+        **agent_fields(completion),
+    }
 
 
 def agent_fields(completion: experience_pb2.CompletionInfo) -> dict[str, Any]:

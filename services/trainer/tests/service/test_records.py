@@ -292,6 +292,8 @@ def test_rollout_log_has_all_completions_on_request(tmp_path: Path):
     first, every = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
     assert every["rollout"][:1] == first["rollout"] and every["rollout"][1].endswith("another")
     assert len(every["rollout"]) == len(every["scores"]) == 2
+    begins = every["scores"][1]["prompt_characters"]
+    assert (every["rollout"][1][:begins], every["rollout"][1][begins:]) == (transcript.prompt_text, "another")
 
 
 def test_utilization_is_six_flops_a_parameter_and_token_over_the_peak():
