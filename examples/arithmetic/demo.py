@@ -32,7 +32,7 @@ def main() -> int:
     # Not imported above: the imports take a second, in which Ctrl-C would print a traceback.
     from rich.console import Console
 
-    from quartet_client.cli.export import plot_runs
+    from quartet_client.cli.plot import plot_runs
     from quartet_client.progress import read_run
     from quartet_client.terminal import Terminal
     from quartet_local.run import run

@@ -1,4 +1,5 @@
-"""The short learning test: docs/start.md's forty steps raise held-out accuracy; with shuffled answers they do not.
+"""The short learning test: docs/start.md's forty steps raise held-out accuracy; with shuffled answers they do not. And
+the demo, cut short.
 
 The control shows that the reward causes the rise, and not, for example, sharper sampling.
 """
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import curve_runs
 import pytest
@@ -32,10 +34,15 @@ def pythons() -> Iterator[curve_runs.Pythons]:
         yield made
 
 
+def link_checkout(folder: Path) -> None:
+    """Make a folder a checkout with environments, for what writes into the checkout."""
+    for name in (".quartet", "LICENSE", "deploy", "examples"):
+        (folder / name).symlink_to(curve_runs.ROOT / name)
+
+
 def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     """Write the page's files and run its commands in one shell, in a checkout with environments."""
-    for name in (".quartet", "LICENSE", "deploy", "examples"):
-        (tmp_path / name).symlink_to(curve_runs.ROOT / name)
+    link_checkout(tmp_path)
     (tmp_path / "mine").mkdir()
     files = [block.text for block in blocks(PAGE) if block.text.startswith("# mine/")]
     assert len(files) == 2
@@ -53,6 +60,17 @@ def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     accuracies = [row["eval/heldout/ans_acc"] for row in rows if row["kind"] == "evaluation"]
     assert accuracies[-1] - accuracies[0] > 0.25
     assert (run / "learning_curve.png").is_file()
+
+
+def test_demo_trains_draws_and_states_that_two_steps_teach_little(pythons, tmp_path):
+    link_checkout(tmp_path)
+    demo = [pythons["client"], tmp_path / "examples/arithmetic/demo.py", "--engine", "transformers", "--steps", "2"]
+    done = subprocess.run(demo, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "It should have gained 30." in done.stdout, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    report = json.loads((folder / "demo.json").read_text())
+    assert report["steps"] == 2 and report["held_out_problems"] == 651
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_shuffled_rewards_do_not_teach(pythons, tmp_path):
