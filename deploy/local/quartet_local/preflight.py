@@ -35,7 +35,8 @@ from quartet_local.config import (
     serves_environments,
     service_python,
 )
-from quartet_local.placement import Service, check_memory, place, teacher_addresses
+from quartet_local.memory import check_memory
+from quartet_local.placement import Service, place, teacher_addresses
 from quartet_local.process import find_server, service_variables
 
 _ASKED_SECONDS = 3.0

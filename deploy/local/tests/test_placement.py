@@ -8,7 +8,8 @@ from launched import hollow_model
 from quartet_common.config import ConfigError, load_config, split_address
 from quartet_common.gpus import GIB, Gpu
 from quartet_local.config import SERVICES, LauncherSection
-from quartet_local.placement import TrainerKeys, check_memory, place, rank_bytes
+from quartet_local.memory import MemoryKeys, check_memory, rank_bytes
+from quartet_local.placement import place
 
 ALL, TRAINERLESS = SERVICES, SERVICES[:3]
 TWO_EACH = "rollout.vllm.tensor_parallel_size=2"
@@ -181,4 +182,4 @@ def test_one_gpu_has_to_hold_both(model):
     ],
 )
 def test_bytes_a_parameter_of_one_of_four_ranks(settings, expected):
-    assert sum(rank_bytes(TrainerKeys(**settings), 4).values()) == expected
+    assert sum(rank_bytes(MemoryKeys(**settings), 4).values()) == expected

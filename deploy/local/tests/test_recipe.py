@@ -10,7 +10,8 @@ from launched import ROOT, hollow_model
 from quartet_common.config import load_config
 from quartet_common.gpus import GIB, Gpu
 from quartet_local.config import SERVICES, LauncherSection
-from quartet_local.placement import check_memory, place
+from quartet_local.memory import check_memory
+from quartet_local.placement import place
 
 FOLDER = ROOT / "examples" / "mathematics"
 RUN_FILE = FOLDER / "run.toml"
