@@ -14,13 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 LOOK_SECONDS = 0.0005
+
+ResultT = TypeVar("ResultT")
 
 
 def device_of(backend: str) -> torch.device:
@@ -59,6 +62,20 @@ def first_line(error: BaseException, secret: bytes = b"") -> str:
     """Return the first line of a torch error, without its C++ stack trace and without `secret`, which is in keys."""
     line = str(error).partition("\n")[0]
     return line.replace(secret.hex(), "…") if secret else line
+
+
+def start_thread(name: str, function: Callable[[], ResultT]) -> Future[ResultT]:
+    """Return the future of a call on a daemon thread, which the caller may abandon: a collective is not interrupted."""
+    call: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            call.set_result(function())
+        except BaseException as error:
+            call.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return call
 
 
 class GroupError(RuntimeError):

@@ -181,7 +181,7 @@ class WeightUpdates:
         except Exception as error:
             reason = _why(error, f"not all ranks met within {info.timeout_seconds:g} s")
             log.warning("could not join weight group: %s", reason, extra={"epoch": info.epoch})
-            self._set_apart(f"joining it failed: {reason}")
+            self._apart_because, self._info = f"joining it failed: {reason}", None
             await self._engine.leave_weight_group()
         else:
             # Only now: a group that never forms must not rule out earlier epochs.
@@ -368,15 +368,12 @@ class WeightUpdates:
     async def _leave(self, reason: str) -> None:
         if self._info is None and self._joining is None:
             return
-        self._set_apart(reason)  # first, because the caller may be cancelled while it waits
+        self._apart_because, self._info = reason, None  # first, because the caller may be cancelled while it waits
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
             await asyncio.wait({self._joining})
         self._joining = None
         await self._engine.leave_weight_group()
-
-    def _set_apart(self, reason: str) -> None:
-        self._apart_because, self._info = reason, None
 
     def _version_changed(self) -> None:
         POLICY_VERSION.set(self._engine.policy_version)

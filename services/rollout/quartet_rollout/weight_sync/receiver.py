@@ -24,6 +24,7 @@ from quartet_rollout.weight_sync.lora import Base
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
 from quartet_rollout.weight_sync.transports import Transport
 from quartet_weights.buckets import views
+from quartet_weights.process_group import start_thread
 
 
 class WeightReceiver:
@@ -58,23 +59,16 @@ class WeightReceiver:
             args: serializable. For `join`: the fields of the engine's `WeightGroupInfo`, and the names of the model's
                 parameters. For `receive`: its own arguments, with the manifest serialized.
         """
-        call: Future[list[int] | None] = Future()
-        self._call = call
+        self._call = start_thread("weights", partial(self._run, method, *args))
 
-        def run() -> None:
-            try:
-                if method == "join":
-                    info, names = args
-                    self._base = Base(Path(self._folder), frozenset(names)) if self._folder else None
-                    group = WeightGroupInfo(**info)
-                    self.join(replace(group, rank=group.rank + self.member))
-                    call.set_result(None)
-                else:
-                    call.set_result(self.receive(rollout_pb2.WeightManifest.FromString(args[0]), *args[1:]))
-            except BaseException as error:
-                call.set_exception(error)
-
-        threading.Thread(target=run, name="weights", daemon=True).start()
+    def _run(self, method: str, *args: Any) -> list[int] | None:
+        if method == "receive":
+            return self.receive(rollout_pb2.WeightManifest.FromString(args[0]), *args[1:])
+        info, names = args
+        self._base = Base(Path(self._folder), frozenset(names)) if self._folder else None
+        group = WeightGroupInfo(**info)
+        self.join(replace(group, rank=group.rank + self.member))
+        return None
 
     def poll(self) -> list[Any] | None:
         """Return None while the last call of `begin` runs, then ["", result] or [error name, error text]."""

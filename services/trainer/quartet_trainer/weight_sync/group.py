@@ -1,10 +1,8 @@
 """Forms a weight group. It is never repaired: when a member fails, one with a higher epoch is formed."""
 
 import socket
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from datetime import timedelta
 from functools import partial
 
@@ -16,7 +14,7 @@ from quartet_common.log import get_logger
 from quartet_common.ports import AddressUnavailable
 from quartet_trainer.weight_sync.rollouts import POLL_SECONDS, TransferFailed, WeightGroup, gather
 from quartet_trainer.weight_sync.transports import Transport
-from quartet_weights.process_group import ProcessGroup, epoch_store, first_line
+from quartet_weights.process_group import ProcessGroup, epoch_store, first_line, start_thread
 
 log = get_logger(__name__)
 
@@ -93,7 +91,7 @@ def form_group(name: str, transport: Transport, store: WeightStore, interface: s
     )
     deadline = time.monotonic() + JOIN_SECONDS
     if name in ("gloo", "nccl"):
-        meeting = _on_thread(group.epoch, partial(_join, name, store, interface, group))
+        meeting = start_thread(f"weight-group-{group.epoch}", partial(_join, name, store, interface, group))
     calls, request.rank = {}, 1
     for rollout, known in group.rollouts.items():  # each call serializes the request as it is then
         calls[rollout] = known.stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
@@ -121,17 +119,3 @@ def form_group(name: str, transport: Transport, store: WeightStore, interface: s
 def _join(name: str, store: WeightStore, interface: str, group: WeightGroup) -> ProcessGroup:
     own = store.epoch(group.epoch, group.secret)
     return ProcessGroup(name, own, 0, group.world_size, group.seconds, store.host, interface)
-
-
-def _on_thread(epoch: int, join: Callable[[], ProcessGroup]) -> "Future[ProcessGroup]":
-    """Return the future of `join`, which cannot be interrupted: the caller may abandon it, and its result."""
-    joining: Future[ProcessGroup] = Future()
-
-    def run() -> None:
-        try:
-            joining.set_result(join())
-        except Exception as error:
-            joining.set_exception(error)
-
-    threading.Thread(target=run, name=f"weight-group-{epoch}", daemon=True).start()
-    return joining

@@ -348,9 +348,10 @@ class Publisher:
         return call_all(live, lambda stub: stub.SetSleep, request, deadline, self._keep_waiting_for)
 
     def _drop_group(self, seconds: float = 0.0) -> None:
-        if self._group is not None:
-            self._group.drop(seconds)
-            self._group = None
+        """Leave the group; wait at most `seconds` for operations under way."""
+        group, self._group = self._group, None
+        if group is not None and group.process_group is not None:
+            group.process_group.close(seconds)
 
     def close(self) -> None:
         """Wait for the update under way, leave the group, and close the store and the channels."""

@@ -106,11 +106,6 @@ class WeightGroup:
         """Call a method at every member until `deadline` (time.monotonic); return the errors by instance id."""
         return call_all(self.rollouts, method, request, deadline, self.alive)
 
-    def drop(self, seconds: float = 0.0) -> None:
-        """Leave the group; wait at most `seconds` for operations under way."""
-        if self.process_group is not None:
-            self.process_group.close(seconds)
-
 
 def call_all(
     rollouts: Mapping[str, Rollout], method: Method, request: Any, deadline: float, alive: Callable[[str], bool]
