@@ -20,7 +20,8 @@ import xxhash
 LEDGER_FILE = "ledger.jsonl"
 
 Mark = Mapping[str, Any]
-"""What `Ledger.mark` returned: {"bytes": length of the part, "xxh3": its XXH3-64 in hex, "steps": lines in it}."""
+"""What `Ledger.mark` returned: {"bytes": length of the part, "xxh3": its XXH3-64 in hex, "steps": lines in it,
+"digest": their `ledger_digest`}. No digest, or None: unknown, as in a mark of an earlier release."""
 
 _CHUNK = 1 << 20
 _SETTLED_AT_ONCE = 4000  # instances per SettleTrained, which take Redis some tens of milliseconds
@@ -54,19 +55,23 @@ class Ledger:
         self._hash = xxhash.xxh3_64()
         self._bytes = 0
         self._steps = 0
+        self._digest: str | None = None
 
     def append(self, step: int, instance_ids: Sequence[str]) -> None:
         """Add the batch that `step` trained. It is durable after the next `mark`."""
         line = json.dumps({"step": step, "instances": list(instance_ids)}, separators=(",", ":")).encode() + b"\n"
         file = self._opened()
         append_whole(file, line, self._bytes)
+        known = self._digest is not None and step == self._steps
+        self._digest = ledger_digest([instance_ids], self._digest or "") if known else None
         self._count(line)
 
     def mark(self) -> dict[str, Any]:
         """Make all lines durable, and return the mark that the checkpoint of these steps must have."""
         os.fsync(self._opened().fileno())
         _sync_folder(self._path.parent)
-        return {"bytes": self._bytes, "xxh3": self._hash.hexdigest(), "steps": self._steps}
+        counted = {"bytes": self._bytes, "xxh3": self._hash.hexdigest(), "steps": self._steps}
+        return {**counted, "digest": self._digest}
 
     def rewind(self, mark: Mark | None) -> None:
         """Cut the ledger back to a checkpoint's mark; None: to an empty ledger.
@@ -77,8 +82,7 @@ class Ledger:
         Raises:
             LedgerError: the file does not match the mark; it is not changed.
         """
-        if mark is not None:
-            _check(self._path, mark)
+        checked = xxhash.xxh3_64() if mark is None else _check(self._path, mark)
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         writing = self._path.with_name(f".{self._path.name}.writing")
@@ -88,6 +92,11 @@ class Ledger:
             new.flush()
             os.fsync(new.fileno())
         os.replace(writing, self._path)
+        if mark is None:
+            mark = {"bytes": 0, "steps": 0, "digest": ""}
+        if mark.get("digest") is not None:  # all that would be counted in the file is known
+            self._hash, self._bytes, self._steps, self._digest = checked, mark["bytes"], mark["steps"], mark["digest"]
+            self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
         """Close the file; the ledger can still be used."""
@@ -104,6 +113,7 @@ class Ledger:
                 for line in written:
                     if line.endswith(b"\n"):  # else the writer was killed
                         self._count(line)
+            self._digest = None if self._steps else ""
             # Unbuffered, so that no appended line is lost if the process is killed.
             self._file = self._path.open("ab", buffering=0)
             self._file.truncate(self._bytes)
@@ -149,7 +159,8 @@ def settlement(
         mark: the checkpoint's.
         books: steps that the books have (OpenSessionResponse.settle_from_step).
         checkpoint: steps in the checkpoint.
-        digest: of the steps in the books; empty: unknown, not compared.
+        digest: of the steps in the books; empty: unknown, not compared. If the books are at the checkpoint, it is
+            compared with the mark's, and the lines are read only if that is unknown or another.
 
     Raises:
         LedgerError: a step is missing, or the books are not of this ledger's history.
@@ -159,6 +170,8 @@ def settlement(
     where = f"books at step {books}, checkpoint at step {checkpoint}: the ledger '{path}'"
     if mark is not None:
         _check(path, mark)
+        if books == checkpoint == mark.get("steps") and digest == mark.get("digest"):
+            return
     steps, found = 0, ""
     for step, instance_ids in _lines(path, mark):
         if step != steps:
@@ -193,7 +206,8 @@ def settlement(
         yield part
 
 
-def _check(path: Path, mark: Mark) -> None:
+def _check(path: Path, mark: Mark) -> xxhash.xxh3_64:
+    """Return the hash of the part that a mark describes, to go on with. Raises LedgerError."""
     try:
         wanted, checksum = int(mark["bytes"]), str(mark["xxh3"])
     except (TypeError, KeyError, ValueError) as error:
@@ -211,6 +225,7 @@ def _check(path: Path, mark: Mark) -> None:
             f"the first {wanted} bytes of '{path}' have the checksum {hashed.hexdigest()}, the checkpoint says "
             f"{checksum}: it is another run's ledger, or was changed"
         )
+    return hashed
 
 
 def _lines(path: Path, mark: Mark | None) -> Iterator[tuple[int, list[str]]]:

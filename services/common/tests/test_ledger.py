@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from quartet_common.ledger import Ledger, LedgerError, read_ledger
+from quartet_common.ledger import Ledger, LedgerError, ledger_digest, read_ledger, settlement
 
 
 @pytest.fixture
@@ -86,6 +86,47 @@ def test_a_mark_or_a_line_that_is_none_is_refused(path, mark):
     path.write_bytes(b'{"step":0}\n')
     with pytest.raises(LedgerError, match="is no ledger"):
         read_ledger(path, Ledger(path).mark())
+
+
+def test_a_marks_digest_is_that_of_its_lines_across_rewinds(path):
+    batches = [["a", "b"], [], ["c"]]
+    first = Ledger(path)
+    first.append(0, batches[0])
+    first.append(1, batches[1])
+    mark = first.mark()
+    first.append(2, ["undone"])
+    second = Ledger(path)
+    second.rewind(mark)
+    second.append(2, batches[2])
+    mark = second.mark()
+    assert mark["digest"] == ledger_digest(batches)
+    assert list(settlement(path, mark, 3, 3, ledger_digest(batches))) == []
+    with pytest.raises(LedgerError, match="has other groups"):
+        list(settlement(path, mark, 3, 3, ledger_digest([["a", "b"], [], ["x"]])))
+    with pytest.raises(LedgerError, match="lacks step 3"):
+        list(settlement(path, mark, 4, 4, mark["digest"]))
+    path.write_bytes(path.read_bytes().replace(b"c", b"x"))
+    with pytest.raises(LedgerError, match="have the checksum"):
+        list(settlement(path, mark, 3, 3, mark["digest"]))
+
+
+def test_a_digest_is_unknown_after_lines_of_an_earlier_release_or_a_gap(path):
+    ledger = Ledger(path)
+    ledger.append(0, ["a"])
+    earlier = {key: value for key, value in ledger.mark().items() if key != "digest"}
+    resumed = Ledger(path)
+    resumed.rewind(earlier)
+    resumed.append(1, ["b"])
+    mark = resumed.mark()
+    assert (mark["digest"], mark["steps"]) == (None, 2)
+    assert list(settlement(path, mark, 2, 2, ledger_digest([["a"], ["b"]]))) == []
+    with pytest.raises(LedgerError, match="has other groups"):
+        list(settlement(path, mark, 2, 2, ledger_digest([["a"], ["x"]])))
+    resumed.rewind(None)
+    resumed.append(1, ["b"])
+    assert resumed.mark()["digest"] is None
+    with pytest.raises(LedgerError, match="lacks step 0"):
+        list(settlement(path, resumed.mark(), 1, 1, ledger_digest([["b"]])))
 
 
 _WRITER = """
