@@ -1,7 +1,7 @@
 """Redis: round trips, Lua scripts, and the errors that its failures become.
 
 Round trips use the connections of redis-py's pool directly: the client layers above them (pipelines, retries,
-telemetry) would double the cost of a small call.
+telemetry) take a tenth of the broker's processor time at 2 groups a call, and apply callbacks to replies of QUEUED.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
-import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -56,33 +55,10 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
     # The caller's timeout covers all replies; the connection's own would start a timer for each.
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
-        # The transport takes views as well as bytes; redis-py's annotation names bytes alone.
-        await connection.send_packed_command(cast(list[bytes], _pack(commands)), check_health=False)
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         return [await _answer(connection) for _ in commands]
     finally:
         connection.socket_timeout = limit
-
-
-def _pack(commands: Iterable[Command]) -> list[Bytes]:
-    pieces: list[Bytes] = []
-    for command in commands:
-        if command[0] == "MSET":
-            pieces += _pack_values(command)
-        else:
-            pieces.append(hiredis.pack_command(tuple(command)))  # in C: scripts have hundreds of arguments
-    return pieces
-
-
-def _pack_values(command: Command) -> Iterator[Bytes]:
-    """Yield MSET in pieces. Each value is its own piece, so it is not copied."""
-    between = b"*%d\r\n$4\r\nMSET\r\n" % len(command)
-    names, values = cast(Sequence[str], command[1::2]), cast(Sequence[Bytes], command[2::2])
-    for name, value in zip(names, values, strict=True):
-        key = name.encode()
-        yield b"%b$%d\r\n%b\r\n$%d\r\n" % (between, len(key), key, len(value))
-        yield value
-        between = b"\r\n"
-    yield between
 
 
 async def _answer(connection: AbstractConnection) -> Any:
