@@ -10,7 +10,6 @@ from quartet_common.handshake import Idleness
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality, worker_command
 from quartet_reward.preflight import load_functions
-from quartet_reward.queue import Admission
 from quartet_reward.reward_model import RewardModel
 from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import Scorer
@@ -19,6 +18,7 @@ from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 from quartet_reward.workers.pool import WorkerPool
+from quartet_server.fair_queue import Admission
 from quartet_server.host import ServiceHost
 
 # Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.

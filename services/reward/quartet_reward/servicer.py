@@ -15,11 +15,12 @@ from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.config import MOST_ITEMS
 from quartet_reward.errors import InvalidItem, ShuttingDown, VerifierFailure
-from quartet_reward.queue import CURRENT_RUN, Admission
+from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.sandbox.api import Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Scoring, failure
 from quartet_reward.verifiers.base import Verifier
+from quartet_server.fair_queue import Admission
 
 # Items, of at most LONG_BYTES together, that are scored before the event loop serves other calls.
 _STRIDE = 64

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from quartet_reward.queue import Admission, FairQueue
+from quartet_reward.queue import FairQueue
+from quartet_server.fair_queue import Admission
 
 
 class Bench:
@@ -162,7 +163,7 @@ async def test_who_waits_is_let_in_in_turn_and_may_give_up():
 
 
 async def test_a_new_run_is_served_where_as_many_runs_wait_as_are_remembered(monkeypatch):
-    monkeypatch.setattr("quartet_reward.queue._MOST_RUNS", 2)
+    monkeypatch.setattr("quartet_server.fair_queue._MOST_RUNS", 2)
     queue: FairQueue[int] = FairQueue("test")
     tasks = [asyncio.create_task(queue.acquire(run, timeout=5)) for run in "abc"]
     await asyncio.sleep(0)

@@ -9,9 +9,9 @@ from quartet.v1 import reward_pb2
 from reward_samples import judged, program
 
 from quartet_reward.code.judged import encoded
-from quartet_reward.queue import Admission
 from quartet_reward.sandbox.api import Execution, ExitReason, Job
 from quartet_reward.servicer import RewardServicer
+from quartet_server.fair_queue import Admission
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

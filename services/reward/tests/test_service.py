@@ -19,9 +19,9 @@ from reward_samples import ENDLESS, Running, hard, item, serving, spec, tagged, 
 
 from quartet_common.errors import ContractError, retry_delay
 from quartet_reward.begun import admitted
-from quartet_reward.queue import Admission
 from quartet_reward.scoring import Scoring
 from quartet_reward.servicer import RewardServicer, ScoreStream
+from quartet_server.fair_queue import Admission
 
 TIMEOUT = 60.0
 NEW = itertools.count()  # numbers of questions that the service of this file has not been asked yet

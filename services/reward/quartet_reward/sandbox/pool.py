@@ -12,11 +12,12 @@ from quartet_reward import metrics
 from quartet_reward.begun import admitted
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.errors import ShuttingDown
-from quartet_reward.queue import FairQueue, Grant
+from quartet_reward.queue import FairQueue
 from quartet_reward.sandbox import probe
 from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun, seal_inputs
 from quartet_reward.sandbox.server_handle import ServerHandle
+from quartet_server.fair_queue import Grant
 
 log = get_logger(__name__)
 

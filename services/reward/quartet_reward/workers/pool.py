@@ -13,7 +13,8 @@ from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.begun import admitted
 from quartet_reward.errors import ShuttingDown
-from quartet_reward.queue import FairQueue, Grant
+from quartet_reward.queue import FairQueue
+from quartet_server.fair_queue import Grant
 from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProcess
 
 # A worker that got less than this share of a processor until its deadline was starved: its task is not to blame.
