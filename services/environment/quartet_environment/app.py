@@ -54,10 +54,10 @@ def assemble(
         servicer.draining = True
         try:
             async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
-                await servicer.idle.wait()
+                await servicer.admission.wait_empty()
         except TimeoutError:
             await close(environments)  # what is left is answered as a failure
-            await servicer.idle.wait()
+            await servicer.admission.wait_empty()
 
     host.on_drain(finish_or_fail)
     return servicer

@@ -19,8 +19,8 @@ class EnvironmentServiceSection(Section):
         1024,
         ge=1,
         le=65_536,
-        description="Most episodes at once, those that wait for a process included; beyond, calls get "
-        "RESOURCE_EXHAUSTED and come back.",
+        description="Most episodes at once, those that wait for a process included: one run alone gets half of them, "
+        "two a third each; beyond, calls get RESOURCE_EXHAUSTED and come back.",
     )
     workers: int = Field(2, ge=1, le=1024, description="Processes for each environment.")
     episodes_per_worker: int = Field(

@@ -10,6 +10,11 @@ EPISODE_SECONDS = metrics.histogram(
     buckets=(*metrics.LATENCY_BUCKETS, 300.0, 600.0, 1800.0),
 )
 EPISODES = metrics.gauge("quartet_environment_episodes", "Episodes that are being played.", ["environment"])
+QUEUE_DEPTH = metrics.gauge(
+    "quartet_environment_queue_depth",
+    "Episodes by environment and state: waiting for a place in a process, running in one.",
+    ["environment", "state"],
+)
 WORKERS_ALIVE = metrics.gauge(
     "quartet_environment_workers", "Worker processes, including those that are starting.", ["environment"]
 )

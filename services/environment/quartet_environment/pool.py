@@ -4,6 +4,7 @@ An episode ends when its agent has, at its deadline, or when its call is cancell
 is left behind: its process gets no new episodes and is killed when the others in it have ended. A process whose event
 loop an agent blocks is killed at once; its episodes fail, retryably, and the prompt that blocked it is played in a
 process of its own from then on, so that it takes no others with it again. Each process that ends is replaced.
+Runs take turns at the processes (`quartet_server.fair_queue`).
 """
 
 import asyncio
@@ -11,8 +12,8 @@ import itertools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Hashable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Hashable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from quartet_common.log import get_logger
@@ -20,6 +21,7 @@ from quartet_environment import metrics
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.errors import EpisodeFailed, PoolFull
 from quartet_environment.output import OutputLog
+from quartet_server.fair_queue import FairQueue
 from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProcess
 
 log = get_logger(__name__)
@@ -77,6 +79,7 @@ class EpisodePool:
         self._suspects: OrderedDict[Hashable, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._places: FairQueue[int] = FairQueue(metrics.QUEUE_DEPTH, name, PoolFull)
         self._freed = asyncio.Event()
         """Set, and replaced, when a process may have become able to take an episode."""
         self.ready = asyncio.Event()
@@ -101,6 +104,7 @@ class EpisodePool:
 
     def start(self) -> None:
         """Start the processes in the background."""
+        self._places.add(*range(self._section.workers * self._section.episodes_per_worker))
         for _ in range(self._section.workers):
             self._spawn(self._keep_one())
         self._spawn(self._watch())
@@ -108,25 +112,30 @@ class EpisodePool:
     async def close(self) -> None:
         """Kill all processes; their episodes fail, retryably. May be called again."""
         self._closed = True
+        self._places.close()
         self._wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def play(self, request: dict[str, Any], deadline_seconds: float, key: Hashable) -> Answer:
+    async def play(self, request: dict[str, Any], deadline_seconds: float, key: Hashable, run: str) -> Answer:
         """Play an episode and return its answer; one that is cancelled ends.
 
         Args:
             request: "task", "endpoint" and "parameters" for the worker process.
             deadline_seconds: the episode's time.
             key: the same for episodes of the same prompt.
+            run: whose turn it is.
 
         Raises:
             EpisodeFailed: it took too long, its process ended, or the pool is closed.
             PoolFull: no process could take it for five seconds.
         """
+        async with self._process(key, run) as worker:
+            return await self._play(worker, request, deadline_seconds, key)
+
+    async def _play(self, worker: _Worker, request: dict[str, Any], deadline_seconds: float, key: Hashable) -> Answer:
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
-        worker = await self._alone() if key in self._suspects else await self._least_busy()
         worker.playing[number], worker.keys[number] = future, key
         try:
             with suppress(WorkerDied):  # the process's own task says why
@@ -151,10 +160,30 @@ class EpisodePool:
             if len(each.playing) < self._section.episodes_per_worker and each.stalled < _STALLED_SECONDS
         ]
 
-    async def _least_busy(self) -> _Worker:
-        """Return the process that plays the fewest episodes; wait for one that can take another. Raises PoolFull."""
+    @asynccontextmanager
+    async def _process(self, key: Hashable, run: str) -> AsyncIterator[_Worker]:
+        """Give a process to a run whose turn it is; one of its own to a prompt that blocked one before.
+
+        Raises PoolFull, EpisodeFailed.
+        """
+        if key in self._suspects:
+            yield await self._alone()
+            return
+        last = asyncio.get_running_loop().time() + _WAIT_SECONDS
         try:
-            async with asyncio.timeout(_WAIT_SECONDS):
+            place = await self._places.acquire(run, _WAIT_SECONDS)
+        except TimeoutError:
+            raise PoolFull from None
+        try:
+            yield await self._least_busy(last)
+        finally:
+            self._places.release(place)
+
+    async def _least_busy(self, last: float) -> _Worker:
+        """Return the process that plays the fewest episodes; wait until `last`, of the loop's clock, for one that can
+        take another. Raises PoolFull."""
+        try:
+            async with asyncio.timeout_at(last):
                 while not self._closed:
                     if free := self._free():
                         return min(free, key=lambda each: len(each.playing))

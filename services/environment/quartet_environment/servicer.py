@@ -25,6 +25,7 @@ from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.environments import Environment
 from quartet_environment.errors import EpisodeFailed, PoolFull
 from quartet_environment.messages import read_answer, read_deadline, read_parameters, read_request, task_prompt
+from quartet_server.fair_queue import Admission
 from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProcess
 
 log = get_logger(__name__)
@@ -43,10 +44,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         """`ca_file`: PEM of the authority of https endpoints; "": a public one."""
         self._environments, self._section, self._ca_file = environments, section, ca_file
         self._listings = 0
-        self._playing = 0
-        self.idle = asyncio.Event()
-        """Set while no episode is played."""
-        self.idle.set()
+        self.admission = Admission(section.max_episodes)
         self.draining = False
 
     async def ListEnvironments(  # noqa: N802
@@ -133,26 +131,22 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         environment = self._find(request.environment.name, "environment.name")
         sent = read_request(request, self._ca_file)
         deadline = read_deadline(request, context.time_remaining(), self._section.deadline_seconds)
-        if self._playing >= self._section.max_episodes:
-            raise self._full(f"{self._playing} episodes are played, as many as allowed")
-        self._playing += 1
-        self.idle.clear()
+        if not self.admission.try_acquire(request.run_id, 1):
+            raise self._full(f"the run has its share; {self.admission.free} are left for other runs")
         key = hash(request.prompt.SerializeToString(deterministic=True))
         traced = tracing.span("play episode", request.traceparent or None)
         try:
             with traced, log_fields(run=request.run_id, episode=request.episode_id):
-                return await self._play(environment, sent, deadline, key)
+                return await self._play(environment, sent, deadline, key, request.run_id)
         finally:
-            self._playing -= 1
-            if not self._playing:
-                self.idle.set()
+            self.admission.release(request.run_id)
 
     async def _play(
-        self, environment: Environment, sent: dict[str, Any], deadline: float, key: int
+        self, environment: Environment, sent: dict[str, Any], deadline: float, key: int, run: str
     ) -> environment_pb2.RunEpisodeResponse:
         began = time.monotonic()
         try:
-            answer = await environment.pool.play(sent, deadline, key)
+            answer = await environment.pool.play(sent, deadline, key, run)
         except PoolFull:
             raise self._full(f"no process of '{environment.name}' can take another episode") from None
         except EpisodeFailed as error:

@@ -321,14 +321,15 @@ async def test_an_unknown_environment_is_named(service, file):
     assert error.code() is grpc.StatusCode.NOT_FOUND and "agents.py:other" in error.details()
 
 
-async def test_more_episodes_than_allowed_come_back_later(file):
-    limits = ("environment.workers=1", "environment.max_episodes=2")
+async def test_more_episodes_than_its_share_come_back_later_and_another_run_plays(file):
+    limits = ("environment.workers=1", "environment.max_episodes=4")
     async with serving(files(file, "acts"), *limits) as service:
         pool = service.environments[f"{file}:acts"].pool
         first = [asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait", "seconds": 2})) for _ in "ab"]
         await until(lambda: pool.playing == 2)
         error = await refused(service.play(f"{file}:acts", task={"act": "nothing"}))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay(error) > 0
+        assert only_reward(await service.play(f"{file}:acts", task={"act": "nothing"}, run_id="other")) == 1.0
         assert [only_reward(each) for each in await asyncio.gather(*first)] == [1.0, 1.0]
 
 
@@ -346,6 +347,24 @@ async def test_an_episode_waits_for_a_process_that_can_take_it_and_comes_back_la
         error = await refused(service.play(f"{file}:acts", task={"act": "nothing"}))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "can take another episode" in error.details()
         held.cancel()
+
+
+async def test_a_flood_of_one_run_does_not_hold_up_another(file):
+    limits = ("environment.workers=1", "environment.episodes_per_worker=2")
+    async with serving(files(file, "acts"), *limits) as service:
+        began = asyncio.get_running_loop().time()
+
+        async def ended(run: str) -> float:
+            answer = await service.play(f"{file}:acts", task={"act": "wait", "seconds": 0.5}, run_id=run)
+            assert only_reward(answer) == 1.0
+            return asyncio.get_running_loop().time() - began
+
+        pool = service.environments[f"{file}:acts"].pool
+        flood = [asyncio.create_task(ended("flood")) for _ in range(14)]
+        await until(lambda: pool.playing == 2)
+        other = await ended("other")
+        flooded = sorted(await asyncio.gather(*flood))
+        assert sum(each < other for each in flooded) <= 4  # those that played, and the turn that they were in
 
 
 async def test_what_is_not_done_at_the_end_fails_and_nothing_new_begins(file):
