@@ -6,6 +6,7 @@ given. Tokens are answered with their last one, in the form that clients of `ren
 """
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def model_endpoint(
     text: str = "",
     calls: Sequence[tuple[str, str]] | None = None,
     writes: Callable[[str], str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[tuple[str, list[Json]]]:
     """The endpoint's base URL, and the requests that it gets."""
     requests: list[Json] = []
@@ -97,9 +99,11 @@ def model_endpoint(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/v1", requests
     finally:
         server.shutdown()
         server.server_close()

@@ -1,12 +1,18 @@
 """Environments of the package verifiers, played by the service: their rewards and seats, and what is no reward."""
 
 import asyncio
+import datetime
+import ipaddress
 import itertools
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from episodes import serving
 from model_endpoint import model_endpoint
 from quartet.v1 import environment_pb2
@@ -31,13 +37,18 @@ def first_task(verifiers: Function, parameters: dict[str, Any]) -> dict[str, Any
 
 
 async def play(
-    verifiers: Function, url: str, key: str = "episode-key", task: dict[str, Any] | None = None, **parameters: Any
+    verifiers: Function,
+    url: str,
+    key: str = "episode-key",
+    task: dict[str, Any] | None = None,
+    ca_file: str = "",
+    **parameters: Any,
 ) -> environment_pb2.EpisodeResult:
     """Play the first task."""
     data = json.loads(json.dumps(task or first_task(verifiers, parameters)))
     checked = verifiers.check(parameters)
     given = Task("p", data, [], "", checked, 0, {"temperature": 1.0, "max_tokens": 64})
-    endpoint = Endpoint(url, key, "policy")
+    endpoint = Endpoint(url, key, "policy", ca_file)
     return environment_pb2.EpisodeResult(**read_result(await verifiers.play(given, endpoint, checked)))
 
 
@@ -118,6 +129,38 @@ def tokenizer(folder: Path) -> Path:
     fast.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}[TURN]"
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+async def test_an_endpoint_of_a_private_authority_is_trusted(verifiers, tmp_path, monkeypatch, tokens):
+    monkeypatch.setenv("SSL_CERT_FILE", "")  # restored afterwards
+    monkeypatch.delenv("SSL_CERT_FILE")
+    certificate = private_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    renders = {"tokenizer": str(tokenizer(tmp_path)), "renderer": {"name": "default"}} if tokens else {}
+    with model_endpoint(tls=tls) as (url, calls):
+        failure = await failed(play(verifiers, url, id="phrases", **renders))
+        assert "ProviderError" in failure["message"] and failure["retryable"] and not calls
+        answer = await play(verifiers, url, ca_file=str(certificate), id="phrases", **renders)
+    assert rewards(answer.seats[0])["repeated"] == (1, 1)
+    assert [call["path"] for call in calls] == ["/inference/v1/generate" if tokens else "/v1/chat/completions"]
+
+
+def private_certificate(folder: Path) -> Path:
+    """A file with the key and the certificate of 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "private")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    built = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    made = built.add_extension(host, False).add_extension(x509.BasicConstraints(True, None), True)
+    path = folder / "private.pem"
+    private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(
+        key.private_bytes(*private) + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    return path
 
 
 @pytest.mark.parametrize(
