@@ -9,6 +9,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -131,10 +132,9 @@ def tokenizer(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tokens", [False, True])
-async def test_an_endpoint_of_a_private_authority_is_trusted(verifiers, tmp_path, monkeypatch, tokens):
-    monkeypatch.setenv("SSL_CERT_FILE", "")  # restored afterwards
-    monkeypatch.delenv("SSL_CERT_FILE")
+@pytest.mark.parametrize(("tokens", "before"), [(False, ""), (True, certifi.where())])
+async def test_an_endpoint_of_a_private_authority_is_trusted(verifiers, tmp_path, monkeypatch, tokens, before):
+    monkeypatch.setenv("SSL_CERT_FILE", before)  # restored afterwards
     certificate = private_certificate(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate)

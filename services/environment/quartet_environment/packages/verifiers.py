@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
@@ -227,9 +228,11 @@ def _key_in_variable(key: str) -> Iterator[str]:
         del os.environ[name]
 
 
+@cache
 def _trust(ca_file: str) -> None:
-    """Have verifiers' clients, which take no authority, trust this one beside the public ones."""
-    if ca_file and "SSL_CERT_FILE" not in os.environ:
+    """Have verifiers' clients, which take no authority, trust this one beside those that they trust."""
+    if ca_file:
+        trusted = os.environ.get("SSL_CERT_FILE") or certifi.where()
         with NamedTemporaryFile(prefix="quartet-", suffix=".pem", delete=False) as bundle:
-            bundle.write(Path(certifi.where()).read_bytes() + b"\n" + Path(ca_file).read_bytes())
+            bundle.write(Path(trusted).read_bytes() + b"\n" + Path(ca_file).read_bytes())
         os.environ["SSL_CERT_FILE"] = bundle.name
