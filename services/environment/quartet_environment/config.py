@@ -16,7 +16,7 @@ class EnvironmentServiceSection(Section):
         "ones that the run file names; all if it names none.",
     )
     max_episodes: int = Field(
-        1024,
+        2048,
         ge=1,
         le=65_536,
         description="Most episodes at once, those that wait for a process included: one run alone gets half of them, "
