@@ -65,16 +65,22 @@ class _Run(Generic[T]):
 class FairQueue(Generic[T]):
     """A pool of resources that runs take turns at. For one event loop."""
 
-    def __init__(self, depth: Gauge, name: str, closed: type[Exception], clock: Callable[[], float] = time.monotonic):
-        """`depth`: a metric with two labels: `name`, and waiting or running. `closed`: raised once it is closed."""
+    def __init__(
+        self, waiting: Gauge, running: Gauge, closed: type[Exception], clock: Callable[[], float] = time.monotonic
+    ):
+        """
+        Args:
+            waiting: a metric of how many requests wait.
+            running: of how many have resources.
+            closed: raised once the queue is closed.
+        """
         self._closed_error = closed
         self._clock = clock
         self._free: deque[T] = deque()
         self._runs: dict[str, _Run[T]] = {}
         self._floor = 0.0  # what the run served last had used: new runs start here
         self._closed = False
-        self._waiting_gauge = depth.labels(name, "waiting")
-        self._running_gauge = depth.labels(name, "running")
+        self._waiting_gauge, self._running_gauge = waiting, running
         self.waiting = 0
         self.running = 0
 

@@ -79,7 +79,8 @@ class EpisodePool:
         self._suspects: OrderedDict[Hashable, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._places: FairQueue[int] = FairQueue(metrics.QUEUE_DEPTH, name, PoolFull)
+        waiting, running = (metrics.QUEUE_DEPTH.labels(name, state) for state in ("waiting", "running"))
+        self._places: FairQueue[int] = FairQueue(waiting, running, PoolFull)
         self._freed = asyncio.Event()
         """Set, and replaced, when a process may have become able to take an episode."""
         self.ready = asyncio.Event()

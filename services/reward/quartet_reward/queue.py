@@ -30,7 +30,8 @@ class FairQueue(fair_queue.FairQueue[T]):
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
         """`name` is the label `queue` of the metrics."""
-        super().__init__(metrics.QUEUE_DEPTH, name, ShuttingDown, clock)
+        depth = metrics.QUEUE_DEPTH
+        super().__init__(depth.labels(name, "waiting"), depth.labels(name, "running"), ShuttingDown, clock)
 
     async def acquire(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
         """Wait for resources, as the superclass does; `run` is by default that of the current task's item."""
