@@ -15,6 +15,7 @@ the broker remembers of settled groups, results and events is limited to what is
 
 import contextlib
 import json
+import os
 import re
 import statistics
 import sys
@@ -135,7 +136,7 @@ class LongRun:
             "memory of Redis": memory_of(self._client) / 1e6,
             **{f"memory of {name}": each.memory_info().rss / 1e6 for name, each in processes.items()},
             **{f"descriptors of {name}": each.num_fds() for name, each in processes.items()},
-            "files in the run's folder": sum(path.is_file() for path in self.run.rglob("*")),
+            "files in the run's folder": sum(len(files) for _, _, files in os.walk(self.run)),
         }
 
 
