@@ -167,6 +167,15 @@ def test_mistakes_of_an_evaluation_are_refused_before_anything_is_started(tmp_pa
             "it has train_step, rollout, scores; allowed: SET",
         ),
         (
+            '{"train_step": 0, "rollout": ["1+2=?3"], "scores": [{"reward": 1.0}]}\n',
+            "rollouts.jsonl of a run (with prompt_id in each score)",
+        ),
+        (
+            '{"train_step": 0, "rollout": [], "scores": []}\n'
+            '{"train_step": 1, "rollout": ["1+2=?3"], "scores": [{"prompt_id": "line-1"}]}\n',
+            "its reference is unknown: 0 problems of data.train are named 'line-1'",
+        ),
+        (
             '{"prediction": "3", "prompt_id": "line-1"}\n',
             "its reference is unknown: 0 problems of data.evaluation.stored are named 'line-1'",
         ),

@@ -25,7 +25,8 @@ from quartet_common.sections import VerifierSection, by_name
 _AT_ONCE = 4
 _SHOWN = 20
 _FORMS = (
-    "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl or rollouts.jsonl of a run, or a folder of such files"
+    "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl or rollouts.jsonl of a run (with prompt_id in each "
+    "score), or a folder of such files"
 )
 _Stored = tuple[str, Prompt, list[dict[str, Any]]]
 """A set, a problem of it, and its completions, each with "text", "reward" and "ans_acc"."""
@@ -87,14 +88,17 @@ def _read(file: Path, data: DataSection) -> Iterator[_Stored]:
             case {"prediction": text, "prompt_id": name}:
                 known = problem("data.evaluation." + re.sub(r"-step-\d+$", "", file.stem), name, place)
                 yield file.stem, known, [{**record, "text": text, "ans_acc": record["ans_valid"]}]
-            case {"train_step": step, "rollout": texts, "scores": [{"prompt_id": _}, *_] as scores}:
+            case {"train_step": step, "rollout": texts, "scores": scores} if len(texts) == len(scores) and all(
+                "prompt_id" in one for one in scores
+            ):
                 shown = zip(texts, scores, strict=True)
                 for name, own in groupby(shown, key=lambda one: one[1]["prompt_id"]):
+                    known = problem("data.train", name, place)
                     completions = [
                         {**score, "text": text[score["prompt_characters"] :], "ans_acc": score["ans_valid"]}
                         for text, score in own
                     ]
-                    yield f"{file.stem}-step-{step}", problem("data.train", name, place), completions
+                    yield f"{file.stem}-step-{step}", known, completions
             case _:
                 raise InputError(f"{file}, {place}: it has {', '.join(record)}; allowed: {_FORMS}")
 

@@ -62,7 +62,7 @@ class _Run(Generic[T]):
         return self.ended + self.held * now - self.began
 
 
-class FairQueue(Generic[T]):
+class RunQueue(Generic[T]):
     """A pool of resources that runs take turns at. For one event loop."""
 
     def __init__(

@@ -21,7 +21,7 @@ from quartet_environment import metrics
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.errors import EpisodeFailed, PoolFull
 from quartet_environment.output import OutputLog
-from quartet_server.fair_queue import FairQueue
+from quartet_server.fair_queue import RunQueue
 from quartet_server.worker_process import WorkerCommand, WorkerDied, WorkerProcess
 
 log = get_logger(__name__)
@@ -80,7 +80,7 @@ class EpisodePool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         waiting, running = (metrics.QUEUE_DEPTH.labels(name, state) for state in ("waiting", "running"))
-        self._places: FairQueue[int] = FairQueue(waiting, running, PoolFull)
+        self._places: RunQueue[int] = RunQueue(waiting, running, PoolFull)
         self._freed = asyncio.Event()
         """Set, and replaced, when a process may have become able to take an episode."""
         self.ready = asyncio.Event()

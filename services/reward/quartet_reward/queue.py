@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from quartet_reward import metrics
 from quartet_reward.errors import ShuttingDown
-from quartet_server import fair_queue
-from quartet_server.fair_queue import Grant
+from quartet_server.fair_queue import Grant, RunQueue
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ def count_wait(seconds: float) -> None:
         waited[0] += seconds
 
 
-class FairQueue(fair_queue.FairQueue[T]):
+class FairQueue(RunQueue[T]):
     """A pool of resources that runs take turns at; closed, it raises ShuttingDown."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
