@@ -5,12 +5,12 @@ Prints one JSON object: the number of problems, accuracy when sampled at tempera
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from task import split
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from warm_up import sampled_accuracy
+from task import answer, split
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 
 def main() -> int:
@@ -25,6 +25,27 @@ def main() -> int:
     }
     print(json.dumps(report))
     return 0
+
+
+@torch.no_grad()
+def sampled_accuracy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[str], temperature: float
+) -> float:
+    """Return the share of problems answered correctly; temperature 0 is greedy."""
+    # All problems have the same length, so there is no padding.
+    inputs = torch.tensor([tokenizer(problem)["input_ids"] for problem in problems])
+    sampling = (
+        {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
+    )
+    outputs = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=32, **sampling)
+    texts = tokenizer.batch_decode(outputs[:, inputs.shape[1] :], skip_special_tokens=True)
+    return sum(read_answer(text) == str(answer(p)) for text, p in zip(texts, problems, strict=True)) / len(problems)
+
+
+def read_answer(text: str) -> str:
+    """Return the text between the answer tags, without a box; empty if there is none."""
+    inside = text.partition("<answer>")[2].partition("</answer>")[0]
+    return inside.removeprefix("\\boxed{").removesuffix("}")
 
 
 if __name__ == "__main__":
