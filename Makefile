@@ -19,7 +19,7 @@ help:
 	@echo 'make flakes [RUNS=20]             repeat the faster suites, with two other processes that load the CPU'
 	@echo 'make lint                         ruff, import-linter, mypy, buf lint, buf breaking'
 	@echo 'make format                       format with ruff and buf, regenerate docs'
-	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
+	@echo 'make bench [BENCHMARKS=broker]    benchmarks within an hour, each against a named peer or limit; --all: more'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill every process, lose no group (docs/chaos.md); CHAOS=--help lists options'
 	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the weights equal those of a run without kills'

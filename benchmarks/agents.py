@@ -29,7 +29,7 @@ from sizes import SIZES
 
 from quartet_common.ports import free_port
 
-PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 5
+PROMPTS, COMPLETIONS, TURNS, ROUNDS = 8, 8, 8, 3
 KEY = "an-application"
 STOPS = range(40, 48)
 AGENT = """

@@ -33,14 +33,14 @@ from sizes import SIZES
 
 COMPLETIONS, NEW_TOKENS, AT_ONCE = 8, 32, 128
 IN_ENGINE = 192  # so that the engine always has a completion to put into a place that becomes free
-ROUNDS = 4
+ROUNDS = 3
 LIMIT_SECONDS = 240
 CALL_SECONDS = 60
 LOOK_SECONDS = 0.02
 BUCKET_BYTES = 1 << 20
 EVER_QUEUED = 1 << 16
 RUN = "bench"
-PROMPTS = {"0.3 M": 960, "30 M": 64, "125 M": 16, "0.5 B": 960}
+PROMPTS = {"0.3 M": 480, "30 M": 64, "125 M": 16, "0.5 B": 960}
 """Of a round."""
 PEERS = {"vllm": "bare AsyncLLM", "transformers": "model.generate"}
 Generate = Callable[[], int]

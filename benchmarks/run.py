@@ -1,11 +1,11 @@
-"""`make bench`: every benchmark in its own environment, one after the other, with a table at the end.
+"""`make bench`: benchmarks, each in its own environment, one after the other, with a table at the end.
 
-    .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [NAME ...]
+    .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [--all | NAME ...]
 
-Each measures ours and a named peer or limit in the same run. The table is printed and written to
-`.quartet/results/bench.json`; with `--write`, if all have succeeded, also to `benchmarks/RESULTS.md`, where rows of
-benchmarks that were not run are kept. If a benchmark fails or exceeds its time limit, the others still run, and the
-exit status is 1.
+Without names those that have a goal (GOALS), within an hour; `--all`: the others too. Each measures ours and a named
+peer or limit in the same run. The table is printed and written to `.quartet/results/bench.json`; with `--write` each
+benchmark's rows also go to `benchmarks/RESULTS.md` when it has succeeded, where the other rows are kept. If a benchmark
+fails or exceeds its time limit, the others still run, and the exit status is 1.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -98,7 +99,8 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the benchmarks of this checkout.")
     known = [benchmark.name for benchmark in BENCHMARKS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: those with a goal")
+    parser.add_argument("--all", action="store_true", help="run those without a goal, too")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
     parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md too")
     arguments = parser.parse_args()
@@ -108,31 +110,35 @@ def main() -> int:
     for name in arguments.names:
         if name not in known:
             parser.error(f"no benchmark is called '{name}'; there are {', '.join(known)}")
+    with_goal = {title.partition(":")[0] for title, _, _ in GOALS}
+    chosen = arguments.names or [name for name in known if arguments.all or name in with_goal]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    began = os.getloadavg()[0]
-    outcomes = []
-    for benchmark in BENCHMARKS:
-        if not arguments.names or benchmark.name in arguments.names:
-            print(f"{benchmark.name} …", flush=True)
-            outcomes.append(run(benchmark))
-    command = " ".join(["benchmarks/run.py", *sys.argv[1:]])
+    load, began = os.getloadavg()[0], time.monotonic()
     conditions = {
-        "command": command,
+        "command": " ".join(["benchmarks/run.py", *sys.argv[1:]]),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
-        "load_before": round(began, 1),
-        "load_after": round(os.getloadavg()[0], 1),
+        "load_before": round(load, 1),
     }
-    rows = rows_of(outcomes, conditions["date"])
-    print("\n" + "\n".join(table([HEADING, *rows])))
+    outcomes: list[Outcome] = []
+    for benchmark in BENCHMARKS:
+        if benchmark.name not in chosen:
+            continue
+        print(f"{benchmark.name} …", end=" ", flush=True)
+        begun = time.monotonic()
+        outcomes.append(outcome := run(benchmark))
+        print(f"{outcome.failure or 'done'}, {time.monotonic() - begun:.0f} s", flush=True)
+        conditions |= {"minutes": round((time.monotonic() - began) / 60), "load_after": round(os.getloadavg()[0], 1)}
+        if arguments.write and not outcome.failure:
+            every = merged(rows_of([outcome], conditions["date"]), [benchmark.name])
+            PAGE.write_text(page(conditions, "\n".join(first_table(every)), tables(every)))
+    print("\n" + "\n".join(table([HEADING, *rows_of(outcomes, conditions["date"])])))
     record = {**conditions, "benchmarks": [asdict(outcome) for outcome in outcomes]}
     (RESULTS / "bench.json").write_text(json.dumps(record, indent=2) + "\n")
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         print(f"\n{outcome.name} FAILED: {outcome.failure}")
-    if arguments.write and not failed:
-        every = merged(rows, [outcome.name for outcome in outcomes])
-        PAGE.write_text(page(conditions, "\n".join(first_table(every)), tables(every)))
     print(f"\nbench.json and logs are in {RESULTS.relative_to(ROOT)}")
     return 1 if failed else 0
 
@@ -252,6 +258,13 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def commit() -> str:
+    """The commit that is measured, in short; with a plus if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def machine() -> str:
     """The machine in words."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -270,7 +283,8 @@ def page(conditions: dict, first: str, body: str) -> str:
     _, mark, sections = before.partition(SECTION)
     return f"""# Benchmarks
 
-Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` replaces the rows of one benchmark.
+Last written by `{conditions["command"]}` on {conditions["date"]} at commit {conditions["commit"]}, in
+{conditions["minutes"]} minutes; `--write NAME` replaces the rows of one benchmark.
 Machine then: {conditions["machine"]}; rows of another date may be of another one.
 Load average then {conditions["load_before"]} before and {conditions["load_after"]} after: ours and the peer were
 measured in turn under the same load, so trust the ratios more than the figures.
