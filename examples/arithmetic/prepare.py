@@ -10,7 +10,7 @@ The model is warmed up by `quartet sft` (warm_up.toml), with rows in this order:
 It can then work sums out but seldom does: about one sampled answer in five is right. Reinforcement learning teaches it
 to work them out and to avoid mistakes; it learned arithmetic from the skill rows.
 
-A model that was made by the same recipe is kept.
+A model that was made by the same recipe is kept; a warm-up that was stopped goes on.
 """
 
 import argparse
@@ -50,30 +50,28 @@ def main() -> int:
     if made_by.is_file() and made_by.read_text() == recipe:
         print(f"  kept: {folder}/model, warmed up by the same recipe", file=sys.stderr)
         return 0
-    status = warm_up(folder, train, arguments.seed)
+    run = folder / f"warm-up-{recipe[:8]}"
+    status = warm_up(folder, run, train, arguments.seed)
     if status == 0:
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        (run / "model").rename(folder / "model")
         made_by.write_text(recipe)
+        shutil.rmtree(run)
     return status
 
 
-def warm_up(folder: Path, train: list[str], seed: int) -> int:
-    """Make `folder`/untrained, and `folder`/model from it. Return the status of `quartet sft`."""
+def warm_up(folder: Path, run: Path, train: list[str], seed: int) -> int:
+    """Make `folder`/untrained, and `run`/model from it. Return the status of `quartet sft`."""
     from model import build_model, build_tokenizer, save  # imports torch, which takes seconds
 
-    untrained, run, rng = folder / "untrained", folder / "warm_up", random.Random(seed)
+    untrained, rng = folder / "untrained", random.Random(seed)
     save(build_model(seed), build_tokenizer(), untrained)
     rows = [{"prompt": problem, "completion": worked(problem, rng)} for problem in rng.choices(train, k=SKILL_ROWS)]
     rows += [{"prompt": problem, "completion": habit(problem, rng)} for problem in rng.choices(train, k=HABIT_ROWS)]
     write_rows(folder / "warm_up.jsonl", rows)
-    for earlier in (run, folder / "model"):
-        shutil.rmtree(earlier, ignore_errors=True)
     paths = {"run.folder": run, "model.path": untrained, "sft.data": folder / "warm_up.jsonl"}
     settings = [word for key, path in paths.items() for word in ("--set", f"{key}={path}")]
-    status = subprocess.run([QUARTET, "sft", HERE / "warm_up.toml", *settings], check=False).returncode
-    if status == 0:
-        (run / "model").rename(folder / "model")
-        shutil.rmtree(run)
-    return status
+    return subprocess.run([QUARTET, "sft", HERE / "warm_up.toml", *settings], check=False).returncode
 
 
 def digest(seed: int) -> str:
