@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psutil
@@ -98,6 +98,8 @@ class Round:
     """Milliseconds of a step by what they went to, and counts."""
     early_rate: float = 0.0
     """That of the measured ones of the first `Size.early` steps."""
+    parts: list[tuple[float, float]] = field(default_factory=list)
+    """Of ours, milliseconds of each measured step: waiting for its batch, and the rest."""
 
 
 # --- The sides --------------------------------------------------------------------------------------------------------
@@ -217,6 +219,7 @@ def ours(size: Size, engine: str, staleness: int = 1, pinned: Mapping[str, int] 
         reward=statistics.mean(row["reward/mean"] for row in steps[-LAST_STEPS:]),
         account=account,
         early_rate=early_rate(size, [row["time"] for row in steps]),
+        parts=[(1000 * (wait := row["time/waiting_for_batch"]), 1000 * (row["time/step"] - wait)) for row in measured],
     )
 
 
@@ -288,7 +291,7 @@ def mean_of(rounds: list[Round]) -> Round:
     figures = {
         each.name: statistics.mean(getattr(done, each.name) for done in rounds)
         for each in fields(Round)
-        if each.name != "account"
+        if each.name not in ("account", "parts")
     }
     account = {name: statistics.mean(done.account[name] for done in rounds) for name in rounds[0].account}
     return Round(**figures, account=account)
