@@ -236,10 +236,16 @@ async def _run(launch: Launch, plain: bool) -> int:
             # The trainer exits if its run has ended, so an earlier run is resumed before the trainer starts.
             await supervisor.start("broker")
             await create_or_extend(config, data, client)
-        await supervisor.start(*supervisor.names)
-        launch.hint = again
-        showing = asyncio.create_task(feed_and_watch(config, data, client, view))
-        await supervisor.keep_up_until(showing, partial(end_was_due, progress, showing), lambda: progress.steps_done)
+        rollouts = [service.name for service in launch.plan.services if service.kind == "rollout"]
+        async with _background(supervisor.start(*rollouts)) as loading:  # an engine may be imported before they answer
+            await supervisor.start(*(name for name in supervisor.names if name not in rollouts))
+            launch.hint = again
+            async with _background(feed_and_watch(config, data, client, view)) as showing:
+                await asyncio.wait({loading, showing}, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    loading.result()
+                due = partial(end_was_due, progress, showing)
+                await supervisor.keep_up_until(showing, due, lambda: progress.steps_done)
         sound = await _end(launch, supervisor, progress)
     # What a run that succeeded says after the count of its steps is a warning.
     more = progress.reason.partition("; ")[2] if progress.succeeded else progress.reason
@@ -247,6 +253,17 @@ async def _run(launch: Launch, plain: bool) -> int:
     done = f"run {progress.run_id} {progress.state} after {progress.steps_done} steps{reason}"
     launch.say(f"{done}; all of it is in {launch.folder}")
     return 0 if progress.succeeded and sound else 1
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Do the work in a task, which is cancelled at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def end_was_due(progress: RunProgress, showing: asyncio.Future[None], name: str, status: int) -> bool:

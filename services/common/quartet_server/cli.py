@@ -45,6 +45,7 @@ def service_main(
     argv: list[str] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     sft: tuple[Preflight, Serve] | None = None,
+    prepare: Callable[[LoadedConfig], None] | None = None,
 ) -> int:
     """Run a service from its command line and return its exit status.
 
@@ -58,6 +59,7 @@ def service_main(
         serve: adds servicers to the host and awaits `host.run()`.
         loop_factory: makes the event loop; None: asyncio's own.
         sft: the trainer's checks and service with --sft.
+        prepare: called before the process starts its first thread.
     """
     arguments = _parser(kind).parse_args(argv)
     if sft and arguments.sft:
@@ -80,6 +82,8 @@ def service_main(
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
         check_ports(kind, getattr(config.addresses, kind), config.server)
+        if prepare is not None:
+            prepare(config)
         if _LEADS:
             tracing.configure(kind, instance, config.tracing)
         with asyncio.Runner(loop_factory=loop_factory) as runner:

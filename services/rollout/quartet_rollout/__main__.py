@@ -6,12 +6,18 @@ import os
 import sys
 
 
+def prepare(config) -> None:
+    """Let the engine fork its process while this one has no threads."""
+    from quartet_rollout.config import limit_threads
+    from quartet_rollout.engines.registry import prepare_engine
+
+    limit_threads(config.section.engine_options.threads)
+    prepare_engine(config.section.engine, config.section.engine_options)
+
+
 async def serve(config, host) -> None:
     """Run the service, then end the process; grpc and the engine's libraries are imported only now."""
     from quartet_common import tracing
-    from quartet_rollout.config import limit_threads
-
-    limit_threads(config.section.engine_options.threads)
     from quartet_rollout.app import RolloutService
 
     await RolloutService(config, host).run()
@@ -27,11 +33,12 @@ async def serve(config, host) -> None:
 def main() -> int:
     """Return the exit status: 0 stopped normally, 1 failed, 2 invalid configuration, 130 Ctrl-C."""
     gc.disable()  # until it is ready (freeze_gc_heap)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads when it is imported
     from quartet_rollout.config import RolloutSection
     from quartet_rollout.preflight import preflight
     from quartet_server.cli import service_main
 
-    return service_main(kind="rollout", section=RolloutSection, preflight=preflight, serve=serve)
+    return service_main(kind="rollout", section=RolloutSection, preflight=preflight, serve=serve, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ name is the engine's. Only the engine that a run names is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, ClassVar, Protocol
 
@@ -54,6 +55,15 @@ def load_plugin(name: str) -> EnginePlugin:
 def engine_names() -> list[str]:
     """Names of all engines, those of installed packages included."""
     return sorted(_points().names)
+
+
+def prepare_engine(name: str, options: BaseModel) -> None:
+    """Let an engine import its library and fork its process, where its plugin has `prepare(options)`. Call it before
+    anything starts a thread. What fails here fails again in `create_engine`, and is reported then."""
+    prepare = getattr(load_plugin(name), "prepare", None)
+    if prepare is not None:
+        with suppress(ImportError):
+            prepare(options)
 
 
 def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseModel | None = None) -> Engine:

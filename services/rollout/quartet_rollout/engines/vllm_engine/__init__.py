@@ -2,15 +2,18 @@
 
 arguments.py        translates options to vLLM's engine arguments, sampling settings to its SamplingParams
 engine.py           `VllmEngine`
+forked.py           the engine core's process, forked with vLLM imported
 worker.py           extension of vLLM's workers: calls their weight receiver, records sampling masks
 weight_transfer.py  the workers' weight transfer engine: receives on a thread, installs between two steps
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import warnings
+from importlib.metadata import version
 
 from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import VllmOptions
@@ -54,6 +57,18 @@ class VllmPlugin:
     name = "vllm"
     description = "vLLM's AsyncLLM."
     parameters = VllmOptions
+
+    def prepare(self, parameters: VllmOptions) -> None:
+        """Import vLLM and fork the engine core, on a CPU. With torch.compile it is spawned: the compiler's settings are
+        read when torch is imported, and vLLM sets them later."""
+        extra = parameters.model_extra or {}
+        if "+cpu" not in version("torch") or parameters.enforce_eager is False or "numa_bind" in extra:
+            return
+        prepare(parameters)
+        importlib.import_module("quartet_rollout.engines.vllm_engine.engine")
+        from quartet_rollout.engines.vllm_engine.forked import fork_engine_core
+
+        fork_engine_core()
 
     def create(self, model_path: str, parameters: VllmOptions) -> Engine:
         prepare(parameters)

@@ -1,0 +1,100 @@
+"""The engine core that is forked from the rollout: it gets its work and its variables, and no end of the rollout leaves
+it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import PATIENCE
+from models import write_model
+from preloaded import process_of
+
+from quartet_common.ports import free_ports
+
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
+RUN_FILE = """
+[model]
+path = {model}
+[addresses]
+rollout = {address}
+[server]
+metrics = false
+[rollout]
+standalone = true
+[rollout.vllm]
+kv_cache_gib = 0.0625
+max_num_seqs = 8
+max_num_batched_tokens = 2048
+"""
+
+
+@pytest.fixture
+def start(forked: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts Python with arguments; what is left of it is killed."""
+    started: list[subprocess.Popen] = []
+
+    def begin(*arguments: Any) -> subprocess.Popen:
+        with forked(), (tmp_path / "log").open("a") as log:
+            command = [sys.executable, *map(str, arguments)]
+            # As in `engine_owner`: it leads a group, and no session.
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def until(what: Callable[[], Any], process: subprocess.Popen) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := what()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("what", ["wait", "work"])
+def test_the_fork_does_the_first_core_s_work_with_later_variables_and_ends_with_its_owner(
+    what: str, start: Any, tmp_path: Path
+) -> None:
+    owner = start(Path(__file__).with_name("forked_core.py"), tmp_path, what)
+    said = json.loads(owner.stdout.readline())
+    (pid,) = said["forks"]
+    fork = psutil.Process(pid)
+    if what == "work":
+        assert said["first"] == pid and said["second"] == "SpawnProcess"
+        seen = json.loads(until((tmp_path / "seen").exists, owner) and (tmp_path / "seen").read_text())
+        assert seen["variables"]["SET_SINCE"] == "the fork" and seen["variables"]["VLLM_NO_USAGE_STATS"] == "1"
+        assert seen["pid"] == seen["group"] == pid, "a terminal's Ctrl-C reaches only the rollout"
+        assert seen["imported"] and seen["name"] == "EngineCore"
+    psutil.Process(process_of(owner.pid)).kill()
+    fork.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_no_signal_to_a_rollout_leaves_its_forked_core(
+    number: signal.Signals, status: int, start: Any, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    model, file = write_model(tmp_path / "model", tied=True, seed=0), tmp_path / "run.toml"
+    file.write_text(RUN_FILE.format(model=json.dumps(str(model)), address=json.dumps(f"127.0.0.1:{port}")))
+    rollout = start("-m", "quartet_rollout", file, "--log-format", "json")
+    until(lambda: "engine loaded" in (tmp_path / "log").read_text(), rollout)
+    assert "not forked" not in (tmp_path / "log").read_text()
+    processes = psutil.Process(process_of(rollout.pid)).children(recursive=True)
+    assert processes
+    rollout.send_signal(number) if number != signal.SIGKILL else psutil.Process(process_of(rollout.pid)).kill()
+    assert rollout.wait(PATIENCE) == status
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert not alive
