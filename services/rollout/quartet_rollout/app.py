@@ -158,7 +158,7 @@ class RolloutService:
         host = self._host
         host.capabilities.extend([f"engine.{section.engine}", *engine.capabilities()])
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
-        host.libraries.update(_libraries())
+        host.libraries.update(_libraries(nccl="weights.nccl" in host.capabilities))
         self._environments.writer = AnswerWriter(copy.deepcopy(engine.tokenizer()))
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
@@ -298,16 +298,16 @@ async def _close(engine: Engine, timeout: float) -> None:
         log.info("the engine did not close in time", extra={"seconds": timeout})
 
 
-def _libraries() -> dict[str, str]:
-    """Return the library versions for the handshake."""
-    from quartet_weights.process_group import nccl_missing, nccl_version  # it imports torch
-
+def _libraries(nccl: bool) -> dict[str, str]:
+    """Return the library versions for the handshake; `nccl`: whether the engine can use it."""
     libraries = {}
     for name in ("torch", "transformers", "vllm"):
         try:
             libraries[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if not nccl_missing():
+    if nccl:
+        from quartet_weights.process_group import nccl_version  # it imports torch
+
         libraries["nccl"] = nccl_version()
     return libraries
