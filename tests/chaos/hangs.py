@@ -50,7 +50,7 @@ class Target:
 
 
 TARGETS = {
-    "engine": Target("-m quartet_rollout.engines.transformers_engine ", 6.0),
+    "engine": Target(" transformers ", 6.0),
     "reward worker": Target("-m quartet_reward.workers.function", 3.0),
     "trainer rank": Target("-m quartet_trainer ", 12.0),
 }

@@ -36,14 +36,14 @@ END_SECONDS = 240.0  # from the last signal to the end of the run
 STOP_SECONDS = (1.0, 5.0)
 AT_ONCE = 0.25  # share of the signals that do not wait for a step
 
-# Parts of the processes' command lines.
+# Parts of the processes' command lines, with their names after them.
 TARGETS = {
     "redis": "redis-server",
     "broker": "-m quartet_broker ",
     "reward": "-m quartet_reward ",
     "verifier worker": "-m quartet_reward.math.worker",
     "rollout": "-m quartet_rollout ",
-    "engine": "-m quartet_rollout.engines.transformers_engine ",
+    "engine": " transformers ",  # the fork's name
     "trainer": "-m quartet_trainer ",
     "guard": "guard.py",
 }
@@ -210,7 +210,7 @@ def until_there(launched: Launched, *wanted: str) -> list[int]:
                 service = psutil.Process(process_of(process.pid))
                 commands[service.pid] = " ".join(process.cmdline()) + " "
                 below = service.children(recursive=True) if service != process else ()
-                commands |= {each.pid: " ".join(each.cmdline()) + " " for each in below}
+                commands |= {each.pid: " ".join((*each.cmdline(), each.name())) + " " for each in below}
         guards = {pid for pid, line in commands.items() if TARGETS["guard"] in line}
         for command in wanted:
             among = guards if command == TARGETS["guard"] else commands.keys() - guards

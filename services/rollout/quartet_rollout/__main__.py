@@ -12,7 +12,7 @@ def prepare(config) -> None:
     from quartet_rollout.engines.registry import prepare_engine
 
     limit_threads(config.section.engine_options.threads)
-    prepare_engine(config.section.engine, config.section.engine_options)
+    prepare_engine(config.section.engine, str(config.model.path), config.section.engine_options)
 
 
 async def serve(config, host) -> None:

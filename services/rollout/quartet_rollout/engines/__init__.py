@@ -4,6 +4,7 @@
     registry.py           engines by name; `create_engine`
     options.py            their options, torch-free
     process_engine.py     base class of the next two
+    forking.py            forks an engine's process from the rollout's
     vllm_engine/          vLLM: its `AsyncLLM`, and what is added to its workers
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
     weight_group.py       joining the weight group and receiving weights, each with a deadline

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from quartet_rollout.engines.base import Engine
+from quartet_rollout.engines.forking import can_fork
 from quartet_rollout.engines.options import EngineParameters
 from quartet_server.plugins import load_plugins
 
@@ -57,13 +58,13 @@ def engine_names() -> list[str]:
     return sorted(_points().names)
 
 
-def prepare_engine(name: str, options: BaseModel) -> None:
-    """Let an engine import its library and fork its process, where its plugin has `prepare(options)`. Call it before
-    anything starts a thread. What fails here fails again in `create_engine`, and is reported then."""
+def prepare_engine(name: str, model_path: str, options: BaseModel) -> None:
+    """Let an engine of this package fork its process, where that is possible. Call it before anything starts a thread.
+    A library that cannot be imported is reported by `create_engine`."""
     prepare = getattr(load_plugin(name), "prepare", None)
-    if prepare is not None:
+    if prepare is not None and can_fork():
         with suppress(ImportError):
-            prepare(options)
+            prepare(model_path, options)
 
 
 def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseModel | None = None) -> Engine:

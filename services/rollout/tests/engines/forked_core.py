@@ -35,7 +35,7 @@ def report(folder: str) -> None:
 
 
 def main(folder: str, what: str) -> None:
-    prepare_engine("vllm", VllmOptions())
+    prepare_engine("vllm", folder, VllmOptions())
     os.environ["SET_SINCE"] = "the fork"
     said: dict[str, object] = {"forks": [child.pid for child in multiprocessing.active_children()]}
     if what == "work":

@@ -55,7 +55,7 @@ max_direct_completions = 2
 @pytest.mark.parametrize(
     ("kind", "options", "name"),
     [
-        ("transformers", 'device = "cpu"', "transformers_engine"),
+        ("transformers", 'device = "cpu"', "transformers"),
         ("vllm", "kv_cache_gib = 0.0625\nmax_num_seqs = 8\nmax_num_batched_tokens = 2048", "EngineCore"),
     ],
 )

@@ -13,6 +13,8 @@ sampler.py      temperature, min_p, top_k, top_p, and the log-prob of the sample
 
 from __future__ import annotations
 
+import importlib
+
 from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import TransformersOptions
 
@@ -23,6 +25,13 @@ class TransformersPlugin:
     name = "transformers"
     description = "Plain transformers."
     parameters = TransformersOptions
+
+    def prepare(self, model_path: str, parameters: TransformersOptions) -> None:
+        """Import transformers and fork the engine's process, which begins to load."""
+        importlib.import_module("transformers")
+        from quartet_rollout.engines.transformers_engine import engine
+
+        engine.fork(model_path, parameters)
 
     def create(self, model_path: str, parameters: TransformersOptions) -> Engine:
         from quartet_rollout.engines.transformers_engine.engine import TransformersEngine

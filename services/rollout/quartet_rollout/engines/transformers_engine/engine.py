@@ -10,10 +10,12 @@ import asyncio
 import importlib
 import itertools
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +30,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     SleepLevel,
 )
+from quartet_rollout.engines.forking import ForkedProcess
 from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.process_engine import ProcessEngine
@@ -52,6 +55,27 @@ END_SECONDS = 5.0
 """How long the process may take to exit after it has closed its socket, before it is killed."""
 
 
+_forked: list[tuple[ForkedProcess, socket.socket]] = []
+"""The process that the next engine of this process uses, and the socket to it."""
+
+
+def fork(model_path: str, options: TransformersOptions) -> None:
+    """Fork the process of this rollout's first engine."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        arguments = model_path, options.model_dump_json(), str(logging.getLogger().getEffectiveLevel())
+        _forked.append((ForkedProcess("transformers engine", _serve, ours, theirs, *arguments), ours))
+
+
+def _serve(ours: socket.socket, theirs: socket.socket, *arguments: str) -> None:
+    ours.close()
+    os.setpgid(0, 0)  # as in `_execute`
+    Path("/proc/self/comm").write_text("transformers")
+    from quartet_rollout.engines.transformers_engine.engine_loop import main
+
+    main(*arguments, descriptor=theirs.fileno())
+
+
 class TransformersEngine(ProcessEngine):
     """`Engine` over a child process, which exits when this process does."""
 
@@ -61,7 +85,7 @@ class TransformersEngine(ProcessEngine):
     def __init__(self, model_path: str, options: TransformersOptions) -> None:
         super().__init__(model_path)
         self._options = options
-        self._process: asyncio.subprocess.Process
+        self._process: asyncio.subprocess.Process | ForkedProcess
         self._writer: asyncio.StreamWriter
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready]
@@ -78,18 +102,21 @@ class TransformersEngine(ProcessEngine):
     async def start(self) -> None:
         self._begin()
         self._ready = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            level = str(logging.getLogger().getEffectiveLevel())
-            command = [sys.executable, "-m", PROGRAM, self._model_path, self._options.model_dump_json(), level]
-            # A process group of its own: Ctrl-C in a terminal reaches only the rollout, which drains first.
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), process_group=0)
+        self._process, ours = _forked.pop() if _forked else await self._execute()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
         ready, _ = await asyncio.gather(self._ready, asyncio.to_thread(importlib.import_module, "transformers"))
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path, ready.tokenizer)
         self._spec, self._transports, self._vocab_size = ready.spec, ready.transports, ready.vocab_size
         self._started = True
+
+    async def _execute(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            level = str(logging.getLogger().getEffectiveLevel())
+            command = [sys.executable, "-m", PROGRAM, self._model_path, self._options.model_dump_json(), level]
+            # A process group of its own: Ctrl-C in a terminal reaches only the rollout, which drains first.
+            return await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), process_group=0), ours
 
     async def close(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""The process of the transformers engine; its standard input is a socket.
+"""The process of the transformers engine.
 
 It steps the decoder, and executes the rollout's calls between two steps, when every completion is between two tokens.
 That makes an in-flight update exact.
@@ -199,12 +199,13 @@ class _ToTheRollout(logging.Handler):
             self._channel.send(Log(record.name, record.levelno, self.format(record)))
 
 
-def main(model_path: str, options: str, log_level: str) -> None:
-    """Load the model and serve the rollout at the other end of the socket. Does not return."""
+def main(model_path: str, options: str, log_level: str, *, descriptor: int = 0) -> None:
+    """Load the model and serve the rollout at the other end of a socket, standard input unless the process is forked.
+    Does not return."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The rollout drains, then closes this process.
-    channel = EnginePipe()
+    channel = EnginePipe(descriptor)
     root = logging.getLogger()
-    root.addHandler(_ToTheRollout(channel))
+    root.handlers = [_ToTheRollout(channel)]  # a fork has the rollout's
     root.setLevel(int(log_level))
     what, status = "did not start", 1
     with suppress(EOFError, ConnectionError):  # The rollout is gone.

@@ -91,10 +91,10 @@ _REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=_array_from_wire)
 
 
 class EnginePipe:
-    """The child process's end: the socket that is its standard input. Any thread may send; one thread receives."""
+    """The child process's end of the socket. Any thread may send; one thread receives."""
 
-    def __init__(self) -> None:
-        self._connection = Connection(os.dup(0))
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(os.dup(descriptor))
         self._sending = threading.Lock()
         self.poll = self._connection.poll
         """Whether `receive` would return or raise at once."""

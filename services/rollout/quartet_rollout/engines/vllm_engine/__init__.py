@@ -13,7 +13,6 @@ import importlib
 import logging
 import os
 import warnings
-from importlib.metadata import version
 
 from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import VllmOptions
@@ -58,11 +57,10 @@ class VllmPlugin:
     description = "vLLM's AsyncLLM."
     parameters = VllmOptions
 
-    def prepare(self, parameters: VllmOptions) -> None:
-        """Import vLLM and fork the engine core, on a CPU. With torch.compile it is spawned: the compiler's settings are
-        read when torch is imported, and vLLM sets them later."""
-        extra = parameters.model_extra or {}
-        if "+cpu" not in version("torch") or parameters.enforce_eager is False or "numa_bind" in extra:
+    def prepare(self, model_path: str, parameters: VllmOptions) -> None:
+        """Import vLLM and fork the engine core. With torch.compile it is spawned: vLLM sets variables that the compiler
+        reads when it is imported."""
+        if parameters.enforce_eager is False or "numa_bind" in (parameters.model_extra or {}):
             return
         prepare(parameters)
         importlib.import_module("quartet_rollout.engines.vllm_engine.engine")

@@ -1,9 +1,10 @@
-"""The engine core that is forked from the rollout: it gets its work and its variables, and no end of the rollout leaves
-it."""
+"""Engines' processes that are forked from the rollout: they get their work and variables, and no end of the rollout
+leaves them."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,11 +31,14 @@ rollout = {address}
 metrics = false
 [rollout]
 standalone = true
-[rollout.vllm]
-kv_cache_gib = 0.0625
-max_num_seqs = 8
-max_num_batched_tokens = 2048
+engine = "{engine}"
+[rollout.{engine}]
+{options}
 """
+OPTIONS = {
+    "vllm": "kv_cache_gib = 0.0625\nmax_num_seqs = 8\nmax_num_batched_tokens = 2048",
+    "transformers": "max_num_seqs = 8",
+}
 
 
 @pytest.fixture
@@ -82,19 +86,23 @@ def test_the_fork_does_the_first_core_s_work_with_later_variables_and_ends_with_
     fork.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("engine", OPTIONS)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_no_signal_to_a_rollout_leaves_its_forked_core(
-    number: signal.Signals, status: int, start: Any, tmp_path: Path
+def test_no_signal_to_a_rollout_leaves_its_fork(
+    engine: str, number: signal.Signals, status: int, start: Any, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    model, file = write_model(tmp_path / "model", tied=True, seed=0), tmp_path / "run.toml"
-    file.write_text(RUN_FILE.format(model=json.dumps(str(model)), address=json.dumps(f"127.0.0.1:{port}")))
+    values = {"model": write_model(tmp_path / "model", tied=True, seed=0), "address": f"127.0.0.1:{port}"}
+    quoted = {name: json.dumps(str(value)) for name, value in values.items()}
+    file, log = tmp_path / "run.toml", tmp_path / "log"
+    file.write_text(RUN_FILE.format(**quoted, engine=engine, options=OPTIONS[engine]))
     rollout = start("-m", "quartet_rollout", file, "--log-format", "json")
-    until(lambda: "engine loaded" in (tmp_path / "log").read_text(), rollout)
-    assert "not forked" not in (tmp_path / "log").read_text()
-    processes = psutil.Process(process_of(rollout.pid)).children(recursive=True)
-    assert processes
-    rollout.send_signal(number) if number != signal.SIGKILL else psutil.Process(process_of(rollout.pid)).kill()
+    until(lambda: "engine loaded" in log.read_text(), rollout)
+    assert "not forked" not in log.read_text()
+    process = psutil.Process(process_of(rollout.pid))
+    forks = process.children(recursive=True)
+    assert forks and all(os.getpgid(fork.pid) != os.getpgid(process.pid) for fork in forks)
+    rollout.send_signal(number) if number != signal.SIGKILL else process.kill()
     assert rollout.wait(PATIENCE) == status
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    _, alive = psutil.wait_procs(forks, timeout=PATIENCE)
     assert not alive
