@@ -1,6 +1,7 @@
 """The trainer service: creates, starts and stops its parts."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.config import ConfigError
 from quartet_common.log import get_logger
-from quartet_server.host import ServiceHost, freeze_gc_heap
+from quartet_server.host import ServiceHost
 from quartet_server.vitals import report_disk
 from quartet_trainer import launch
 from quartet_trainer.control import Control, Stopped
@@ -138,8 +139,11 @@ def _import_training(sft: bool):
     """Import torch and what needs it. This takes seconds; in the training thread it does not block the server."""
     from quartet_trainer import sft as fine_tuning
     from quartet_trainer import training_run
+    from quartet_trainer.learner import colossalai_patches
 
-    freeze_gc_heap()
+    colossalai_patches.apply()
+    gc.freeze()  # without a search for garbage, of which imports leave 2 %: `set_ready` looks through the rest
+    gc.enable()
     return fine_tuning if sft else training_run
 
 
