@@ -11,10 +11,19 @@ It has no state and may be killed at any moment. Requests and answers:
     <- {"event": "out_of_memory", "last": true} | {"event": "failed", "reason": "…"}      to either
 """
 
+# ruff: noqa: E402
+
 import argparse
+import gc
 import logging
 import math
+import os
 import resource
+
+_NICE = 5  # like sandboxed programs: a hostile answer uses a CPU until its deadline
+if __name__ == "__main__":  # before the imports, which are most of its start
+    gc.disable()
+    os.nice(_NICE)
 
 import sympy
 from sympy.logic.boolalg import BooleanAtom
@@ -25,8 +34,6 @@ from quartet_reward.math.forms import Form, Kind, read
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.symbolic import SymbolicComparison, is_constant, numbers, value_of
 from quartet_server import worker_protocol
-
-_NICE = 5  # like sandboxed programs: a hostile answer uses a CPU until its deadline
 
 
 def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
@@ -101,10 +108,12 @@ def main() -> None:
     def load() -> worker_protocol.Answer:
         logging.disable(logging.WARNING)
         warm_up()
+        gc.freeze()
+        gc.enable()
         resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
         return _answer
 
-    worker_protocol.serve(arguments.parent, load, _NICE)
+    worker_protocol.serve(arguments.parent, load)
 
 
 def _answer(request: dict) -> dict:
