@@ -180,6 +180,7 @@ class RunProgress:
         busy: whether completions were running at the configured rollout, at each of its last statuses.
         spec: the run's; None until `fold_run`.
         moved_at: when its counts last changed, by time.monotonic.
+        coming: kinds of services that the launcher has started and that were not reached yet.
         whole: whether all metrics of the steps are stored.
     """
 
@@ -205,6 +206,7 @@ class RunProgress:
     spec: broker_pb2.RunSpec | None = None
     moved_at: float = 0.0
     services: dict[str, ServiceStatus] = field(default_factory=dict)
+    coming: set[str] = field(default_factory=set)
     whole: bool = False
     busy: deque[bool] = field(default_factory=lambda: deque(maxlen=60))  # two minutes
     _newest_event: int = -1  # step
@@ -284,6 +286,8 @@ class RunProgress:
     def fold_service(self, service: ServiceStatus) -> None:
         """Add the status of a service."""
         self.services[service.kind] = service
+        if not service.error:
+            self.coming.discard(service.kind)
         running, version = service.details.get("running"), service.details.get("policy_version")
         known = isinstance(version, int | str) and int(version) >= 0  # -1 before its first weights
         if service.kind == "rollout" and isinstance(running, int) and known:
@@ -413,6 +417,8 @@ def starting(state: RunProgress) -> dict[str, str]:
     doing = {}
     for kind, service in state.services.items():
         if service.error:
+            if kind in state.coming:
+                doing[kind] = "is starting"
             continue
         if service.waiting_for:
             doing[kind] = f"waits for {', '.join(service.waiting_for)}"

@@ -13,7 +13,8 @@ from real_broker import Life, RealBroker, door
 from rich.console import Console
 
 from quartet_client import AsyncClient, waits
-from quartet_client.progress import RunProgress
+from quartet_client.models import ServiceStatus
+from quartet_client.progress import RunProgress, starting
 from quartet_client.view import RunView, watch_progress
 from quartet_common.ports import free_ports
 from quartet_contract.world import instance
@@ -26,6 +27,16 @@ SECONDS = 8.0
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "STILL_SECONDS", 0.5)
+
+
+def test_a_service_that_the_launcher_starts_cannot_be_reached_only_after_it_was() -> None:
+    state = RunProgress("demo", coming={"rollout"})
+    away = ServiceStatus("rollout", "127.0.0.1:1", "unreachable", error="refused")
+    state.fold_service(away)
+    assert starting(state) == {"rollout": "is starting"} and not waits.waits(state)
+    state.fold_service(ServiceStatus("rollout", "127.0.0.1:1", "serving"))
+    state.fold_service(away)
+    assert not starting(state) and "cannot be reached" in waits.waits(state)["rollout"]
 
 
 class Watched:

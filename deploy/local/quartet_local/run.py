@@ -238,6 +238,7 @@ async def _run(launch: Launch, plain: bool) -> int:
             await create_or_extend(config, data, client)
         rollouts = [service.name for service in launch.plan.services if service.kind == "rollout"]
         async with _background(supervisor.start(*rollouts)) as loading:  # an engine may be imported before they answer
+            progress.coming.update({"rollout"} if rollouts else ())
             await supervisor.start(*(name for name in supervisor.names if name not in rollouts))
             launch.hint = again
             async with _background(feed_and_watch(config, data, client, view)) as showing:

@@ -1,7 +1,6 @@
 """A process that forks an engine core as the rollout does: `python forked_core.py FOLDER work|wait`.
 
-It says the id of the fork, and with "work" gives it work that writes what it sees to FOLDER/seen and then waits, and
-says what the context gives to a second core.
+It says the id of the fork, and with "work" gives it work that writes what it sees to FOLDER/seen and then waits.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def main(folder: str, what: str) -> None:
         context = vllm.v1.engine.utils.get_mp_context()
         first = context.Process(target=report, name="EngineCore", kwargs={"folder": folder})
         first.start()
-        second = context.Process(target=report, name="EngineCore_DP1", kwargs={"folder": folder})
-        said |= {"first": first.pid, "second": type(second).__name__}
+        said |= {"first": first.pid}
     print(json.dumps(said), flush=True)
     time.sleep(FOREVER)
 

@@ -29,9 +29,9 @@ class TransformersPlugin:
     def prepare(self, model_path: str, parameters: TransformersOptions) -> None:
         """Import transformers and fork the engine's process, which begins to load."""
         importlib.import_module("transformers")
-        from quartet_rollout.engines.transformers_engine import engine
+        from quartet_rollout.engines.transformers_engine.engine import fork
 
-        engine.fork(model_path, parameters)
+        fork(model_path, parameters)
 
     def create(self, model_path: str, parameters: TransformersOptions) -> Engine:
         from quartet_rollout.engines.transformers_engine.engine import TransformersEngine

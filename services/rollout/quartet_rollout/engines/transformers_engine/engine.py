@@ -56,24 +56,23 @@ END_SECONDS = 5.0
 
 
 _forked: list[tuple[ForkedProcess, socket.socket]] = []
-"""The process that the next engine of this process uses, and the socket to it."""
+"""The process of the first engine, and the socket to it."""
 
 
 def fork(model_path: str, options: TransformersOptions) -> None:
-    """Fork the process of this rollout's first engine."""
+    """Fork the process of this rollout's engine, which begins to load."""
     ours, theirs = socket.socketpair()
     with theirs:
         arguments = model_path, options.model_dump_json(), str(logging.getLogger().getEffectiveLevel())
-        _forked.append((ForkedProcess("transformers engine", _serve, ours, theirs, *arguments), ours))
+        _forked.append((ForkedProcess(target=_serve, args=(ours, theirs, *arguments)), ours))
 
 
 def _serve(ours: socket.socket, theirs: socket.socket, *arguments: str) -> None:
     ours.close()
     os.setpgid(0, 0)  # as in `_execute`
     Path("/proc/self/comm").write_text("transformers")
-    from quartet_rollout.engines.transformers_engine.engine_loop import main
-
-    main(*arguments, descriptor=theirs.fileno())
+    engine_loop = importlib.import_module("quartet_rollout.engines.transformers_engine.engine_loop")
+    engine_loop.main(*arguments, descriptor=theirs.fileno())
 
 
 class TransformersEngine(ProcessEngine):

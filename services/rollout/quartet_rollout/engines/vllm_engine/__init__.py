@@ -60,7 +60,8 @@ class VllmPlugin:
     def prepare(self, model_path: str, parameters: VllmOptions) -> None:
         """Import vLLM and fork the engine core. With torch.compile it is spawned: vLLM sets variables that the compiler
         reads when it is imported."""
-        if parameters.enforce_eager is False or "numa_bind" in (parameters.model_extra or {}):
+        more = parameters.model_extra or {}
+        if parameters.enforce_eager is False or {"data_parallel_size", "numa_bind"} & more.keys():
             return
         prepare(parameters)
         importlib.import_module("quartet_rollout.engines.vllm_engine.engine")
