@@ -53,10 +53,9 @@ def send(folder: Path) -> None:
     from safetensors.torch import load_file
 
     from quartet_common.weights import plan_buckets
-    from quartet_trainer.weight_sync.group import WeightStore, form_group
     from quartet_trainer.weight_sync.packing import Packer
     from quartet_trainer.weight_sync.rollouts import WeightGroup
-    from quartet_trainer.weight_sync.transports import Broadcast
+    from quartet_trainer.weight_sync.transports import Broadcast, form_group
 
     torch.set_num_threads(1)
     weights = load_file(folder / "model.safetensors")
@@ -64,10 +63,10 @@ def send(folder: Path) -> None:
     specs = [(name, dtype, tensor.shape) for name, tensor in weights.items()]
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
     (folder / "manifest").write_bytes(manifest.SerializeToString())
-    store, transport = WeightStore("127.0.0.1"), Broadcast("gloo")
+    transport = Broadcast("gloo", "127.0.0.1")
     group = WeightGroup("bench", 1, 2, TIMEOUT_SECONDS, {}, lambda _: True)
-    print(json.dumps({"port": store.port, "secret": group.secret.hex()}), flush=True)
-    form_group("gloo", transport, store, "", group)
+    print(json.dumps({"port": transport.port, "secret": group.secret.hex()}), flush=True)
+    form_group("gloo", transport, group)
 
     packer = Packer(manifest, copy=True)
     buckets = list(packer.pack(lambda: (each for each in weights.items())))

@@ -84,10 +84,11 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
 class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
-    def __init__(self, receiver: Side, groups: list, megabytes: int, bucket_bytes: int):
+    def __init__(self, receiver: Side, transports: Sequence, groups: list, megabytes: int, bucket_bytes: int):
         from quartet_trainer.weight_sync.packing import Packer
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
+        self._transport = transports[0]
         self._manifest = plan(megabytes, bucket_bytes)
         self._packer, self._copier = Packer(self._manifest), Packer(self._manifest, copy=True)
         self._copy: list[torch.Tensor] = []
@@ -110,12 +111,10 @@ class Sides:
         self._send("ours, no copy", self._packer.pack(self._tensors), self._packer)
 
     def _send(self, way: str, buckets: Iterable[torch.Tensor], packer) -> None:
-        from quartet_trainer.weight_sync.transports import Broadcast
-
         self._tell("ours")
         # Without the RPCs: only the broadcast, the checksum and, without overlap, the packing.
         self._groups[0].deadline = time.monotonic() + TIMEOUT_SECONDS
-        Broadcast("gloo").send(self._groups[0], buckets)
+        self._transport.send(self._groups[0], buckets)
         packer.checksums()
         self._answer(way)
 
@@ -149,16 +148,15 @@ class Sides:
         self.cpu_seconds.setdefault(way, []).append(self._receiver.receive() + time.process_time() - self._began)
 
 
-def join_groups(stores: Sequence) -> list:
+def join_groups(transports: Sequence) -> list:
     """Meet the receiver in two groups, in its order: one for ours, one for the others."""
-    from quartet_trainer.weight_sync.group import form_group
     from quartet_trainer.weight_sync.rollouts import WeightGroup
-    from quartet_trainer.weight_sync.transports import Broadcast
+    from quartet_trainer.weight_sync.transports import form_group
 
     groups = []
     for epoch in (1, 0):
         group = WeightGroup("bench", epoch, 2, TIMEOUT_SECONDS, {}, lambda _: True, secret=SECRET)
-        form_group("gloo", Broadcast("gloo"), stores[epoch], "", group)
+        form_group("gloo", transports[epoch], group)
         groups.insert(0, group)
     return groups
 
@@ -189,19 +187,24 @@ def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
 
 
 def main(sizes: Sequence[int], bucket_bytes: int) -> None:
-    from quartet_trainer.weight_sync.group import WeightStore
+    from quartet_trainer.weight_sync.transports import Broadcast
 
-    stores = [WeightStore("127.0.0.1") for _ in range(2)]
+    transports = [Broadcast("gloo", "127.0.0.1") for _ in range(2)]
     figures = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__]
-        command += ["--receive-from", *(str(store.port) for store in stores), "--bucket-bytes", str(bucket_bytes)]
+        command += [
+            "--receive-from",
+            *(str(transport.port) for transport in transports),
+            "--bucket-bytes",
+            str(bucket_bytes),
+        ]
         receiver = Side(command, Path(folder) / "receiver.log", stack)
-        groups = join_groups(stores)
+        groups = join_groups(transports)
         receiver.receive()
         for megabytes in sizes:
             rounds = ROUNDS if megabytes <= 500 else 5
-            figures += figures_of(Sides(receiver, groups, megabytes, bucket_bytes), megabytes, rounds)
+            figures += figures_of(Sides(receiver, transports, groups, megabytes, bucket_bytes), megabytes, rounds)
     report(*figures)
 
 

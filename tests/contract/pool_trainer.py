@@ -25,7 +25,8 @@ from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.weight_sync import Publisher
-from quartet_trainer.weight_sync.group import WeightStore
+from quartet_trainer.weight_sync.rollouts import Rollouts
+from quartet_trainer.weight_sync.transports import create_transport
 
 BUCKET_BYTES = 1 << 16
 HEARTBEAT_SECONDS = 0.5
@@ -50,8 +51,8 @@ def main() -> None:
     stub = broker_pb2_grpc.BrokerServiceStub(connect_sync(broker))
     members = Members(stub, run, lambda: me, HEARTBEAT_SECONDS, on_change=lambda: None)
     settings = WeightsSection(bucket_bytes=BUCKET_BYTES, overlap=False, **json.loads(keys))
-    store = WeightStore("127.0.0.1")
-    publisher = Publisher(run, settings, store, members, SecuritySection(), specs, folder=Path(weights_folder))
+    transport = create_transport(settings, "127.0.0.1", Path(weights_folder))
+    publisher = Publisher(run, settings, transport, Rollouts(members, SecuritySection()), specs)
 
     def weights(version: int, stop_at: int) -> Iterator[tuple[str, torch.Tensor]]:
         for index, (name, tensor) in enumerate(parameters.items()):

@@ -24,7 +24,7 @@ FORKS = multiprocessing.get_context("fork")
 
 
 def join(backend: str, port: int, epoch: int, rank: int) -> ProcessGroup:
-    store = epoch_store(dist.TCPStore(HOST, port, is_master=False), epoch, SECRET)
+    store = epoch_store(HOST, port, epoch, SECRET, MEETING_SECONDS)
     return ProcessGroup(backend, store, rank, 2, MEETING_SECONDS, HOST)
 
 

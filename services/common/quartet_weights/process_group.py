@@ -53,8 +53,13 @@ def address_toward(host: str, port: int) -> str:
         return probe.getsockname()[0]
 
 
-def epoch_store(store: dist.Store, epoch: int, secret: bytes) -> dist.Store:
-    """Return an epoch's part of a store. Its keys contain the secret, so only invited processes can name them."""
+def epoch_store(host: str, port: int, epoch: int, secret: bytes, seconds: float) -> dist.Store:
+    """Connect with the store at host:port, and return an epoch's part of it, whose operations take at most `seconds`.
+
+    Its keys contain the secret, so only invited processes can name them. A blocking wait blocks the connection, so each
+    group has its own. Raises RuntimeError, at once if connections are refused.
+    """
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
     return dist.PrefixStore(f"quartet/{epoch}/{secret.hex()}", store)
 
 

@@ -28,6 +28,7 @@ from quartet_trainer.records.journal import Journal, append_rollouts, write_samp
 from quartet_trainer.records.step_metrics import batch_metrics, device_metrics, time_metrics, update_metrics
 from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
+from quartet_trainer.sleep import RolloutSleep
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Published, Publisher
 
@@ -91,6 +92,7 @@ class TrainingLoop:
     session: BrokerSession
     batches: BatchFetcher
     publisher: Publisher
+    sleep: RolloutSleep
     observer: RolloutObserver
     checkpointer: Checkpointer
     evaluator: Evaluator
@@ -201,7 +203,7 @@ class TrainingLoop:
             self.batches.ask(step + 1)
         if self.settings.weights.sleep_rollouts:
             self._collect_update(wait=True)
-        with self.publisher.rollouts_asleep() as awake, self.traces.step(step, groups):
+        with self.sleep.during() as awake, self.traces.step(step, groups):
             for name, why in awake.items():
                 self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
             self.callbacks.batch(step, fetched.tensors, groups)

@@ -40,9 +40,11 @@ from quartet_trainer.records.journal import Journal, writing
 from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.rendezvous import Rendezvous
 from quartet_trainer.session import BrokerSession
+from quartet_trainer.sleep import RolloutSleep
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Publisher
-from quartet_trainer.weight_sync.group import WeightStore
+from quartet_trainer.weight_sync.rollouts import Rollouts
+from quartet_trainer.weight_sync.transports import create_transport
 
 if TYPE_CHECKING:
     from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first
@@ -150,9 +152,9 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
         parts.callback(members.close)
         control.leave = members.close
         closing = threading.Event()
-        publisher = _publisher(
-            context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set()
-        )
+        rollouts = Rollouts(members, config.security, lambda: control.stopping.is_set() or closing.is_set())
+        parts.callback(rollouts.close)
+        publisher = _publisher(context, rollouts, learner)
         parts.callback(publisher.close)
         observer = RolloutObserver(members.rollouts, config.security)
         parts.callback(observer.close)
@@ -179,6 +181,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
             session=session,
             batches=batches,
             publisher=publisher,
+            sleep=RolloutSleep(rollouts, settings.weights),
             observer=observer,
             checkpointer=checkpointer,
             evaluator=evaluator,
@@ -194,24 +197,16 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Learner, ru
         return loop.run().value
 
 
-def _publisher(context: TrainerContext, members: Members, learner: Learner, stopping: Callable[[], bool]) -> Publisher:
+def _publisher(context: TrainerContext, rollouts: Rollouts, learner: Learner) -> Publisher:
     config, weights = context.config, context.config.section.weights
     if weights.interface and not weights.store_host:
         store_host = interface_address("trainer.weights.interface", weights.interface)
     else:
         store_host = weights.store_host or split_address(config.addresses.trainer)[0]
-    return Publisher(
-        config.run.id,
-        weights,
-        WeightStore(store_host, weights.store_port),
-        members,
-        config.security,
-        specs=learner.weight_specs(),
-        stopping=stopping,
-        folder=config.run.path / "weights",
-        lora=learner.lora,
-        on_end=context.control.wake.set,
-    )
+    folder = weights.folder / config.run.id if weights.folder else config.run.path / "weights"
+    transport = create_transport(weights, store_host, folder)
+    specs, on_end = learner.weight_specs(), context.control.wake.set
+    return Publisher(config.run.id, weights, transport, rollouts, specs, learner.lora, on_end)
 
 
 def start_callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: contextlib.ExitStack) -> Callbacks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,6 @@ from typing import Protocol
 import torch
 from quartet.v1.rollout_pb2 import WeightManifest, WeightTensor
 from safetensors import SafetensorError, safe_open
-from torch.distributed import TCPStore
 
 from quartet_common.config import ConfigError
 from quartet_common.weights import bucket_file
@@ -105,10 +103,8 @@ class GroupTransport:
     def __init__(self, info: WeightGroupInfo) -> None:
         """Rendezvous with all ranks. Raises WeightTransferError after `info.timeout_seconds`, or at once if the store
         refuses connections."""
-        timeout = timedelta(seconds=info.timeout_seconds)
         try:
-            store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
-            own = epoch_store(store, info.epoch, info.secret)
+            own = epoch_store(info.store_host, info.store_port, info.epoch, info.secret, info.timeout_seconds)
             here = address_toward(info.store_host, info.store_port)
             self.group = ProcessGroup(
                 info.transport, own, info.rank, info.world_size, info.timeout_seconds, here, info.interface

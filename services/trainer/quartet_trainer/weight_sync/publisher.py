@@ -5,50 +5,35 @@ while, and the others get the weights in a new group.
 """
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
+from quartet.v1 import rollout_pb2
 
 from quartet_common import tracing
-from quartet_common.channel import connect_sync
-from quartet_common.config import SecuritySection
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.members import Members
-from quartet_trainer.weight_sync.group import WeightStore, form_group
 from quartet_trainer.weight_sync.packing import Packer, Weights
 from quartet_trainer.weight_sync.rollouts import (
+    CLOSE_SECONDS,
     Rollout,
+    Rollouts,
     TransferFailed,
     WeightGroup,
-    call_all,
-    newest_epoch,
-    shake_hands,
+    greet,
 )
-from quartet_trainer.weight_sync.transports import Files, create_transport
+from quartet_trainer.weight_sync.transports import Files, Transport, form_group
 
 log = get_logger(__name__)
 
 ABORT_SECONDS = 5.0
-CLOSE_SECONDS = 2.0
-SLEEP_SECONDS = 30.0  # a sleeping rollout wakes after this time unless SetSleep is called again
-
-PAUSE_MODES = {
-    "keep": rollout_pb2.PAUSE_MODE_KEEP,
-    "wait": rollout_pb2.PAUSE_MODE_WAIT,
-    "abort": rollout_pb2.PAUSE_MODE_ABORT,
-}
 
 
 @dataclass
@@ -78,45 +63,34 @@ class Publisher:
         self,
         run_id: str,
         settings: WeightsSection,
-        store: WeightStore,
-        members: Members,
-        security: SecuritySection,
+        transport: Transport,
+        rollouts: Rollouts,
         specs: Sequence[tuple[str, int, Sequence[int]]],
-        stopping: Callable[[], bool] = lambda: False,
-        folder: Path = Path("weights"),
         lora: rollout_pb2.LoraConfig | None = None,
         on_end: Callable[[], None] = lambda: None,
     ):
         """Prepare the buckets.
 
         Args:
-            store: used by this publisher only, which closes it.
+            transport: that of the settings; used by this publisher only, which closes it.
             specs: name, Dtype and shape of each tensor, as the learner's `weight_specs`.
-            folder: where the file transport writes, if the settings name no folder.
             lora: the adapter whose tensors `specs` lists; None: `specs` lists the whole model.
             on_end: called on the sending thread when an update has ended; not without `overlap`.
-
-        Raises:
-            ConfigError: the configured transport cannot work here.
         """
-        self._run_id, self._settings, self._store, self._members = run_id, settings, store, members
-        self._security, self._stopping, self._on_end = security, stopping, on_end
-        own_folder = settings.folder / run_id if settings.folder else folder
-        self._transport = create_transport(settings, store.host, own_folder)
+        self._run_id, self._settings, self._transport, self._rollouts = run_id, settings, transport, rollouts
+        self._stopping, self._on_end = rollouts.stopping, on_end
         kind = rollout_pb2.WEIGHT_KIND_FULL if lora is None else rollout_pb2.WEIGHT_KIND_LORA
         self._manifest = plan_buckets(kind, specs, settings.bucket_bytes)
         if lora is not None:
             self._manifest.lora.CopyFrom(lora)
         self._bytes = sum(self._manifest.bucket_bytes)
-        self._packer = Packer(self._manifest, self._transport.device, settings.overlap)
+        self._packer = Packer(self._manifest, transport.device, settings.overlap)
         self._copy: list[torch.Tensor] = []
         self._copied = -1
         """The version of `_copy`; -1: none."""
         self._kind = "full" if lora is None else "lora"
-        self._rollouts: dict[str, Rollout] = {}
         self._group: WeightGroup | None = None
         self._last_epoch = 0
-        self._stop_seen: float | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
         self._under_way: Future[Published | None] | None = None
 
@@ -133,7 +107,7 @@ class Publisher:
     @property
     def seconds(self) -> float:
         """The time limit of an update of all live rollouts."""
-        return self._seconds(self._bytes, len(self._members.rollouts()))
+        return self._seconds(self._bytes, len(self._rollouts.members.rollouts()))
 
     def begin(self, version: int, weights: Weights) -> None:
         """Start updating the rollouts that lack `version`, if there are any; without `overlap`, wait for the end.
@@ -169,30 +143,16 @@ class Publisher:
 
     def current(self, version: int) -> int:
         """Return the number of live rollouts that have `version`."""
-        known = [self._rollouts[name] for name in self._members.rollouts() if name in self._rollouts]
-        return sum(rollout.version == version for rollout in known)
+        return sum(rollout.version == version for rollout in self._rollouts.live().values())
 
     def behind(self, version: int) -> dict[str, Rollout]:
         """Return the live rollouts that do not have `version`, except those in backoff after a failure."""
-        live = self._members.rollouts()
-        for name in self._rollouts.keys() - live.keys():
-            self._rollouts.pop(name).channel.close()
-        now = time.monotonic()
-        behind = {}
-        for name, member in live.items():
-            rollout = self._rollout(name, member)
-            if rollout.version == version and member.policy_version < 0 and rollout.has_lost_weights():
+        now, live = time.monotonic(), self._rollouts.live()
+        for name, rollout in live.items():
+            if rollout.version == version and rollout.member.policy_version < 0 and rollout.has_lost_weights():
                 log.warning("rollout lost its weights", extra={"rollout": name})
-                rollout.forget()
-            if rollout.version != version and rollout.retry_at <= now:
-                behind[name] = rollout
-        return behind
-
-    def _rollout(self, name: str, member: broker_pb2.Member) -> Rollout:
-        if name not in self._rollouts:
-            channel = connect_sync(member.address, self._security, service="rollout")
-            self._rollouts[name] = Rollout(channel, rollout_pb2_grpc.RolloutServiceStub(channel))
-        return self._rollouts[name]
+                rollout.version = None
+        return {name: one for name, one in live.items() if one.version != version and one.retry_at <= now}
 
     def _publish(self, version: int, buckets: Callable[[], Iterable[torch.Tensor]]) -> Published | None:
         """Send `version` to every rollout that lacks it, with retries until the deadline. None: no rollout lacks it."""
@@ -231,7 +191,6 @@ class Publisher:
         deadline: float,
     ) -> None:
         """Update `targets`: Begin, send, Finish. Raises TransferFailed."""
-        shake_hands(targets, self._settings.transport, self._kind)
         group, transport = self._group_of(targets), self._transport
         group.deadline = deadline
         update: dict[str, Any] = {"run_id": self._run_id, "group_epoch": group.epoch, "policy_version": version}
@@ -244,20 +203,20 @@ class Publisher:
             begin = rollout_pb2.BeginWeightUpdateRequest(
                 **update,
                 manifest=self._manifest,
-                pause_mode=PAUSE_MODES[self._settings.pause_mode],
+                pause_mode=f"PAUSE_MODE_{self._settings.pause_mode.upper()}",
                 keep_kv_cache=self._settings.keep_kv_cache,
                 path=path,
                 timeout=to_duration(max(0.1, deadline - time.monotonic())),
             )
-            if errors := group.call(lambda stub: stub.BeginWeightUpdate, begin, deadline):
+            if errors := self._rollouts.call(targets, lambda stub: stub.BeginWeightUpdate, begin, deadline):
                 raise TransferFailed(f"beginning update to version {version} failed", errors)
             self._send(group, buckets())
             sums = self._packer.checksums()
             finish = rollout_pb2.FinishWeightUpdateRequest(**update, checksum=sums[-1], bucket_checksums=sums)
-            errors = group.call(lambda stub: stub.FinishWeightUpdate, finish, deadline)
+            errors = self._rollouts.call(targets, lambda stub: stub.FinishWeightUpdate, finish, deadline)
         except Exception as failure:  # a member that does not answer the abort gives up by its own deadline
             abort = rollout_pb2.AbortWeightUpdateRequest(**update, reason=str(failure))
-            group.call(lambda stub: stub.AbortWeightUpdate, abort, time.monotonic() + ABORT_SECONDS)
+            self._rollouts.call(targets, lambda stub: stub.AbortWeightUpdate, abort, time.monotonic() + ABORT_SECONDS)
             raise
         for name in targets.keys() - errors.keys():
             targets[name].version, targets[name].failures = version, 0
@@ -282,11 +241,12 @@ class Publisher:
             self._group.rollouts = targets  # a rollout that left and came back has a new channel
             return self._group
         self._drop_group()
-        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, newest_epoch(targets))
+        newest = greet(targets, self._settings.transport, self._kind)
+        self._last_epoch = 1 + max(self._last_epoch, self._rollouts.members.epoch, newest)
         ranks = 1 + sum(rollout.ranks for rollout in targets.values())
         seconds = self._seconds(max(self._manifest.bucket_bytes, default=0), len(targets))
-        group = WeightGroup(self._run_id, self._last_epoch, ranks, seconds, targets, self._keep_waiting_for)
-        form_group(self._settings.transport, self._transport, self._store, self._settings.interface, group)
+        group = WeightGroup(self._run_id, self._last_epoch, ranks, seconds, targets, self._rollouts.alive)
+        form_group(self._settings.transport, self._transport, group)
         self._group = group
         return group
 
@@ -294,58 +254,11 @@ class Publisher:
         """Return the timeout for sending `size` bytes to each of `rollouts`."""
         return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
 
-    def _keep_waiting_for(self, name: str) -> bool:
-        """Whether the rollout is alive. False for all, `CLOSE_SECONDS` after this trainer was asked to stop."""
-        if self._stopping() and self._stop_seen is None:
-            self._stop_seen = time.monotonic()
-        in_time = self._stop_seen is None or time.monotonic() < self._stop_seen + CLOSE_SECONDS
-        return in_time and self._members.alive(name)
-
     def _back_off(self, blame: dict[str, str]) -> None:
-        for name in blame.keys() & self._rollouts.keys():
-            seconds, why = self._rollouts[name].back_off(), blame[name]
+        live = self._rollouts.live()
+        for name in blame.keys() & live.keys():
+            seconds, why = live[name].back_off(), blame[name]
             log.warning("rollout is skipped for a while", extra={"rollout": name, "seconds": seconds, "why": why})
-
-    @contextmanager
-    def rollouts_asleep(self) -> Iterator[dict[str, str]]:
-        """Keep the rollouts asleep inside the context, with `sleep_rollouts`. No update may be under way.
-
-        Meanwhile the caller can use the GPU memory that they share with this process. The next update wakes them, or an
-        exception in the context; if this process ends, they wake after `SLEEP_SECONDS`.
-
-        Yields:
-            The error of each rollout that is not asleep, by instance id.
-        """
-        if not self._settings.sleep_rollouts:
-            yield {}
-            return
-        assert self._under_way is None, "an update is under way"
-        done = threading.Event()
-        renewing = threading.Thread(target=self._renew_sleep, args=[done], name="renew-sleep", daemon=True)
-        awake = self._set_sleep(1)
-        renewing.start()
-        try:
-            try:
-                yield awake
-            finally:
-                done.set()
-                renewing.join()
-                torch.cuda.empty_cache()  # the rollouts need the memory to wake
-        except BaseException:
-            self._set_sleep(0)
-            raise
-
-    def _renew_sleep(self, done: threading.Event) -> None:
-        while not done.wait(SLEEP_SECONDS / 3):
-            for name, why in self._set_sleep(1).items():
-                log.warning("a rollout does not sleep", extra={"rollout": name, "why": why})
-
-    def _set_sleep(self, level: int) -> dict[str, str]:
-        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0); return the errors by instance id."""
-        request = rollout_pb2.SetSleepRequest(level=level, timeout=to_duration(SLEEP_SECONDS))
-        deadline = time.monotonic() + self._settings.timeout_seconds
-        live = {name: self._rollout(name, member) for name, member in self._members.rollouts().items()}
-        return call_all(live, lambda stub: stub.SetSleep, request, deadline, self._keep_waiting_for)
 
     def _drop_group(self, seconds: float = 0.0) -> None:
         """Leave the group; wait at most `seconds` for operations under way."""
@@ -354,11 +267,7 @@ class Publisher:
             group.process_group.close(seconds)
 
     def close(self) -> None:
-        """Wait for the update under way, leave the group, and close the store and the channels."""
+        """Wait for the update under way, leave the group, and close the transport."""
         self._executor.shutdown(wait=True)
         self._drop_group(CLOSE_SECONDS)
-        self._store.close()
-        for rollout in self._rollouts.values():
-            rollout.channel.close()
-        self._rollouts.clear()
         self._transport.close()

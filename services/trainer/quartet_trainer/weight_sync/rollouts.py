@@ -1,4 +1,4 @@
-"""The rollouts as the publisher knows them, calls to several of them, and the weight group of an epoch."""
+"""The live rollouts, calls to several of them, and the weight group of an epoch."""
 
 import secrets
 import time
@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from quartet.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from quartet.v1 import broker_pb2, common_pb2, rollout_pb2, rollout_pb2_grpc
 
+from quartet_common.channel import connect_sync
+from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
 from quartet_server.transports import OWN_TRANSPORTS, how_to_install
+from quartet_trainer.members import Members
 from quartet_weights.process_group import ProcessGroup
 
 # How often liveness and the deadline are checked while waiting.
 POLL_SECONDS = 0.2
 STATUS_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 
@@ -41,14 +45,17 @@ class Rollout:
     """A live rollout, as the publisher knows it."""
 
     channel: grpc.Channel
-    stub: rollout_pb2_grpc.RolloutServiceStub
-    handshake_done: bool = False
+    member: broker_pb2.Member
+    """As the broker last told of it."""
     version: int | None = None
     """Version this trainer installed; None: none, or unknown."""
     ranks: int = 1
     """Its tensor-parallel size; corrected by its answer to JoinWeightGroup."""
     failures: int = 0
     retry_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.stub = rollout_pb2_grpc.RolloutServiceStub(self.channel)
 
     def status(self) -> rollout_pb2.RolloutServiceGetStatusResponse:
         """Raises grpc.RpcError."""
@@ -62,16 +69,54 @@ class Rollout:
             return False  # its membership at the broker decides whether it is alive
         return status.policy_version < 0 and not status.paused
 
-    def forget(self) -> None:
-        """Its version is unknown, and its release may have changed."""
-        self.version, self.handshake_done = None, False
-
     def back_off(self) -> float:
         """Skip it for a while, twice as long after each failure; return the seconds."""
         seconds = min(FIRST_BACKOFF_SECONDS * 2**self.failures, LONGEST_BACKOFF_SECONDS)
-        self.forget()
-        self.failures, self.retry_at = self.failures + 1, time.monotonic() + seconds
+        self.version, self.failures, self.retry_at = None, self.failures + 1, time.monotonic() + seconds
         return seconds
+
+
+class Rollouts:
+    """The live rollouts, with a channel to each. Use it from one thread at a time."""
+
+    def __init__(self, members: Members, security: SecuritySection, stopping: Callable[[], bool] = lambda: False):
+        """`stopping`: whether this trainer was asked to stop."""
+        self.members, self.stopping = members, stopping
+        self._security = security
+        self._known: dict[str, Rollout] = {}
+        self._stop_seen: float | None = None
+
+    def live(self) -> dict[str, Rollout]:
+        """Return the live rollouts by instance id; connect with the new ones, and close the channels to the others."""
+        live = self.members.rollouts()
+        for name in self._known.keys() - live.keys():
+            self._known.pop(name).channel.close()
+        for name, member in live.items():
+            if name not in self._known:
+                channel = connect_sync(member.address, self._security, service="rollout")
+                self._known[name] = Rollout(channel, member)
+            self._known[name].member = member
+        return {name: self._known[name] for name in live}
+
+    def alive(self, name: str) -> bool:
+        """Whether a call is to wait for the rollout: it is alive. False for all, `CLOSE_SECONDS` after this trainer was
+        asked to stop."""
+        if self.stopping() and self._stop_seen is None:
+            self._stop_seen = time.monotonic()
+        in_time = self._stop_seen is None or time.monotonic() < self._stop_seen + CLOSE_SECONDS
+        return in_time and self.members.alive(name)
+
+    def call(self, rollouts: Mapping[str, Rollout], method: Method, request: Any, deadline: float) -> dict[str, str]:
+        """Call a method at all `rollouts` until `deadline` (time.monotonic); return the errors by instance id."""
+        seconds = max(0.1, deadline - time.monotonic())
+        calls = {name: method(one.stub).future(request, timeout=seconds) for name, one in rollouts.items()}
+        return gather(calls, deadline, self.alive)
+
+    def close(self) -> None:
+        """Close the channels."""
+        for rollout in self._known.values():
+            rollout.channel.close()
+        self._known.clear()
 
 
 @dataclass
@@ -102,19 +147,6 @@ class WeightGroup:
         if gone := next((name for name in self.rollouts if not self.alive(name)), ""):
             raise TransferFailed("the update was given up", {gone: "is gone"})
 
-    def call(self, method: Method, request: Any, deadline: float) -> dict[str, str]:
-        """Call a method at every member until `deadline` (time.monotonic); return the errors by instance id."""
-        return call_all(self.rollouts, method, request, deadline, self.alive)
-
-
-def call_all(
-    rollouts: Mapping[str, Rollout], method: Method, request: Any, deadline: float, alive: Callable[[str], bool]
-) -> dict[str, str]:
-    """Call a method at all rollouts until `deadline` (time.monotonic); return the errors by instance id."""
-    seconds = max(0.1, deadline - time.monotonic())
-    calls = {name: method(one.stub).future(request, timeout=seconds) for name, one in rollouts.items()}
-    return gather(calls, deadline, alive)
-
 
 def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[str], bool]) -> dict[str, str]:
     """Wait for all calls until `deadline` (time.monotonic); cancel one whose rollout is not `alive`. Return the errors
@@ -134,40 +166,37 @@ def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[s
     return errors
 
 
-def shake_hands(rollouts: Mapping[str, Rollout], transport: str, kind: str) -> None:
-    """Handshake with those that lack one. Raises TransferFailed: they cannot receive weights of this kind, "full" or
-    "lora", by the transport, or do not answer."""
-    refused = {}
-    for name, rollout in rollouts.items():
-        try:
-            if not rollout.handshake_done:
-                needed = [f"weights.{transport}", f"weights.{kind}"]
-                handshake(rollout.channel, common_pb2.SERVICE_KIND_TRAINER, needed, timeout=STATUS_SECONDS)
-                rollout.handshake_done = True
-        except grpc.RpcError as error:
-            refused[name] = describe(error)
-            if transport not in OWN_TRANSPORTS and needed[0] in refused[name].partition("; it has ")[0]:
-                refused[name] += f"; {how_to_install(transport)}"
-    if refused:
-        raise TransferFailed("handshake failed", refused)
-
-
-def newest_epoch(rollouts: Mapping[str, Rollout]) -> int:
-    """Ask rollouts for their epochs: before a restart, this trainer may have used epochs unknown to the broker.
+def greet(rollouts: Mapping[str, Rollout], transport: str, kind: str) -> int:
+    """Handshake with rollouts, and return the newest group epoch that they know: before a restart, this trainer may
+    have used epochs unknown to the broker.
 
     Raises:
-        TransferFailed: a rollout does not answer, or another instance answers at its address: it was killed and
-            started again, and the killed one's membership has not expired yet.
+        TransferFailed: some cannot receive weights of this kind, "full" or "lora", by the transport, or do not answer;
+            or another instance answers at an address: its rollout was killed and started again, and the membership of
+            the killed one has not expired yet.
     """
-    newest, others = 0, {}
+    newest, needed = 0, [f"weights.{transport}", f"weights.{kind}"]
+    refused: dict[str, str] = {}
+    silent: dict[str, str] = {}
+    gone: dict[str, str] = {}
     for name, rollout in rollouts.items():
+        failed = refused
         try:
+            handshake(rollout.channel, common_pb2.SERVICE_KIND_TRAINER, needed, timeout=STATUS_SECONDS)
+            failed = silent
             status = rollout.status()
         except grpc.RpcError as error:
-            raise TransferFailed("GetStatus failed", {name: describe(error)}) from error
+            failed[name] = describe(error)
+            if transport not in OWN_TRANSPORTS and needed[0] in failed[name].partition("; it has ")[0]:
+                failed[name] += f"; {how_to_install(transport)}"
+            continue
         if status.instance_id not in ("", name):  # earlier releases leave it empty
-            others[name] = f"'{status.instance_id}' answers at its address"
+            gone[name] = f"'{status.instance_id}' answers at its address"
         newest = max(newest, status.group_epoch, status.newest_group_epoch)
-    if others:
-        raise TransferFailed("members of the run are gone", others)
+    if refused:
+        raise TransferFailed("handshake failed", refused)
+    if silent:
+        raise TransferFailed("GetStatus failed", silent)
+    if gone:
+        raise TransferFailed("members of the run are gone", gone)
     return newest

@@ -1,5 +1,8 @@
 """The interface of a transport on the trainer's side, and the transports: Gloo, NCCL, files, those of packages.
 
+A group's rollouts are invited by `form_group`. It is never repaired: when a member fails, one with a higher epoch is
+formed.
+
 The file transport writes safetensors into a folder that all rollouts share; `docs/weights.md` has the layout. A version
 is written once, before `BeginWeightUpdate` is called: generation does not wait for the disk, and a rollout that joins
 later reads the same files.
@@ -10,26 +13,47 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterable
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from quartet.v1 import rollout_pb2
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
+from quartet_common.durations import to_duration
+from quartet_common.log import get_logger
+from quartet_common.ports import AddressUnavailable
 from quartet_common.weights import bucket_file
 from quartet_server.plugins import read_parameters
-from quartet_server.transports import load_transports
+from quartet_server.transports import OWN_TRANSPORTS, load_transports
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync.packing import BUFFERS
-from quartet_trainer.weight_sync.rollouts import TransferFailed, WeightGroup
+from quartet_trainer.weight_sync.rollouts import POLL_SECONDS, TransferFailed, WeightGroup, gather
 from quartet_weights.buckets import view
-from quartet_weights.process_group import GroupError, device_of, nccl_version
+from quartet_weights.process_group import (
+    GroupError,
+    ProcessGroup,
+    device_of,
+    epoch_store,
+    first_line,
+    nccl_version,
+    start_thread,
+)
 
+log = get_logger(__name__)
+
+# Forming a group takes about a second.
+JOIN_SECONDS = 20.0
 # Versions kept: the newest, and the one before it, which a rollout may still be reading.
 KEPT = 2
 PREFIX = "version-"
@@ -60,13 +84,56 @@ class Transport(Protocol):
 
 
 class Broadcast(Transport):
-    """Gloo and NCCL: one broadcast for each bucket; the next is packed while earlier ones are sent and checksummed."""
+    """Gloo and NCCL: one broadcast for each bucket; the next is packed while earlier ones are sent and checksummed.
 
-    def __init__(self, backend: str):
-        """`backend`: "gloo" or "nccl"."""
+    The ranks of all epochs meet at one TCPStore. Each epoch's keys begin with its secret, which only members have.
+    """
+
+    def __init__(self, backend: str, host: str, port: int = 0, interface: str = ""):
+        """Open the store at host:port.
+
+        Args:
+            backend: "gloo" or "nccl".
+            port: 0: any free one.
+            interface: see `ProcessGroup`.
+
+        Raises:
+            AddressUnavailable: this host cannot listen there.
+        """
+        self._backend, self.host, self._interface = backend, host, interface
         self.device = device_of(backend)
         self.libraries = {"nccl": nccl_version()} if backend == "nccl" else {}
         self.invitation = {}
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            why = (error.strerror or str(error)).partition(" (")[0].lower()
+            raise AddressUnavailable(f"trainer.weights.store_host: cannot listen on {host}:{port}: {why}") from error
+        self.port: int = listener.getsockname()[1]
+        # By default TCPStore listens on all interfaces; with `master_listen_fd` only on that socket, which it owns.
+        self._store: dist.TCPStore | None = dist.TCPStore(
+            host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+    @contextmanager
+    def meeting(self, group: WeightGroup, deadline: float) -> Iterator[None]:
+        """Join `group` as rank 0 while its rollouts are invited inside the context. Raises TransferFailed, at
+        `deadline` (time.monotonic) at the latest."""
+        joining = start_thread(f"weight-group-{group.epoch}", partial(self._join, group))
+        yield
+        failed = f"weight group {group.epoch} failed to form"
+        while not wait([joining], POLL_SECONDS).done:
+            gone = [rollout for rollout in group.rollouts if not group.alive(rollout)]
+            if gone or time.monotonic() > deadline:
+                raise TransferFailed(failed, dict.fromkeys(gone, "is gone"))
+        if (error := joining.exception()) is not None:
+            raise TransferFailed(f"{failed}: {first_line(error, group.secret)}")
+        group.process_group = joining.result()
+
+    def _join(self, group: WeightGroup) -> ProcessGroup:
+        store = epoch_store(self.host, self.port, group.epoch, group.secret, JOIN_SECONDS)
+        return ProcessGroup(self._backend, store, 0, group.world_size, group.seconds, self.host, self._interface)
 
     def send(self, group: WeightGroup, buckets: Iterable[torch.Tensor]) -> None:
         assert group.process_group is not None
@@ -77,7 +144,8 @@ class Broadcast(Transport):
             raise TransferFailed(f"the broadcast failed: {error}") from error
 
     def close(self) -> None:
-        """Does nothing: the publisher closes the group."""
+        """Stop listening. The publisher closes the group."""
+        self._store = None  # TCPStore closes its sockets when the last reference is gone
 
 
 class Files(Transport):
@@ -161,13 +229,14 @@ def create_transport(settings: WeightsSection, host: str, folder: Path) -> Trans
         folder: for the file transport's versions; it removes old ones there.
 
     Raises:
+        AddressUnavailable: this host cannot listen at `host`.
         ConfigError: a package is not valid, or its transport cannot work here.
     """
     name = settings.transport
-    if name in ("gloo", "nccl"):
-        return Broadcast(name)
     if name == "file":
         return Files(folder)
+    if name in OWN_TRANSPORTS:
+        return Broadcast(name, host, settings.store_port, settings.interface)
     plugin = load_transports()[name]
     checked = read_parameters(plugin.parameters, settings.transport_parameters, "trainer.weights.transport_parameters")
     try:
@@ -178,3 +247,46 @@ def create_transport(settings: WeightsSection, host: str, folder: Path) -> Trans
         gave = type(end).__name__
         raise ConfigError(f"transport '{name}': trainer_end returned a {gave}, which lacks {', '.join(lacking)}")
     return end
+
+
+def form_group(name: str, transport: Transport, group: WeightGroup) -> None:
+    """Invite the rollouts of `group`; with gloo or nccl, rank 0 joins its process group meanwhile.
+
+    Args:
+        name: of the transport.
+
+    Raises:
+        TransferFailed: a rollout did not join, or has another number of ranks than assumed, which is corrected.
+    """
+    own = name in OWN_TRANSPORTS
+    request = rollout_pb2.JoinWeightGroupRequest(
+        run_id=group.run_id,
+        group_epoch=group.epoch,
+        transport=f"WEIGHT_TRANSPORT_{name.upper() if own else 'CUSTOM'}",
+        world_size=group.world_size,
+        timeout=to_duration(group.seconds),
+        libraries=transport.libraries,
+        secret=group.secret,
+        transport_name="" if own else name,
+        invitation=transport.invitation,
+    )
+    deadline = time.monotonic() + JOIN_SECONDS
+    joined: AbstractContextManager[None] = nullcontext()
+    if isinstance(transport, Broadcast):
+        request.store_host, request.store_port = transport.host, transport.port
+        joined = transport.meeting(group, deadline)
+    with joined:
+        calls, request.rank = {}, 1
+        for rollout, known in group.rollouts.items():  # each call serializes the request as it is then
+            calls[rollout] = known.stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
+            request.rank += known.ranks
+        if errors := gather(calls, deadline, group.alive):
+            raise TransferFailed(f"joining weight group {group.epoch} failed", errors)
+        ranks = {rollout: max(1, call.result().ranks) for rollout, call in calls.items()}
+        wrong = {rollout: count for rollout, count in ranks.items() if count != group.rollouts[rollout].ranks}
+        for rollout, count in wrong.items():
+            group.rollouts[rollout].ranks = count
+        if wrong:
+            came = f"rollouts have another number of ranks than assumed: {wrong}"
+            raise TransferFailed(f"weight group {group.epoch}: {came}")
+    log.info("weight group made", extra={"epoch": group.epoch, "ranks": group.world_size, "transport": name})

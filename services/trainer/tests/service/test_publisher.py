@@ -11,8 +11,8 @@ from receiver import ReceiverProcess, Receivers
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync import Published, Publisher
-from quartet_trainer.weight_sync.group import WeightStore
-from quartet_trainer.weight_sync.rollouts import WeightGroup
+from quartet_trainer.weight_sync.rollouts import Rollouts, WeightGroup
+from quartet_trainer.weight_sync.transports import create_transport
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -64,10 +64,11 @@ def publisher(request: pytest.FixtureRequest, members: StaticMembers, tmp_path: 
     settings = WeightsSection(
         transport=transport, bucket_bytes=BUCKET_BYTES, timeout_seconds=40, overlap=without != "packed"
     )
-    store, folder = WeightStore("127.0.0.1"), tmp_path / "weights"
-    publisher = Publisher("test", settings, store, members, SecuritySection(), specs(), folder=folder)
+    made, rollouts = create_transport(settings, "127.0.0.1", tmp_path / "weights"), Rollouts(members, SecuritySection())
+    publisher = Publisher("test", settings, made, rollouts, specs())
     yield publisher
     publisher.close()
+    rollouts.close()
 
 
 def publish(publisher: Publisher, version: int) -> Published | None:
@@ -138,7 +139,7 @@ def test_a_rollout_that_got_other_bytes_is_synchronized_again(
     published = publish(publisher, 1)
     assert published.rollouts == 1 and "checksum" in published.failures[0]
     assert not publisher.behind(1), "it is in backoff"
-    publisher._rollouts["spoiled"].retry_at = 0.0
+    publisher._rollouts.live()["spoiled"].retry_at = 0.0
     assert publish(publisher, 1).rollouts == 2
     assert_installed(spoiled, 1)
 

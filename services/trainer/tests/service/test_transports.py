@@ -19,19 +19,22 @@ from quartet_common.ports import AddressUnavailable
 from quartet_server.transports import TransportParameters
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.weight_sync import transports
-from quartet_trainer.weight_sync.group import WeightStore, form_group
 from quartet_trainer.weight_sync.rollouts import TransferFailed, WeightGroup
-from quartet_trainer.weight_sync.transports import Broadcast, Files
-from quartet_weights.process_group import ProcessGroup, first_line
+from quartet_trainer.weight_sync.transports import Broadcast, Files, form_group
+from quartet_weights.process_group import ProcessGroup, epoch_store, first_line
 
 SECRET = bytes(range(16))
 
 
 @pytest.fixture
 def store():
-    made = WeightStore("127.0.0.1")
+    made = Broadcast("gloo", "127.0.0.1")
     yield made
     made.close()
+
+
+def epoch_1(store: Broadcast) -> dist.Store:
+    return epoch_store(store.host, store.port, 1, SECRET, 20.0)
 
 
 def listening() -> set[tuple[str, int]]:
@@ -42,7 +45,7 @@ def listening() -> set[tuple[str, int]]:
 
 def test_a_store_whose_address_is_in_use_is_no_mistake_in_the_run_file(store):
     with pytest.raises(AddressUnavailable, match=f"store_host: cannot listen on 127.0.0.1:{store.port}: address alr"):
-        WeightStore("127.0.0.1", store.port)
+        Broadcast("gloo", "127.0.0.1", store.port)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +58,18 @@ def test_a_store_whose_address_is_in_use_is_no_mistake_in_the_run_file(store):
 def test_store_and_rank_listen_at_their_address_or_interface_alone(store, host, interface):
     before = listening()
     assert {address for address, port in before if port == store.port} == {"127.0.0.1"}
-    group = ProcessGroup("gloo", store.epoch(1, SECRET), 0, 1, 20.0, host, interface)
+    group = ProcessGroup("gloo", epoch_1(store), 0, 1, 20.0, host, interface)
     assert {address for address, _ in listening() - before} == {"127.0.0.1"}
     group.close(20.0)
 
 
 def test_who_has_another_secret_meets_nobody_and_the_error_names_none(store):
     client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=5))
-    store.epoch(1, SECRET).set("a key", "a value")
+    epoch_1(store).set("a key", "a value")
     stranger = dist.PrefixStore(f"quartet/1/{bytes(16).hex()}", client)
     assert not stranger.check(["a key"])
     with pytest.raises(RuntimeError) as caught:
-        ProcessGroup("gloo", store.epoch(1, SECRET), 0, 2, 0.5, "127.0.0.1")
+        ProcessGroup("gloo", epoch_1(store), 0, 2, 0.5, "127.0.0.1")
     assert SECRET.hex() not in first_line(caught.value, SECRET)
 
 
@@ -91,11 +94,10 @@ def test_a_disk_that_is_full_is_a_failed_transfer_of_files(monkeypatch, tmp_path
         Files(tmp_path).write(group(), buckets, 1, manifest)
 
 
-def test_a_process_group_that_cannot_be_made_is_a_group_that_failed_to_form():
-    store = Mock(host="127.0.0.1", port=1)
-    store.epoch.side_effect = RuntimeError("no loft\nand a stack trace")
+def test_a_process_group_that_cannot_be_made_is_a_group_that_failed_to_form(monkeypatch, store):
+    monkeypatch.setattr(transports, "epoch_store", Mock(side_effect=RuntimeError("no loft\nand a stack trace")))
     with pytest.raises(TransferFailed, match="weight group 1 failed to form: no loft$"):
-        form_group("gloo", Broadcast("gloo"), store, "", group())
+        form_group("gloo", store, group())
 
 
 def test_a_package_whose_end_fails_or_lacks_a_method_is_a_mistake_in_the_run_file(monkeypatch, tmp_path):
