@@ -1,4 +1,4 @@
-"""Checks of a Hugging Face model folder that need neither torch nor transformers."""
+"""Checks of a Hugging Face model folder that need neither torch nor transformers, and its checksum."""
 
 from __future__ import annotations
 
@@ -166,3 +166,21 @@ def check_same_vocabulary(model: Path, other: Path, key: str) -> None:
     rows, needed = (_read_json(folder / "config.json", key).get("vocab_size") for folder in (other, model))
     if rows is not None and needed is not None and rows < needed:
         raise ConfigError(f"{key}: '{other}' has a vocab_size of {rows}; allowed: the policy's {needed} or more")
+
+
+def folder_checksum(folder: Path) -> int:
+    """Return the 64-bit XXH3 of a model folder's safetensors files, in the order of their names.
+
+    Services compare it to check that they read the same base model. Raises OSError, ValueError without such files.
+    """
+    import xxhash  # trainer and rollout have it
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"there is no *.safetensors file in '{folder}'; name a model folder in that format")
+    hashed = xxhash.xxh3_64()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(16 << 20):
+                hashed.update(block)
+    return hashed.intdigest()

@@ -109,6 +109,14 @@ def interface_address(key: str, name: str) -> str:
     raise ConfigError(f"{key}: this host has no network interface '{name}' with an address; allowed: {allowed}")
 
 
+def address_toward(host: str, port: int) -> str:
+    """Return this machine's source address on the route to a host. Sends nothing. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
 def check_own_host(key: str, host: str) -> None:
     """Raise ConfigError if this host cannot listen at `host`, a name or an address."""
     try:

@@ -17,7 +17,7 @@ from quartet_server.plugins import load_plugins
 ENTRY_POINT_GROUP = "quartet.transports"
 OWN_TRANSPORTS = ("gloo", "nccl", "file")
 # The capability of a transport is weights.NAME; these names have another meaning there.
-_TAKEN = (*OWN_TRANSPORTS, "full", "lora", "in_flight", "store_gate")
+RESERVED_NAMES = (*OWN_TRANSPORTS, "full", "lora", "in_flight", "store_gate")
 _PARTS = ("name", "description", "parameters", "trainer_end", "rollout_end")
 
 
@@ -55,19 +55,9 @@ class TransportPlugin(Protocol):
         ...
 
 
-def plugin_names() -> list[str]:
-    """Return the names of the transports of installed packages."""
-    return sorted(entry_points(group=ENTRY_POINT_GROUP).names)
-
-
 def transport_names() -> list[str]:
     """Return the names of all transports, those of installed packages included, whether or not they work here."""
-    return [*OWN_TRANSPORTS, *plugin_names()]
-
-
-def is_reserved(name: str) -> bool:
-    """Return whether a transport of another package must not have this name."""
-    return name in _TAKEN
+    return [*OWN_TRANSPORTS, *sorted(entry_points(group=ENTRY_POINT_GROUP).names)]
 
 
 def how_to_install(name: str) -> str:
@@ -88,7 +78,7 @@ def load_transports() -> dict[str, TransportPlugin]:
     plugins = load_plugins("transport", ENTRY_POINT_GROUP, (), _PARTS, TransportParameters, points)
     for name, plugin in plugins.items():
         at = f"entry point {type(plugin).__module__}:{type(plugin).__qualname__}"
-        if is_reserved(name):
+        if name in RESERVED_NAMES:
             raise ConfigError(f"{at}: its transport's name '{name}' is taken; choose another")
         if name not in points.names:
             raise ConfigError(f"{at}: its transport's name is '{name}', its entry point's is not; give both one name")

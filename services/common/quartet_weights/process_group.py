@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -43,14 +42,6 @@ def nccl_missing() -> str:
 def nccl_version() -> str:
     """Return the version of torch's NCCL, e.g. "2.29.7"."""
     return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def address_toward(host: str, port: int) -> str:
-    """Return this machine's source address on the route to a host. Sends nothing. Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return probe.getsockname()[0]
 
 
 def epoch_store(host: str, port: int, epoch: int, secret: bytes, seconds: float) -> dist.Store:

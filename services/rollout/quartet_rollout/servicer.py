@@ -17,7 +17,7 @@ from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
 from quartet_server.host import ServiceHost
-from quartet_server.transports import is_reserved
+from quartet_server.transports import RESERVED_NAMES
 
 log = get_logger(__name__)
 
@@ -210,7 +210,7 @@ def _transport_of(request) -> str:
     if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
         raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
     if request.transport == rollout_pb2.WEIGHT_TRANSPORT_CUSTOM:
-        if not request.transport_name or is_reserved(request.transport_name):
+        if not request.transport_name or request.transport_name in RESERVED_NAMES:
             allowed = "the name of another package's transport, as the transport is WEIGHT_TRANSPORT_CUSTOM"
             raise invalid_argument("transport_name", f"'{request.transport_name}'", allowed)
         return request.transport_name

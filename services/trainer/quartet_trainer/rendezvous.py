@@ -20,11 +20,11 @@ import psutil
 import torch.distributed as dist
 
 from quartet_common.config import ConfigError, is_loopback
-from quartet_common.ports import interface_address
+from quartet_common.ports import address_toward, interface_address
 from quartet_trainer import launch
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import TrainingError
-from quartet_weights.process_group import address_toward, first_line
+from quartet_weights.process_group import first_line
 
 _CONNECT_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0

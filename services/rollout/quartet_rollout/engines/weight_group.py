@@ -103,16 +103,15 @@ class WeightGroupMixin:
         try:
             await self.call_members("begin", method, *args)
             async with asyncio.timeout(seconds + GRACE_SECONDS):
-                while None in (ends := await self.call_members("poll")):
-                    if any(end and end[0] for end in ends):
-                        break
+                while True:
+                    ends = await self.call_members("poll")
+                    for failed in (end for end in ends if end and end[0]):
+                        raise unpack_error(failed)
+                    if None not in ends:
+                        return [result for _, result in ends]
                     await asyncio.sleep(POLL_SECONDS)
-            failed = next((end for end in ends if end and end[0]), None)
-            if failed is not None:
-                raise unpack_error(failed)
         except BaseException as error:
             await self.leave_weight_group()
             if isinstance(error, TimeoutError):
                 raise WeightTransferError(f"{what} took longer than {seconds:g} s") from error
             raise
-        return [result for _, result in ends]

@@ -13,7 +13,7 @@ import torch
 from quartet.v1 import rollout_pb2
 from safetensors import SafetensorError, safe_open
 
-from quartet_common.weights import folder_checksum
+from quartet_common.model_folder import folder_checksum
 from quartet_rollout.errors import EngineError
 from quartet_rollout.weight_sync.spec import LORA_PREFIX
 

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from quartet.v1 import rollout_pb2
 
-from quartet_common.weights import BackgroundChecksum
 from quartet_rollout.errors import EngineError, WeightTransferError, pack_error
 from quartet_rollout.weight_sync import transports
 from quartet_rollout.weight_sync.lora import Base
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
 from quartet_rollout.weight_sync.transports import Transport
-from quartet_weights.buckets import views
+from quartet_weights.buckets import BackgroundChecksum, views
 from quartet_weights.process_group import start_thread
 
 
@@ -121,7 +120,7 @@ class WeightReceiver:
         try:
             with transports.failing(self._transport):
                 for bucket in group.receive(manifest, buckets, path, deadline - time.monotonic()):
-                    checksum.add(partial(_bytes, bucket))
+                    checksum.add(bucket)
             values = checksum.values()
         except WeightTransferError:
             with self._lock:
@@ -129,8 +128,6 @@ class WeightReceiver:
                     self._group = None
             group.close()
             raise
-        finally:
-            checksum.close()
         with self._lock:
             if self._membership != membership:
                 raise WeightTransferError("the weight group was left during the transfer")
@@ -174,7 +171,3 @@ def _fit(spare: Sequence[torch.Tensor], sizes: Sequence[int], device: torch.devi
         else torch.empty(size, dtype=torch.uint8, device=device)
         for i, size in enumerate(sizes)
     ]
-
-
-def _bytes(bucket: torch.Tensor) -> memoryview:
-    return memoryview(bucket.cpu().numpy())

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from quartet.v1 import rollout_pb2, tensor_pb2
 
-from quartet_common.tensors import item_size
-from quartet_common.weights import ALIGNMENT
-from quartet_common.weights import check_manifest as check_consistency
+from quartet_common.weights import check_manifest, padded_bytes
 from quartet_rollout.errors import ManifestError
 
 DTYPES = (tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16, tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT64)
@@ -119,30 +116,26 @@ def _check_tensors(
     manifest: rollout_pb2.WeightManifest, shapes: Mapping[str, tuple[int, ...]], tied: frozenset[str]
 ) -> None:
     try:
-        check_consistency(manifest)
+        check_manifest(manifest)
     except ValueError as error:
         raise ManifestError(f"manifest: {error}") from error
-    seen: set[str] = set()
-    padded_bytes = 0
+    needed = 0
     for tensor in manifest.tensors:
         name, shape = tensor.name, tuple(tensor.shape)
         if name not in shapes:
             raise ManifestError(f"manifest: tensor '{name}' is not a parameter of this model")
-        if name in seen:
-            raise ManifestError(f"manifest: tensor '{name}' comes twice")
         if shape != tuple(shapes[name]):
             raise ManifestError(f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {list(shapes[name])}")
         if tensor.dtype not in DTYPES:
             came, *allowed = (tensor_pb2.Dtype.Name(dtype) for dtype in (tensor.dtype, *DTYPES))
             raise ManifestError(f"manifest: tensor '{name}' has dtype {came}; allowed: {', '.join(allowed)}")
-        seen.add(name)
-        padded_bytes += -(-prod(shape) * item_size(tensor.dtype) // ALIGNMENT) * ALIGNMENT
-    missing = sorted(shapes.keys() - tied - seen)
+        needed += padded_bytes(tensor.dtype, shape)
+    missing = sorted(shapes.keys() - tied - {tensor.name for tensor in manifest.tensors})
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise ManifestError(f"manifest: parameter '{missing[0]}'{more} missing")
     # Buffers of the announced sizes are allocated: these may not exceed what the model needs.
-    if sum(manifest.bucket_bytes) > padded_bytes:
+    if sum(manifest.bucket_bytes) > needed:
         raise ManifestError(
-            f"manifest: buckets hold {sum(manifest.bucket_bytes)} bytes; allowed: the tensors' {padded_bytes}"
+            f"manifest: buckets hold {sum(manifest.bucket_bytes)} bytes; allowed: the tensors' {needed}"
         )

@@ -14,15 +14,15 @@ from quartet.v1.rollout_pb2 import WeightManifest, WeightTensor
 from safetensors import SafetensorError, safe_open
 
 from quartet_common.config import ConfigError
+from quartet_common.ports import address_toward
 from quartet_common.weights import bucket_file
 from quartet_rollout.errors import EngineError, WeightTransferError
 from quartet_rollout.weight_sync.spec import WeightGroupInfo
-from quartet_server.transports import load_transports, plugin_names
+from quartet_server.transports import OWN_TRANSPORTS, load_transports, transport_names
 from quartet_weights.buckets import torch_dtype, view
 from quartet_weights.process_group import (
     GroupError,
     ProcessGroup,
-    address_toward,
     epoch_store,
     first_line,
     nccl_missing,
@@ -60,9 +60,9 @@ def join(info: WeightGroupInfo) -> Transport:
         raise EngineError(
             f"weight transport '{info.transport}' is not available here; allowed: {', '.join(transports())}"
         )
-    if info.transport in ("gloo", "nccl"):
-        return GroupTransport(info)
-    return FileTransport() if info.transport == "file" else _of_package(info)
+    if info.transport == "file":
+        return FileTransport()
+    return GroupTransport(info) if info.transport in OWN_TRANSPORTS else _of_package(info)
 
 
 def _of_package(info: WeightGroupInfo) -> Transport:
@@ -92,7 +92,7 @@ def failing(transport: str) -> Iterator[None]:
 
 def transports() -> list[str]:
     """Return the names of the transports that this process can receive by."""
-    return ["gloo", "file", *(["nccl"] if not nccl_missing() else []), *plugin_names()]
+    return [name for name in transport_names() if name != "nccl" or not nccl_missing()]
 
 
 class GroupTransport:

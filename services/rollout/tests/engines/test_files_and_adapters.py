@@ -14,7 +14,8 @@ from models import read_weights
 from packing import pack, write
 from quartet.v1 import rollout_pb2
 
-from quartet_common.weights import bucket_file, folder_checksum
+from quartet_common.model_folder import folder_checksum
+from quartet_common.weights import bucket_file
 from quartet_rollout.engines import EngineError, ManifestError, SamplingSettings, WeightGroupInfo, WeightTransferError
 from quartet_rollout.weight_sync.spec import ModelSpec
 

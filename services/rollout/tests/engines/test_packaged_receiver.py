@@ -22,7 +22,7 @@ def hawk(*_: Any) -> Any:
 
 def test_whatever_is_raised_is_a_transfer_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     pigeon = SimpleNamespace(rollout_end=hawk)
-    monkeypatch.setattr(transports, "plugin_names", lambda: ["pigeon"])
+    monkeypatch.setattr(transports, "transport_names", lambda: ["pigeon"])
     monkeypatch.setattr(transports, "load_transports", lambda: {"pigeon": pigeon})
     receiver = WeightReceiver()
     with pytest.raises(WeightTransferError, match="a hawk"):

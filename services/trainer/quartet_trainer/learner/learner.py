@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 from quartet_common.config import RunSection
 from quartet_common.hub import folder_of
 from quartet_common.log import get_logger
-from quartet_common.model_folder import fixed_rope_length
-from quartet_common.weights import folder_checksum
+from quartet_common.model_folder import fixed_rope_length, folder_checksum
 from quartet_trainer.batch import ExperienceBatch, decode_group, decode_groups
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage

@@ -17,7 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from quartet_common.weights import folder_checksum
+from quartet_common.model_folder import folder_checksum
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.model import shapes_in_files
 from quartet_trainer.learner_settings import LoraSection

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from functools import partial
 from itertools import groupby
 
 import torch
 from quartet.v1 import rollout_pb2
 
-from quartet_common.weights import BackgroundChecksum
-from quartet_weights.buckets import torch_dtype
+from quartet_weights.buckets import BackgroundChecksum, torch_dtype
 
 BUFFERS = 4
 """One is filled while the others are sent and checksummed."""
@@ -52,7 +50,7 @@ class Packer:
                 torch.zeros(max(sizes[buffer::count]), dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
                 for buffer in range(count)  # a large tensor, in a bucket of its own, enlarges one
             ]
-        last, self._checksum = self._checksum, BackgroundChecksum()
+        last, self._checksum = self._checksum, BackgroundChecksum(self._stream)
         last.values()  # wait: its thread may still be reading the buffers
         reads: list[Future[int]] = []
         with closing(weights()) as tensors:
@@ -63,17 +61,13 @@ class Packer:
                 _fill(bucket, planned, tensors)
                 if self._stream is not None:
                     self._stream.wait_stream(torch.cuda.current_stream(self._device))
-                reads.append(self._checksum.add(partial(self._bytes, bucket)))
+                reads.append(self._checksum.add(bucket))
                 yield bucket
 
     def beside_training(self) -> torch.cuda.StreamContext:
         """Return a context in which a thread's GPU work goes to a stream that waits for the packed buckets and for no
         other work of the training."""
         return torch.cuda.stream(self._stream)
-
-    def _bytes(self, bucket: torch.Tensor) -> memoryview:
-        with self.beside_training():
-            return memoryview(bucket.cpu().numpy())
 
     def checksums(self) -> list[int]:
         """Wait for the checksums of the last `pack`: each covers all bytes up to the end of its bucket."""

@@ -25,7 +25,7 @@ from reference import batch_loss, load
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quartet_common.weights import folder_checksum
+from quartet_common.model_folder import folder_checksum
 from quartet_trainer.learner import LearnerError
 from quartet_trainer.learner_settings import LoraSection
 

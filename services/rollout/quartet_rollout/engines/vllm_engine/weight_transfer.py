@@ -8,7 +8,6 @@ be repacked too.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -29,27 +28,18 @@ from quartet_rollout.weight_sync.receiver import WeightReceiver
 BACKEND = "quartet"
 
 
-@dataclass
-class InitInfo(WeightTransferInitInfo):
-    """Empty: groups are joined through `WeightReceiver.begin`."""
+class BucketTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
+    """Loads the weights that its receiver received, like a checkpoint. vLLM's two messages are empty: groups are joined
+    through `WeightReceiver.begin`."""
 
-
-@dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
-    """Empty: the receiver's weights are installed."""
-
-
-class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads the weights that its receiver received, like a checkpoint."""
-
-    init_info_cls = InitInfo
-    update_info_cls = UpdateInfo
+    init_info_cls = WeightTransferInitInfo
+    update_info_cls = WeightTransferUpdateInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.receiver = WeightReceiver(self.model_config.model)
 
-    def init_transfer_engine(self, init_info: InitInfo) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         """Does nothing."""
 
     def start_weight_update(self) -> None:
@@ -60,7 +50,7 @@ class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             for _, layer in self._experts():
                 layer.quant_method.moe_kernel = None
 
-    def receive_weights(self, update_info: UpdateInfo) -> None:
+    def receive_weights(self, update_info: WeightTransferUpdateInfo) -> None:
         model: Any = self.model
         model.load_weights(self.receiver.tensors())
 
