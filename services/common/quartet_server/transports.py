@@ -61,10 +61,12 @@ def transport_names() -> list[str]:
 
 
 def how_to_install(name: str) -> str:
-    """Return what to do at a rollout that lacks a transport of another package."""
+    """Return what to do at a rollout that lacks a transport, to end a message with; "" for our own."""
+    if name in OWN_TRANSPORTS:
+        return ""
     return (
-        f"install the package with the entry point '{name}' of {ENTRY_POINT_GROUP} into that rollout's environment and "
-        "start it again, or choose another trainer.weights.transport"
+        f"; install the package with the entry point '{name}' of {ENTRY_POINT_GROUP} into that rollout's environment "
+        "and start it again, or choose another trainer.weights.transport"
     )
 
 

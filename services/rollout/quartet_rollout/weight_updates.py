@@ -49,7 +49,7 @@ from quartet_rollout.groups import Groups
 from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
-from quartet_server.transports import OWN_TRANSPORTS, how_to_install
+from quartet_server.transports import how_to_install
 
 log = get_logger(__name__)
 
@@ -150,7 +150,7 @@ class WeightUpdates:
         """Begin to join a group; return the ranks this rollout takes. Raises ContractError."""
         if f"weights.{info.transport}" not in self._engine.capabilities():
             offered = [name for name in self._engine.capabilities() if name.startswith("weights.")]
-            cure = "" if info.transport in OWN_TRANSPORTS else f"; {how_to_install(info.transport)}"
+            cure = how_to_install(info.transport)
             raise unimplemented("transport", f"this rollout cannot receive by {info.transport}; it has {offered}{cure}")
         ranks = self._engine.weight_ranks
         if info.rank + ranks > info.world_size:

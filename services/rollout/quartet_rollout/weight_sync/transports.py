@@ -55,18 +55,16 @@ class Transport(Protocol):
 
 
 def join(info: WeightGroupInfo) -> Transport:
-    """Join the group of an epoch. Raises WeightTransferError at its deadline, EngineError for an unknown transport."""
+    """Join the group of an epoch. Raises WeightTransferError at its deadline; EngineError for an unknown transport, and
+    if that of a package returns no `Transport`."""
     if info.transport not in transports():
         raise EngineError(
             f"weight transport '{info.transport}' is not available here; allowed: {', '.join(transports())}"
         )
     if info.transport == "file":
         return FileTransport()
-    return GroupTransport(info) if info.transport in OWN_TRANSPORTS else _of_package(info)
-
-
-def _of_package(info: WeightGroupInfo) -> Transport:
-    """Join by a transport of another package. Raises EngineError when that returns no `Transport`."""
+    if info.transport in OWN_TRANSPORTS:
+        return GroupTransport(info)
     try:
         plugin = load_transports()[info.transport]
     except ConfigError as error:

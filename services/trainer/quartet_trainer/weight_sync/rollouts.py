@@ -13,7 +13,7 @@ from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
-from quartet_server.transports import OWN_TRANSPORTS, how_to_install
+from quartet_server.transports import how_to_install
 from quartet_trainer.members import Members
 from quartet_weights.process_group import ProcessGroup
 
@@ -187,8 +187,8 @@ def greet(rollouts: Mapping[str, Rollout], transport: str, kind: str) -> int:
             status = rollout.status()
         except grpc.RpcError as error:
             failed[name] = describe(error)
-            if transport not in OWN_TRANSPORTS and needed[0] in failed[name].partition("; it has ")[0]:
-                failed[name] += f"; {how_to_install(transport)}"
+            if needed[0] in failed[name].partition("; it has ")[0]:
+                failed[name] += how_to_install(transport)
             continue
         if status.instance_id not in ("", name):  # earlier releases leave it empty
             gone[name] = f"'{status.instance_id}' answers at its address"
