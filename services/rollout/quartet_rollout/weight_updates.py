@@ -129,7 +129,7 @@ class WeightUpdates:
         self._joining: asyncio.Task | None = None
         self._newest_epoch = NO_EPOCH
         self._update: _Update | None = None
-        self._last: _Update | None = None
+        """The last one that was begun in this run; its `outcome` is done when it has ended."""
 
     @property
     def _engine(self) -> Engine:
@@ -196,9 +196,10 @@ class WeightUpdates:
             await asyncio.wait({self._joining}, timeout=seconds)
         async with self._lock:
             self._require_run(number)
-            if (update := self._update) is not None and update.transfer.done():
+            update = self._update
+            if update is not None and update.transfer.done():
                 await asyncio.wait({update.outcome})
-            if (update := self._update) is not None:
+            if update is not None and not update.outcome.done():
                 if update.is_for(request.group_epoch, request.policy_version):
                     return
                 raise failed_precondition("policy_version", f"version {update.version} is being received already")
@@ -212,7 +213,7 @@ class WeightUpdates:
             except ManifestError as error:
                 raise invalid_argument("manifest", str(error), "tensors that fit this rollout's model") from error
             expected = asyncio.get_running_loop().create_future()
-            update = self._update = self._last = _Update(request, pause_mode, seconds, began, expected)
+            update = self._update = _Update(request, pause_mode, seconds, began, expected)
             update.transfer = asyncio.create_task(self._transfer(update))
             update.outcome = self._spawn(self._run_update(update), f"weight update {update.version}")
             self._state.updating = True
@@ -244,7 +245,7 @@ class WeightUpdates:
             late = f"the engine did not answer within {_PHASES * update.seconds:g} s of the transfer's end"
             raise EngineError(late) from None
         finally:
-            self._update, self._state.updating = None, False
+            self._state.updating = False
 
     async def _conclude(self, update: _Update) -> float | ContractError:
         """Install the weights if the transfer succeeded, and resume."""
@@ -324,7 +325,7 @@ class WeightUpdates:
     async def finish(self, request: rollout_pb2.FinishWeightUpdateRequest) -> float:
         """Supply the checksums and wait for the installation; return the seconds that generation was paused. Raises
         ContractError."""
-        update, version, epoch = self._last, request.policy_version, request.group_epoch
+        update, version, epoch = self._update, request.policy_version, request.group_epoch
         if update is None or not update.is_for(epoch, version):
             raise failed_precondition("policy_version", f"no update to version {version} was begun in epoch {epoch}")
         buckets = len(update.request.manifest.bucket_bytes)
@@ -354,7 +355,7 @@ class WeightUpdates:
         async with self._lock:
             await self._interrupt(reason)
             await self._leave(reason)
-            self._newest_epoch, self._last = NO_EPOCH, None
+            self._newest_epoch, self._update = NO_EPOCH, None
             await self._engine.set_version(UNKNOWN_VERSION)
             await self._groups.give_back_all(_UNKNOWN)
             self._version_changed()
