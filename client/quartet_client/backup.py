@@ -19,7 +19,7 @@ from quartet_client.audit import read_checkpoint
 from quartet_client.errors import InputError
 from quartet_common.build import read_build
 from quartet_common.checkpoints import MANIFEST, newest_checkpoint, read_manifest
-from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
+from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger, sync
 
 RedisHalf = Callable[[str, str, Path], dict[str, Any]]
 """Saves, checks or restores a run's data in Redis: action, run, folder."""
@@ -59,9 +59,9 @@ def back_up(folder: Path, run_id: str, checkpoints: Path, redis: RedisHalf) -> d
         text = json.dumps({"sha256": _digest(manifest), **manifest}, indent=1)
         (writing / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*writing.rglob("*"), writing):
-            _sync(path)
+            sync(path)
         os.rename(writing, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return manifest
@@ -170,11 +170,3 @@ def _measure(path: Path) -> dict[str, Any]:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,8 +24,7 @@ from quartet_client.tasks import list_tasks
 from quartet_common.config import LoadedConfig, RunSection, SamplingSection, validate_section
 from quartet_common.sections import Section, SentParameters, Verifiers
 from quartet_common.sources import RowSource, as_table
-
-_SET_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+from quartet_common.values import NAME, NAME_ALLOWED
 
 
 class DataSource(RowSource):
@@ -118,8 +117,8 @@ class TrainSource(DataSource):
     @field_validator("source")
     @classmethod
     def _named(cls, value: str) -> str:
-        if not _SET_NAME.fullmatch(value):
-            raise ValueError("allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit")
+        if not NAME.fullmatch(value):
+            raise ValueError(f"allowed: {NAME_ALLOWED}")
         return value
 
     @property
@@ -209,10 +208,8 @@ class DataSection(Section):
     @classmethod
     def _named(cls, value: dict[str, DataSource]) -> dict[str, DataSource]:
         for name in value:
-            if not _SET_NAME.fullmatch(name):
-                raise ValueError(
-                    f"a set is named {name!r}; allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
-                )
+            if not NAME.fullmatch(name):
+                raise ValueError(f"a set is named {name!r}; allowed: {NAME_ALLOWED}")
         return value
 
     def sources(self) -> list[tuple[str, DataSource]]:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from quartet_common.config import LoadedConfig
 from quartet_common.sections import Section
+from quartet_common.sources import task_sources
 
 
 class LauncherSection(Section):
@@ -79,9 +80,7 @@ def serves_environments(config: LoadedConfig) -> bool:
 
 def has_tasks(config: LoadedConfig) -> bool:
     """Return whether a source of the data is an environment's tasks."""
-    evaluation = config.data.get("evaluation")
-    sources = [config.data.get("train"), *(evaluation.values() if isinstance(evaluation, dict) else ())]
-    return any(isinstance(source, dict) and source.get("environment") for source in sources)
+    return any(task_sources(config.data))
 
 
 def service_python(name: str) -> Path:

@@ -24,10 +24,8 @@ from quartet_common.config import split_address
 from quartet_common.durations import to_seconds
 from quartet_common.errors import ContractError, invalid_argument, permission_denied
 from quartet_common.identity import Caller, restricted
-from quartet_common.values import struct_content
+from quartet_common.values import NAME, NAME_ALLOWED, struct_content
 
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
-_NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
 _MAX_WAIT_SECONDS = 30.0
 # A response that is sent this long before the caller's deadline arrives in time.
 _MARGIN_SECONDS = 0.25
@@ -62,8 +60,8 @@ _REASON_BYTES = 2000
 
 def name(field: str, value: str) -> str:
     """Check the name of a run or an evaluation set."""
-    if not _NAME.fullmatch(value):
-        raise invalid_argument(field, came=repr(value), allowed=_NAME_ALLOWED)
+    if not NAME.fullmatch(value):
+        raise invalid_argument(field, came=repr(value), allowed=NAME_ALLOWED)
     return value
 
 

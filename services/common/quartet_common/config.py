@@ -26,14 +26,12 @@ from quartet_common.refusals import sentences, unknown_section
 from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.sampling import SamplingSection
 from quartet_common.sections import AnyEnvironment, Section, Verifiers, VerifierSection
+from quartet_common.values import NAME, NAME_ALLOWED
 
 # Each read by one program, sft by the trainer and the command.
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "environment", "trainer", "launcher", "sft")
 _YEAR_SECONDS = 366 * 86400.0
 _EXACT = 2**53  # the broker accepts whole numbers up to here: its scripts calculate in doubles
-
-
-_RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -198,9 +196,9 @@ class RunSection(Section):
     @field_validator("id")
     @classmethod
     def _named(cls, value: str) -> str:
-        if not _RUN_ID.fullmatch(value):
+        if not NAME.fullmatch(value):
             near = re.sub(r"[^a-zA-Z0-9._-]+", "-", value).strip("._-")[:64] or "run-1"
-            raise ValueError(f"allowed: 1 to 64 of [a-zA-Z0-9._-], first a letter or digit, such as '{near}'")
+            raise ValueError(f"allowed: {NAME_ALLOWED}, such as '{near}'")
         return value
 
     @property

@@ -13,7 +13,6 @@ The interceptor sets the caller of each call, and its handlers read it here. The
 without TLS, with `security.roles = false`, and in a service's own background work.
 """
 
-import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -130,7 +129,7 @@ def roles_of(names: Iterable[bytes | str]) -> frozenset[str]:
 def server_name(host: str, role: str) -> str:
     """Return the DNS name by which TLS checks that a server is `host` and has `role`."""
     with suppress(ValueError):  # a name, not an address
-        host = ipaddress.ip_address(host).exploded.replace(":", "-")
+        host = ip_address(host).exploded.replace(":", "-")
     return f"{host}.{role}.{SERVER_DOMAIN}"
 
 

@@ -69,7 +69,7 @@ class Ledger:
     def mark(self) -> dict[str, Any]:
         """Make all lines durable, and return the mark that the checkpoint of these steps must have."""
         os.fsync(self._opened().fileno())
-        _sync_folder(self._path.parent)
+        sync(self._path.parent)
         counted = {"bytes": self._bytes, "xxh3": self._hash.hexdigest(), "steps": self._steps}
         return {**counted, "digest": self._digest}
 
@@ -253,8 +253,9 @@ def _part(path: Path, size: int) -> Iterator[bytes]:
             yield chunk
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Write a file or the entries of a folder to disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from quartet_common.refusals import did_you_mean
 from quartet_common.sections import Section
 from quartet_common.sources import RowSource, as_table
+from quartet_common.values import NAME
 
 ROW_FORMS = ("messages", "completion", "text", "input_ids")
 """The field by which a row's form is known; a row has one of them."""
@@ -38,7 +39,7 @@ class SftSource(RowSource):
 
 AnySftSource = Annotated[SftSource, BeforeValidator(as_table, json_schema_input_type=str | SftSource)]
 """A source by its path alone, or with all its keys."""
-_SetName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+_SetName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
 class SftSection(Section):

@@ -1,5 +1,6 @@
 """Where rows come from: the keys that sources of prompts and of supervised rows share."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -48,6 +49,24 @@ class RowSource(Section):
     def is_jsonl(self) -> bool:
         """Whether it is a file that is read as JSONL."""
         return self.path is not None and ":" not in str(self.path) and self.path.suffix != ".parquet"
+
+
+def data_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the sources of an unchecked section [data], each with its key."""
+    train, sets = data.get("train"), data.get("evaluation")
+    if isinstance(train, list):
+        yield from ((f"data.train[{n}]", one) for n, one in enumerate(train))
+    elif train:
+        yield "data.train", train
+    if isinstance(sets, Mapping):
+        yield from ((f"data.evaluation.{name}", one) for name, one in sets.items())
+
+
+def task_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield those that are tasks of an environment."""
+    for key, source in data_sources(data):
+        if isinstance(source, Mapping) and source.get("environment"):
+            yield key, source
 
 
 def as_table(value: Any) -> Any:

@@ -4,6 +4,7 @@ Python strings may hold lone surrogates, which no protobuf field takes, and Pyth
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 from quartet_common.text import encodable
 
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+"""Of a run, an evaluation set, a source."""
+NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
 _EXACT = 2**53
 _FINITE = "a finite number"
 

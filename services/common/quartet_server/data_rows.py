@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from quartet_common.sections import by_name
+from quartet_common.sources import as_table, data_sources
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -58,11 +59,8 @@ def sections_of_rows(data: Mapping[str, Any], field: str, section: type[ModelT])
 
 
 def _files(data: Mapping[str, Any]) -> list[Path]:
-    evaluation = data.get("evaluation", {})
-    train = data.get("train")
-    sources = [*(train if isinstance(train, list) else [train])]
-    sources += evaluation.values() if isinstance(evaluation, dict) else ()
-    named = [one.get("path") if isinstance(one, dict) and not one.get("fields") else one for one in sources]
+    tables = [as_table(source) for _, source in data_sources(data)]
+    named = [table.get("path") for table in tables if isinstance(table, dict) and not table.get("fields")]
     return [
         path for name in named if isinstance(name, str) and (path := Path(name)).is_file() and path.suffix != ".parquet"
     ]

@@ -8,7 +8,7 @@ them nor is compensated for the time before it came. `Admission` bounds how many
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from prometheus_client import Gauge
 T = TypeVar("T")
 
 _MOST_RUNS = 4096
+_SHARE_TO_FINISH = 0.7  # of the drain time, for work under way
 
 
 @dataclass(eq=False, slots=True)
@@ -268,5 +269,11 @@ class Admission:
         self._freed.set()  # wakes those that wait now, and no others
         self._freed.clear()
 
-    async def wait_empty(self) -> None:
-        await self._empty.wait()
+    async def drain(self, seconds: float, give_up: Callable[[], Awaitable[None]]) -> None:
+        """Wait until no place is taken. In the last of the `seconds`, `give_up` fails what is still under way."""
+        try:
+            async with asyncio.timeout(_SHARE_TO_FINISH * seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            await give_up()
+            await self._empty.wait()

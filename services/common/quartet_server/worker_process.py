@@ -1,6 +1,7 @@
 """Worker processes of a service: each with a socket to it, in a session of its own, killed with all that it started."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from quartet_common.config import ConfigError
 from quartet_common.log import get_logger
 from quartet_server import worker_protocol
 
@@ -45,6 +47,38 @@ class WorkerCommand:
     """Longest time until it is ready."""
     may_wait: bool = False
     """Tasks may use little CPU, e.g. because they call a server: a worker at its deadline never counts as starved."""
+
+
+def describe_function(
+    module: str, path: str, field: str, seconds: float, limit: str, given: str | None = None
+) -> dict[str, Any]:
+    """Have a worker's module load a user's function in a process of its own; return what it tells of it.
+
+    Args:
+        module: run with `--function` and `--describe`; it prints a JSON object, with "error" if it refuses.
+        path: of the function.
+        field: what names the function, for errors.
+        seconds: longest time to load it.
+        limit: these seconds, in words.
+        given: the process's standard input.
+
+    Raises:
+        ConfigError: it cannot be loaded in time, ends its process, or is refused.
+    """
+    command = [sys.executable, "-m", module, f"--function={path}", "--describe"]
+    try:
+        process = subprocess.run(
+            command, input=given, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        )
+        told = json.loads(process.stdout)
+    except subprocess.TimeoutExpired:
+        told = {"error": f"'{path}' was not loaded within {limit}"}
+    except ValueError:
+        error = process.stderr[-500:].strip()
+        told = {"error": f"'{path}' ended its process with status {process.returncode}: {error}"}
+    if "error" in told:
+        raise ConfigError(f"{field}: {told['error']}")
+    return told
 
 
 class WorkerProcess:

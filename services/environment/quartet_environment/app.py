@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from quartet.v1 import environment_pb2_grpc
 
@@ -10,9 +11,6 @@ from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.environments import Environment, load_environments
 from quartet_environment.servicer import EnvironmentServicer
 from quartet_server.host import ServiceHost
-
-# Share of the drain time for episodes under way; in the rest, what is unfinished is answered as a failure.
-_SHARE_TO_FINISH = 0.7
 
 
 async def serve(config: LoadedConfig[EnvironmentServiceSection], host: ServiceHost) -> None:
@@ -52,12 +50,7 @@ def assemble(
 
     async def finish_or_fail() -> None:
         servicer.draining = True
-        try:
-            async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
-                await servicer.admission.wait_empty()
-        except TimeoutError:
-            await close(environments)  # what is left is answered as a failure
-            await servicer.admission.wait_empty()
+        await servicer.admission.drain(config.server.drain_seconds, partial(close, environments))
 
     host.on_drain(finish_or_fail)
     return servicer

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,11 +12,12 @@ from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.python_file import in_a_file
 from quartet_common.run_file import Problems
 from quartet_common.sections import EnvironmentSection
+from quartet_common.sources import task_sources
 from quartet_environment.config import EnvironmentServiceSection
 from quartet_environment.function import ENTRY_POINT_GROUP, lacking
 from quartet_environment.pool import EpisodePool
 from quartet_server.data_rows import sections_of_rows
-from quartet_server.worker_process import WorkerCommand
+from quartet_server.worker_process import WorkerCommand, describe_function
 
 _MODULE = "quartet_environment.player"
 
@@ -74,17 +73,6 @@ def used_environments(
         yield str(source["environment"]), f"{key}.environment", key, source.get("parameters") or {}
 
 
-def task_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the sources of data that are tasks of an environment, each with its key."""
-    evaluation = data.get("evaluation")
-    sets = evaluation.items() if isinstance(evaluation, Mapping) else ()
-    train = data.get("train")
-    many = [(f"data.train[{n}]", one) for n, one in enumerate(train)] if isinstance(train, list) else []
-    for key, source in (*(many or [("data.train", train)]), *((f"data.evaluation.{name}", one) for name, one in sets)):
-        if isinstance(source, Mapping) and source.get("environment"):
-            yield key, source
-
-
 def load_environments(config: LoadedConfig[EnvironmentServiceSection]) -> dict[str, Environment]:
     """Return all environments by name, in alphabetical order; their processes are not started.
 
@@ -127,21 +115,8 @@ def describe(
     Raises:
         ConfigError: it cannot be loaded, is no environment, or refuses parameters.
     """
-    command = [sys.executable, "-m", _MODULE, f"--function={name}", "--describe"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True, errors="replace"
-    )
-    try:
-        output, errors = process.communicate(json.dumps(parameters or {}), timeout=section.start_seconds)
-        told = json.loads(output)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        told = {"error": f"'{name}' was not loaded within {section.start_seconds:g} s (environment.start_seconds)"}
-    except ValueError:
-        told = {"error": f"'{name}' ended its process with status {process.returncode}: {errors[-500:].strip()}"}
-    if "error" in told:
-        raise ConfigError(f"{field}: {told['error']}")
+    limit = f"{section.start_seconds:g} s (environment.start_seconds)"
+    told = describe_function(_MODULE, name, field, section.start_seconds, limit, json.dumps(parameters or {}))
     if told["refused"]:
         raise ConfigError(*told["refused"])
     return told

@@ -2,11 +2,11 @@
 
 
 class EpisodeFailed(Exception):
-    """An episode was not played to its end. The arguments are the fields of the contract's EpisodeFailure."""
+    """An episode was not played to its end; another try may be. The arguments are those of the contract's message."""
 
-    def __init__(self, message: str, retryable: bool = True, place: str = "", traceback: str = ""):
+    def __init__(self, message: str, place: str = "", traceback: str = ""):
         super().__init__(message)
-        self.message, self.retryable, self.place, self.traceback = message, retryable, place, traceback
+        self.message, self.place, self.traceback = message, place, traceback
 
 
 class PoolFull(Exception):

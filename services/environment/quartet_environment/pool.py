@@ -98,11 +98,6 @@ class EpisodePool:
         """Episodes that are played, or that go on after their end."""
         return sum(len(worker.playing) for worker in self._workers)
 
-    @property
-    def can_play(self) -> bool:
-        """Whether a process can take an episode."""
-        return bool(self._free())
-
     def start(self) -> None:
         """Start the processes in the background."""
         self._places.add(*range(self._section.workers * self._section.episodes_per_worker))

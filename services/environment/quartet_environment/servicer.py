@@ -152,7 +152,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         except EpisodeFailed as error:
             message = f"environment '{environment.name}': {error.message}"
             told = {"place": error.place, "traceback": error.traceback}
-            answer = {"event": "failed", "message": message, "retryable": error.retryable, **told}
+            answer = {"event": "failed", "message": message, "retryable": True, **told}
         outcome = "retryable" if answer.get("retryable") else answer["event"]
         metrics.EPISODE_SECONDS.labels(environment.name, outcome).observe(time.monotonic() - began)
         if outcome == "refused":

@@ -198,7 +198,7 @@ async def test_an_agent_that_fails_gives_no_reward_and_the_next_one_plays(servic
     assert found.retryable is retryable and said in found.message
     if act in ("raise", "block"):
         assert found.place.startswith(f"{file}:") and found.traceback
-    await until(lambda: service.environments[f"{file}:acts"].pool.can_play)
+    await until(lambda: service.environments[f"{file}:acts"].pool._free())
     assert only_reward(await service.play(f"{file}:acts", task={"act": "nothing"})) == 1.0
 
 
@@ -248,7 +248,7 @@ async def test_an_episode_ends_at_its_deadline_and_not_its_neighbours(service, f
     assert found.retryable and "took longer than its 0.5 s" in found.message
     assert only_reward(await neighbour) == 1.0
     if act == "deaf":
-        await until(lambda: before not in pool.pids and pool.can_play)
+        await until(lambda: before not in pool.pids and pool._free())
     else:
         assert pool.pids == {before}
 
@@ -259,7 +259,7 @@ async def test_a_cancelled_call_ends_its_episode(service, file, name):
     call = service.stub.RunEpisode(episode(f"{file}:{name}", task={"act": "wait"}))
     await until(lambda: pool.playing == 1)
     call.cancel()
-    await until(lambda: pool.playing == 0 and pool.can_play, 10.0)
+    await until(lambda: pool.playing == 0 and pool._free(), 10.0)
 
 
 async def test_what_an_episode_leaves_is_cancelled(service, file, tmp_path):
@@ -271,27 +271,27 @@ async def test_what_an_episode_leaves_is_cancelled(service, file, tmp_path):
 
 async def test_a_stopped_process_is_replaced_and_its_episodes_fail(service, file):
     pool = service.environments[f"{file}:acts"].pool
-    await until(lambda: pool.can_play)
+    await until(lambda: pool._free())
     playing = asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait"}))
     await until(lambda: pool.playing == 1)
     (victim,) = pool.pids
     os.kill(victim, signal.SIGSTOP)
     found = (await playing).failure
     assert found.retryable and "blocked its process" in found.message
-    await until(lambda: pool.can_play and victim not in pool.pids)
+    await until(lambda: pool._free() and victim not in pool.pids)
 
 
 async def test_a_prompt_that_blocked_is_played_alone_afterwards(service, file):
     pool = service.environments[f"{file}:acts"].pool
     bad = {"act": "block", "number": 1}
-    await until(lambda: pool.can_play)
+    await until(lambda: pool._free())
     neighbour = asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait", "seconds": 5}))
     await until(lambda: pool.playing == 1)
     blamed = await failure(service, f"{file}:acts", task=bad)
     assert "the agent blocked its process" in blamed.message
     beside = (await neighbour).failure
     assert beside.retryable and "killed because another episode in it hung" in beside.message
-    await until(lambda: pool.can_play)
+    await until(lambda: pool._free())
     neighbour = asyncio.create_task(service.play(f"{file}:acts", task={"act": "wait", "seconds": 5}))
     await until(lambda: pool.playing == 1)
     await failure(service, f"{file}:acts", task=bad)

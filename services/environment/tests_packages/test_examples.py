@@ -10,9 +10,9 @@ from model_endpoint import model_endpoint
 from quartet.v1 import environment_pb2
 
 from quartet_common.config import load_config
+from quartet_common.sources import task_sources
 from quartet_environment.agent import Endpoint, Task
 from quartet_environment.config import EnvironmentServiceSection
-from quartet_environment.environments import task_sources
 from quartet_environment.function import Function
 from quartet_environment.seats import read_result
 

@@ -21,9 +21,6 @@ from quartet_reward.workers.pool import WorkerPool
 from quartet_server.fair_queue import Admission
 from quartet_server.host import ServiceHost
 
-# Share of the drain time for work under way; in the rest, what is unfinished is answered with SHUT_DOWN.
-_SHARE_TO_FINISH = 0.7
-
 
 @dataclass(frozen=True)
 class Resources:
@@ -53,18 +50,19 @@ class Resources:
         return cls(mathematics, sandbox, tools, functions)
 
     @property
-    def _pools(self) -> list[WorkerPool | RewardModel]:
+    def pools(self) -> list[WorkerPool | RewardModel]:
+        """What has worker processes."""
         model = [] if self.tools.reward_model is None else [self.tools.reward_model]
         return [self.mathematics, *(function.pool for function in self.functions), *model]
 
     async def start(self) -> None:
         """Start the processes in the background; work waits for them."""
-        for pool in self._pools:
+        for pool in self.pools:
             pool.start()
 
     async def close(self) -> None:
         """Kill the processes; waiting and running work fails with SHUT_DOWN. May be called again."""
-        await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self._pools))
+        await asyncio.gather(self.sandbox.close(), *(pool.close() for pool in self.pools))
 
 
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
@@ -81,9 +79,7 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
 
 async def _load(resources: Resources, host: ServiceHost) -> None:
     """Report that the service can work when a process of each kind can judge."""
-    model = resources.tools.reward_model
-    pools = [resources.mathematics, *(function.pool for function in resources.functions)]
-    for pool in pools if model is None else (*pools, model.pool):
+    for pool in resources.pools:
         await pool.ready.wait()
     await host.set_ready()
 
@@ -107,12 +103,7 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
 
     async def finish_or_fail() -> None:
         servicer.draining = True
-        try:
-            async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
-                await admission.wait_empty()
-        except TimeoutError:
-            await resources.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
-            await admission.wait_empty()
+        await admission.drain(config.server.drain_seconds, resources.close)  # the rest get FAILURE_KIND_SHUT_DOWN
 
     host.on_drain(finish_or_fail)
     return resources

@@ -59,6 +59,7 @@ class RewardModel:
         arguments = [f"--section={section.model_dump_json()}"]
         command = WorkerCommand("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)
         self.pool = WorkerPool("reward_model", command, section.deadline_seconds, queue_seconds)
+        self.ready = self.pool.ready
         self._places: FairQueue[int] = FairQueue("reward_model_texts")
         self._places.add(*range(section.batch))
         self._next: asyncio.Queue[_Entry] = asyncio.Queue()
@@ -68,10 +69,6 @@ class RewardModel:
     @property
     def template(self) -> str:
         return self._section.template
-
-    @property
-    def pids(self) -> frozenset[int]:
-        return self.pool.pids
 
     @property
     def waiting(self) -> int:

@@ -146,24 +146,24 @@ async def test_what_cannot_be_read_is_a_failure_alone_and_never_a_number(served,
 async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(served):
     stub, model = served
     (first,) = await score(stub, item("2+2=?", "4"))
-    (victim,) = model.pids
+    (victim,) = model.pool.pids
     os.kill(victim, signal.SIGSTOP)  # a batch is under way when it dies
     waiting = asyncio.create_task(score(stub, item("2+2=?", "4")))
     await until(lambda: metrics.QUEUE_DEPTH.labels("reward_model", "running")._value.get() == 1)
     os.kill(victim, signal.SIGKILL)
     (again,) = await waiting  # tried once more, by the process that takes its place
     assert again.score.reward == pytest.approx(first.score.reward, abs=1e-6)
-    assert victim not in model.pids
+    assert victim not in model.pool.pids
 
 
 async def test_a_process_that_is_stopped_is_killed_at_its_deadline_and_the_texts_are_read_by_another(qwen2):
     async with serving(qwen2.folder, deadline_seconds=2) as (stub, model):
         (first,) = await score(stub, item("2+2=?", "4"))
-        (victim,) = model.pids
+        (victim,) = model.pool.pids
         os.kill(victim, signal.SIGSTOP)
         results = await score(stub, *(item("2+2=?", "4", item_id=str(number)) for number in range(4)))
         assert [result.score.reward for result in results] == pytest.approx([first.score.reward] * 4, abs=1e-6)
-        assert victim not in model.pids
+        assert victim not in model.pool.pids
 
 
 async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(served):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import broker_pb2, trainer_pb2
 
 from quartet_common.durations import to_duration
-from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement
+from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement, sync
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune, sync
+from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.config import CheckpointSection, EarlyStopSection
 from quartet_trainer.control import Stopped
 from quartet_trainer.disk_space import DiskSpace, is_full

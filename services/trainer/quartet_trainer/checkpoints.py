@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX, read_manifest
+from quartet_common.ledger import sync
 from quartet_common.log import get_logger
 from quartet_trainer.disk_space import is_full
 from quartet_trainer.errors import TrainingError
@@ -69,15 +70,6 @@ def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
-
-
-def sync(path: Path) -> None:
-    """Write a file or the entries of a folder to disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,17 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 from pydantic import ConfigDict, model_validator
 from quartet.v1 import reward_pb2
 
-from quartet_common.config import ConfigError
 from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import InvalidItem, VerifierCrashed
 from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 from quartet_reward.workers.pool import TaskTimedOut, WorkerPool
-from quartet_server.worker_process import WorkerCommand, WorkerDied
+from quartet_server.worker_process import WorkerCommand, WorkerDied, describe_function
 
 _MODULE = "quartet_reward.workers.function"
 _START_SECONDS = 120.0  # the file may import torch
@@ -36,7 +33,7 @@ class RewardFunction:
             ConfigError: the file cannot be read, raises, or has no such function; or that takes no completion.
         """
         self.name = path
-        signature = _describe(path, field)
+        signature = describe_function(_MODULE, path, field, _START_SECONDS, f"{_START_SECONDS:g} s")
         self.description = signature["description"] or "A reward function."
         self.required: list[str] = signature["required"]
         self.reads: list[str] = signature["reads"]
@@ -85,21 +82,6 @@ class RewardFunction:
     def _crashed(self, what: str, place: str = "", traceback: str = "") -> VerifierCrashed:
         where = f" ({place})" if place else ""
         return VerifierCrashed(f"verifier '{self.name}' {what}{where}", place, traceback)
-
-
-def _describe(path: str, field: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", _MODULE, f"--function={path}", "--describe"]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS)
-        signature = json.loads(process.stdout)
-    except subprocess.TimeoutExpired:
-        signature = {"error": f"'{path}' was not loaded within {_START_SECONDS:g} s"}
-    except ValueError:
-        error = process.stderr[-500:].strip()
-        signature = {"error": f"'{path}' ended its process with status {process.returncode}: {error}"}
-    if "error" in signature:
-        raise ConfigError(f"{field}: {signature['error']}")
-    return signature
 
 
 def _parameters(path: str, names: list[str], takes_any: bool) -> type[Parameters]:
