@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,18 +15,18 @@ from quartet_common.config import LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.sections import VerifierSection, by_name
+from quartet_common.text import encodable
 from quartet_reward.code.tests import read_tests
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import BadReference, VerifierFailure
 from quartet_reward.math.compare import STRICT, EqualityPolicy
-from quartet_reward.math.equality import worker_command
-from quartet_reward.math.extract import ReadingPolicy
-from quartet_reward.math.references import Kinds, Reading, read_as, read_here
+from quartet_reward.math.equality import is_plain, is_sentence, unboxed, worker_command
+from quartet_reward.math.extract import ReadingPolicy, reference_answer
 from quartet_reward.verifiers import answers
 from quartet_reward.verifiers.answers import MathParameters
 from quartet_reward.verifiers.base import Parameters
 from quartet_reward.verifiers.registry import SpecReader
-from quartet_reward.workers.pool import WorkerPool
+from quartet_reward.workers.pool import TaskTimedOut, WorkerPool
 from quartet_server.data_rows import data_rows
 from quartet_server.worker_process import WorkerDied
 
@@ -42,13 +43,31 @@ _LONGEST_SHOWN = 60
 Policy = tuple[ReadingPolicy, EqualityPolicy]
 
 
+class _Kind(Enum):
+    """What a reference is."""
+
+    MATHEMATICS = "mathematics"
+    TEXT = "text"
+    """Only the same text is equal to it."""
+    UNUSABLE = "unusable"
+    """Every item with it fails with BAD_REFERENCE."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a reference reads, and why, if it is unusable."""
+
+    kind: _Kind
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A reference that is text or unusable."""
 
     where: str
     reference: str
-    reading: Reading
+    reading: _Reading
     alone: bool
     """No other verifier judges the answer."""
 
@@ -63,9 +82,9 @@ class _Source:
     """Those that a worker has to read: place, reference, policy, and whether no other verifier judges the answer."""
     found: list[_Found] = field(default_factory=list)
 
-    def add(self, where: str, reference: str, reading: Reading | None, alone: bool) -> None:
+    def add(self, where: str, reference: str, reading: _Reading | None, alone: bool) -> None:
         self.read += 1
-        if reading is not None and reading.kind is not Kinds.MATHEMATICS:
+        if reading is not None and reading.kind is not _Kind.MATHEMATICS:
             self.found.append(_Found(where, reference, reading, alone))
 
 
@@ -81,7 +100,7 @@ def check_references(config: LoadedConfig[RewardSection], specs: SpecReader) -> 
     errors: list[str] = []
     warnings: list[str] = []
     for path, source in sources.items():
-        for kind in (Kinds.UNUSABLE, Kinds.TEXT):
+        for kind in (_Kind.UNUSABLE, _Kind.TEXT):
             if found := [each for each in source.found if each.reading.kind is kind]:
                 hopeless = len(source.found) == source.read and all(each.alone for each in source.found)
                 (errors if hopeless else warnings).append(_sentence(path, source, kind, found))
@@ -93,7 +112,7 @@ def _sources(config: LoadedConfig[RewardSection], specs: SpecReader) -> dict[str
     sources: dict[str, _Source] = defaultdict(_Source)
     own = _bound(specs, config.run.verifiers)
     bound: dict[str, list[tuple[str, Parameters]]] = {}
-    read: dict[tuple[str, Policy], Reading | None] = {}
+    read: dict[tuple[str, Policy], _Reading | None] = {}
     for where, row in data_rows(config.data):
         verifiers = own
         if given := row.get("verifiers"):
@@ -109,7 +128,7 @@ def _sources(config: LoadedConfig[RewardSection], specs: SpecReader) -> dict[str
             alone = all(name in _MATH for name, _ in judging)
             question = reference.answer, policy
             if question not in read:
-                read[question] = read_here(reference.answer, *policy)
+                read[question] = _read_here(reference.answer, *policy)
             if read[question] is None:
                 source.open.append((where, reference.answer, policy, alone))
             else:
@@ -120,8 +139,18 @@ def _sources(config: LoadedConfig[RewardSection], specs: SpecReader) -> dict[str
                 read_tests(reference)
                 source.add(where, "", None, alone)
             except BadReference as error:
-                source.add(where, "", Reading(Kinds.UNUSABLE, error.message), alone)
+                source.add(where, "", _Reading(_Kind.UNUSABLE, error.message), alone)
     return sources
+
+
+def _read_here(reference: str, reading: ReadingPolicy, equality: EqualityPolicy) -> _Reading | None:
+    """Return how a reference reads, or None if a worker has to decide: see `_read_by_worker`."""
+    answer = unboxed(reference_answer(reference, reading))
+    if not answer.strip():
+        return _Reading(_Kind.UNUSABLE, "it is empty")
+    if not is_plain(answer, equality):
+        return None
+    return _Reading(_Kind.TEXT if is_sentence(answer, equality) else _Kind.MATHEMATICS)
 
 
 async def _ask(sources: Sequence[_Source], section: RewardSection) -> None:
@@ -138,10 +167,27 @@ async def _ask(sources: Sequence[_Source], section: RewardSection) -> None:
                 for source in sources:
                     step = -(-len(source.open) * len(sources) // _ASKED) or 1
                     for where, reference, policy, alone in source.open[::step]:
-                        source.add(where, reference, await read_as(pool, reference, *policy), alone)
+                        source.add(where, reference, await _read_by_worker(pool, reference, *policy), alone)
                     source.sampled = step > 1
     finally:
         await pool.close()
+
+
+async def _read_by_worker(
+    pool: WorkerPool, reference: str, reading: ReadingPolicy, equality: EqualityPolicy
+) -> _Reading | None:
+    """Return how a reference reads; None: the worker could not tell. Raises WorkerDied."""
+    answer = unboxed(reference_answer(reference, reading))
+    try:
+        message = await pool.run({"reference": answer, "policy": equality.model_dump()})
+    except TaskTimedOut as error:
+        return _Reading(_Kind.UNUSABLE, f"reading it was {error}")
+    match message["event"]:
+        case "judged":
+            return _Reading(_Kind.TEXT if message["is_text"] else _Kind.MATHEMATICS)
+        case "bad_reference":
+            return _Reading(_Kind.UNUSABLE, message["reason"])
+    return None
 
 
 def _sections(given: Any) -> Iterator[VerifierSection]:
@@ -186,14 +232,14 @@ def _reference(row: Mapping[str, Any]) -> reward_pb2.Reference | None:
 
 
 _CURES = {
-    Kinds.TEXT: "text, not mathematics, so that only the same text is right: name the answer's column in `fields`, "
+    _Kind.TEXT: "text, not mathematics, so that only the same text is right: name the answer's column in `fields`, "
     "use the verifier 'exact', or for letters of a multiple-choice question the parameter choices of 'math'",
-    Kinds.UNUSABLE: "unusable, so that completions get no reward: correct or leave out such rows, or use the verifier "
+    _Kind.UNUSABLE: "unusable, so that completions get no reward: correct or leave out such rows, or use the verifier "
     "that they are for",
 }
 
 
-def _sentence(path: str, source: _Source, kind: Kinds, found: Sequence[_Found]) -> str:
+def _sentence(path: str, source: _Source, kind: _Kind, found: Sequence[_Found]) -> str:
     found = sorted(found, key=lambda each: int(each.where.rpartition(" ")[2]))
     shown = "; ".join(f"{each.where}: {each.reading.reason or _short(each.reference)}" for each in found[:_SHOWN])
     more = "; …" if len(found) > _SHOWN else ""
@@ -202,5 +248,4 @@ def _sentence(path: str, source: _Source, kind: Kinds, found: Sequence[_Found]) 
 
 
 def _short(reference: str) -> str:
-    text = " ".join(reference.split())
-    return repr(text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…")
+    return repr(encodable(" ".join(reference.split()), _LONGEST_SHOWN))

@@ -3,8 +3,7 @@
 import pytest
 
 from quartet_reward.code.completion import ProgramIn, find_program
-from quartet_reward.code.outputs import same_output
-from quartet_reward.code.values import Comparison, plain, same
+from quartet_reward.code.values import Comparison, plain, same, same_output
 
 DOCUMENTED = '''def f():
     """Add.

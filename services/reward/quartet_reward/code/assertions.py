@@ -47,7 +47,7 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
         wanted = names.unknown & {entry_point}
     else:
         wanted = names.unknown | names.hidden
-    if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
+    if names.checks and not entry_point and len(wanted) != 1:
         raise Verdict(Finding.BAD_TEST, "check takes a function: reference.entry_point must name it")
     if not marks.assertions:
         raise Verdict(Finding.BAD_TEST, "the test program asserts nothing")

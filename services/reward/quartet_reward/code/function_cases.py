@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.outputs import same_output
 from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun, shown
-from quartet_reward.code.values import Compare, Comparison, plain, same
+from quartet_reward.code.values import Compare, Comparison, plain, same, same_output
 
 Check = Callable[[Any, Any, Any], bool]
 

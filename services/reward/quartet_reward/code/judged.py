@@ -11,10 +11,9 @@ from typing import Any
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code.outputs import same_output
 from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
-from quartet_reward.code.values import Comparison
+from quartet_reward.code.values import Comparison, same_output
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox

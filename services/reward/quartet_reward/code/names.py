@@ -60,8 +60,8 @@ class Names:
     """Names that only the program under test can define."""
     hidden: set[str]
     """Builtins that it calls, if no other name can be the function under test: a program may redefine one."""
-    uncalled: dict[str, bool]
-    """Its `check` and `test_…` functions that it does not call itself, and whether they have parameters."""
+    checks: bool
+    """Whether it defines `check`, with parameters, and does not call it itself."""
 
 
 def read_names(source: str, file: str, entry_point: str) -> Names:
@@ -88,11 +88,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
         usual,
         unknown,
         hidden=set() if named or unknown else {name for name in called & outside if hasattr(builtins, name)},
-        uncalled={
-            name: bool(each.get_parameters())
-            for name, each in functions.items()
-            if name not in used and (name == "check" or name.startswith("test_"))
-        },
+        checks=bool("check" in functions and "check" not in used and functions["check"].get_parameters()),
     )
 
 

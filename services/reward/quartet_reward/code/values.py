@@ -1,9 +1,15 @@
-"""Compares a function's result with the expected value, which comes from JSON."""
+"""Compares a function's result with the expected value, which comes from JSON, and what a program prints with a text.
+
+Outputs are compared piece by piece: either may have megabytes.
+"""
 
 import math
+import re
 from collections import deque
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import zip_longest
 from types import CoroutineType
 from typing import Any, Literal
 
@@ -111,3 +117,73 @@ def _key(key: Any) -> Any:
     if key is None:
         return "null"
     return str(key) if isinstance(key, int | float) else key
+
+
+_TOKEN = re.compile(r"\S+")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+|inf|infinity|nan)", re.IGNORECASE
+)
+
+
+def same_output(found: str, expected: str, comparison: Comparison) -> bool:
+    """Return whether two outputs are the same.
+
+    Trailing white space of lines and empty lines at the end are ignored. With a tolerance, lines are compared token by
+    token: see `_same_token`.
+    """
+    if found == expected:
+        return True
+    pieces, same = (_tokens, _same_token) if comparison.by_tokens else (_lines, _same_line)
+    return _all_same(pieces(found), pieces(expected), same, comparison)
+
+
+def _all_same(
+    found: Iterator[str], expected: Iterator[str], same: Callable[[str, str, Comparison], bool], comparison: Comparison
+) -> bool:
+    return all(
+        one is not None and other is not None and same(one, other, comparison)
+        for one, other in zip_longest(found, expected)
+    )
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Return the lines without white space at their ends, up to the last one that is not empty."""
+    empty, start = 0, 0
+    while start <= len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        line = text[start:end].rstrip()
+        start = end + 1
+        if not line:
+            empty += 1
+            continue
+        yield from ("" for _ in range(empty))
+        empty = 0
+        yield line
+
+
+def _tokens(text: str) -> Iterator[str]:
+    return (match.group() for match in _TOKEN.finditer(text))
+
+
+def _same_line(found: str, expected: str, comparison: Comparison) -> bool:
+    if found == expected or not (comparison.tolerance or comparison.ignore_case):
+        return found == expected
+    return _all_same(_tokens(found), _tokens(expected), _same_token, comparison)
+
+
+def _same_token(found: str, expected: str, comparison: Comparison) -> bool:
+    """Return whether two tokens are the same text, or numbers that are close.
+
+    The tolerance is for floats: tokens with a point or an exponent, inf and nan. Where an integer is expected, the
+    number must be that integer, and two strings of digits must be the same text.
+    """
+    if found == expected or (comparison.ignore_case and found.casefold() == expected.casefold()):
+        return True
+    if not comparison.tolerance:
+        return False
+    if _FLOAT.fullmatch(expected):
+        a_number = _FLOAT.fullmatch(found) or _INTEGER.fullmatch(found)
+        return bool(a_number) and close(float(found), float(expected), comparison.tolerance)
+    return bool(_INTEGER.fullmatch(expected) and _FLOAT.fullmatch(found)) and Decimal(found) == Decimal(expected)

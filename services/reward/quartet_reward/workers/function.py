@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quartet_common.python_file import FileError, describe, load_callable
+from quartet_common.text import encodable
 from quartet_reward import Score
 from quartet_server import worker_protocol
 
@@ -151,8 +152,7 @@ def _number(value: Any) -> float | bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:79] + '…'} ({type(value).__name__})"
+    return f"{encodable(repr(value), 80)} ({type(value).__name__})"
 
 
 if __name__ == "__main__":
