@@ -238,7 +238,7 @@ def checkpoint_folder(path: Path | None, overrides: Sequence[str], run_id: str) 
     config = load_config("trainer", _Trainer, path, overrides)
     if config.section.checkpoint.folder is not None:
         return config.section.checkpoint.folder
-    run = config.run if config.run.id == run_id else config.run.model_copy(update={"id": run_id})
+    run = config.run.model_copy(update={"id": run_id})
     return run.path / "checkpoints"
 
 

@@ -63,14 +63,14 @@ def create_authority(folder: Path, days: int = CA_DAYS) -> None:
     _write_pair(folder, "ca", _sign_authority(name, key, days), key)
 
 
-def renew_authority(folder: Path, days: int = CA_DAYS) -> CertificateInfo:
+def renew_authority(folder: Path) -> CertificateInfo:
     """Renew the CA's certificate with the same key: certificates that it signed stay valid.
 
     Raises:
         InputError: no CA there, or files that cannot be read or written.
     """
     ca, key = _read_authority(folder)
-    certificate = _sign_authority(ca.subject, key, days)
+    certificate = _sign_authority(ca.subject, key, CA_DAYS)
     _write_pair(folder, "ca", certificate, key)
     return _info(certificate)
 

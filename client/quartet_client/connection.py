@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -209,11 +209,11 @@ async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def repeatedly(stop: asyncio.Event, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Call `work`, with pauses of `seconds`, until `stop` is set or it raises."""
-    while not stop.is_set():
+async def repeatedly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Call `work`, with pauses of `seconds`, until it raises."""
+    while True:
         await work()
-        await wait_for(stop, seconds)
+        await asyncio.sleep(seconds)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:
@@ -239,7 +239,7 @@ async def service_statuses(connections: Connections) -> list[ServiceStatus]:
     found = await asyncio.gather(*(service_status(connections, kind) for kind in ALL_KINDS))
     broker, reward, rollout, trainer, environment = found
     others = await _other_rollouts(connections, broker, rollout.instance_id)
-    asked = (_status(rollout, _rollout_details(rollout)) for rollout in map(connections.rollout_at, others))
+    asked = map(_status, map(connections.rollout_at, others))
     optional = [environment] if connections.uses_environments or environment.health != "unreachable" else []
     return [broker, reward, rollout, *await asyncio.gather(*asked), trainer, *optional]
 
@@ -260,32 +260,21 @@ async def _other_rollouts(connections: Connections, broker: ServiceStatus, known
 
 async def service_status(connections: Connections, kind: str) -> ServiceStatus:
     """Ask a service of [addresses] for its health, handshake and status."""
-    match kind:
-        case "broker":
-            return await _status(connections.broker, _broker_details(connections.broker))
-        case "reward":
-            return await _status(connections.reward, _reward_details(connections.reward))
-        case "rollout":
-            return await _status(connections.rollout, _rollout_details(connections.rollout))
-        case "environment":
-            return await _status(connections.environment, _environment_details(connections.environment))
-        case _:
-            return await _status(connections.trainer, _trainer_details(connections.trainer))
+    return await _status(getattr(connections, kind))
 
 
-async def _status(service: Service[Any], details: Coroutine[Any, Any, dict[str, Any]]) -> ServiceStatus:
-    """`details`: awaited after the handshake; if it fails (the broker without Redis), the status has its sentence."""
-    with closing(details):
-        try:
-            async with service.errors():
-                health = await _health(service.channel)
-                hello = await handshake(service.channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
-        except QuartetError as failure:
-            return ServiceStatus(service.kind, service.address, "unreachable", error=str(failure))
-        try:
-            found = await details
-        except QuartetError as error:
-            found = {"error": str(error)}
+async def _status(service: Service[Any]) -> ServiceStatus:
+    """Ask a service; if its status call fails (the broker without Redis), the details are that error's sentence."""
+    try:
+        async with service.errors():
+            health = await _health(service.channel)
+            hello = await handshake(service.channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
+    except QuartetError as failure:
+        return ServiceStatus(service.kind, service.address, "unreachable", error=str(failure))
+    try:
+        found = await _DETAILS[service.kind](service)
+    except QuartetError as error:
+        found = {"error": str(error)}
     return ServiceStatus.from_proto(hello, kind=service.kind, address=service.address, health=health, details=found)
 
 
@@ -320,15 +309,23 @@ async def _trainer_details(trainer: Service[trainer_pb2_grpc.TrainerServiceAsync
     return _fields(await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest(), _PATIENCE))
 
 
+_DETAILS: Mapping[str, Callable[[Service[Any]], Awaitable[dict[str, Any]]]] = {
+    "broker": _broker_details,
+    "reward": _reward_details,
+    "rollout": _rollout_details,
+    "trainer": _trainer_details,
+    "environment": _environment_details,
+}
+
+
 def _fields(status: Message) -> dict[str, Any]:
     return MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def _run_summary(run: broker_pb2.Run) -> dict[str, object]:
-    stats = MessageToDict(run.stats, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return {
         "run_id": run.spec.run_id,
-        "state": broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower(),
+        "state": enum_name(broker_pb2.RunState, run.state),
         "policy_version": run.policy_version,
-        "stats": {name: int(count) for name, count in stats.items()},
+        "stats": {name: int(count) for name, count in _fields(run.stats).items()},
     }

@@ -151,16 +151,6 @@ def reward_text(of: EvaluationPoint | Evaluation) -> str:
     return ("–" if of.reward is None else f"{of.reward:.3f}") + (f" ({each})" if len(of.rewards) > 1 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedNotice:
-    """A notice for people; `level` is "info", "warning" or "error"."""
-
-    at: datetime
-    level: str
-    text: str
-    source: str
-
-
 @dataclass
 class RunProgress:
     """The state of a run. `fold` adds an event, `fold_run` the run's counts, `fold_service` a service's status.
@@ -174,7 +164,7 @@ class RunProgress:
         members: live members by instance id.
         samples, samples_seen: the last sampled groups, and the number of all that came.
         services: by kind; empty before the first `fold_service`.
-        notices: the last ones, oldest first.
+        notices: the last ones and when they were, oldest first.
         weights: the last weight updates and when they were, oldest first.
         versions: of each rollout, (seconds since 1970, policy version) at each change.
         busy: whether completions were running at the configured rollout, at each of its last statuses.
@@ -199,7 +189,7 @@ class RunProgress:
     members: dict[str, Member] = field(default_factory=dict)
     samples: deque[Group] = field(default_factory=lambda: deque(maxlen=24))
     samples_seen: int = 0
-    notices: deque[TimedNotice] = field(default_factory=lambda: deque(maxlen=100))
+    notices: deque[tuple[datetime, Notice]] = field(default_factory=lambda: deque(maxlen=100))
     weights: deque[tuple[datetime, WeightsPublished]] = field(default_factory=lambda: deque(maxlen=2000))
     versions: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     stats: RunStats | None = None
@@ -250,7 +240,8 @@ class RunProgress:
                 self.ended_at = event.at if self.ended else None
                 self.stepped = self.stepped and self.ended
                 if self.state == "failed":
-                    self._note(event, "error", f"the run failed: {changed.reason or 'no reason was given'}", "run")
+                    text = f"the run failed: {changed.reason or 'no reason was given'}"
+                    self.notices.append((event.at, Notice("error", text, "run")))
             case StepFinished() as step:
                 self._fold_step(event, step)
             case EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics):
@@ -265,7 +256,7 @@ class RunProgress:
                 self.samples.append(group)
                 self.samples_seen += 1
             case Notice() as notice:
-                self._note(event, notice.level, notice.text, notice.source)
+                self.notices.append((event.at, notice))
 
     def fold_run(self, run: Run) -> None:
         """Add the run's counts, versions and live members."""
@@ -318,7 +309,8 @@ class RunProgress:
         self.steps[step.step] = Step.of(event.at.timestamp(), step.metrics)
         if failures := step.metrics.get(FAILED_UPDATES, 0):
             text = f"{failures:g} failed attempt{'s' if failures != 1 else ''} at giving version "
-            self._note(event, "warning", f"{text}{step.policy_version} to the rollouts", "trainer")
+            notice = Notice("warning", f"{text}{step.policy_version} to the rollouts", "trainer")
+            self.notices.append((event.at, notice))
 
     def _fold_member(self, event: RunEvent, changed: MemberChanged) -> None:
         member = changed.member
@@ -327,7 +319,7 @@ class RunProgress:
         if changed.gone:
             del self.members[member.instance_id]
             text = f"{member.kind} {member.instance_id} is gone: {changed.reason or 'it left'}"
-            self._note(event, "info", text, "broker")
+            self.notices.append((event.at, Notice("info", text, "broker")))
 
     def _note_version(self, at: float, member: Member) -> None:
         if member.kind != "rollout":
@@ -335,9 +327,6 @@ class RunProgress:
         history = self.versions.setdefault(member.instance_id, [])
         if not history or history[-1][1] != member.policy_version:
             history.append((max(at, history[-1][0]) if history else at, member.policy_version))
-
-    def _note(self, event: RunEvent, level: str, text: str, source: str) -> None:
-        self.notices.append(TimedNotice(event.at, level, text, source))
 
 
 _MAX_READ = 16 << 20  # bytes per read, so that a long file does not delay the page

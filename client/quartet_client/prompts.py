@@ -15,6 +15,7 @@ from quartet_common.config import SamplingSection
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
 from quartet_common.sections import AnyEnvironment, Section, Verifiers
+from quartet_common.text import encodable
 from quartet_common.values import check_values
 
 
@@ -199,7 +200,9 @@ class Prompt(Section):
             return value
         fields = {"prompt": value} if isinstance(value, str) else value
         if not isinstance(fields, Mapping):
-            raise InputError(f"{where}: got {_shown(fields)}; allowed: an object with a prompt's fields, or its text")
+            raise InputError(
+                f"{where}: got {encodable(repr(fields), 80)}; allowed: an object with a prompt's fields, or its text"
+            )
         try:
             check_values(fields)
             return cls.model_validate(dict(fields))
@@ -259,11 +262,6 @@ def parse_prompts(prompts: PromptLike | Iterable[PromptLike]) -> list[Prompt]:
     return [Prompt.parse(item, f"prompts[{index}]") for index, item in enumerate(items)]
 
 
-def _shown(value: object, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def _first_problem(error: ValidationError) -> str:
     """Return the first problem as "field: got X; what is allowed"."""
     problem = error.errors(include_url=False)[0]
@@ -280,4 +278,4 @@ def _first_problem(error: ValidationError) -> str:
         return f'"{key}" is missing{there}'
     if not key or message.startswith("got "):
         return message
-    return f'"{key}": got {_shown(problem["input"])}; {message}'
+    return f'"{key}": got {encodable(repr(problem["input"]), 80)}; {message}'

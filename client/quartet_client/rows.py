@@ -20,6 +20,7 @@ from quartet_common.config import ConfigError
 from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
 from quartet_common.sources import RowSource
+from quartet_common.text import encodable
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
@@ -87,8 +88,7 @@ def _parse_json(line: str, where: str) -> dict:
     try:
         value = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
-        came = line.strip()
-        shown = came if len(came) <= 60 else came[:59] + "…"
+        shown = encodable(line.strip(), 60)
         reason = error.msg[0].lower() + error.msg[1:]
         raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'; {_LINES}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets

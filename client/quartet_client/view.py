@@ -1,7 +1,7 @@
 """The live picture of a run for a terminal, or a line per step, and the loop that keeps it current."""
 
-import asyncio
 import math
+import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,10 +20,10 @@ from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished, state_words
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text, by_whom, reward_text, starting, work_of
+from quartet_client.progress import RunProgress, accuracy_text, by_whom, problem_of, reward_text, starting, work_of
+from quartet_client.streams import MAX_INSTANCES
 from quartet_client.terminal import Terminal
-from quartet_client.waits import waits
-from quartet_common.text import Repeats, block, one_line, without_numbers
+from quartet_common.text import Repeats, block, encodable, one_line, without_numbers
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -34,6 +34,8 @@ _STATE_STYLES = {
 }
 _NOTICE_STYLES = {"warning": "yellow", "error": "red"}
 _SAMPLE_LINES = 6
+STILL_SECONDS = 5.0
+"""After so long without a change of the run's counts a full queue holds it up; while prompts are taken it is usual."""
 
 
 class RunView:
@@ -104,9 +106,36 @@ class RunView:
         if state.samples and state.samples[-1].completions:
             parts.append(_sample(state.samples[-1]))
         if state.notices:
-            newest = state.notices[-1]
+            _, newest = state.notices[-1]
             parts.append(Text(one_line(f"  {newest.text}"), _NOTICE_STYLES.get(newest.level, "dim")))
         return Group(*parts)
+
+
+def waits(state: RunProgress) -> dict[str, str]:
+    """Return sentences by what holds the run up: a service, "queue" or "experience". Empty: it goes on."""
+    still = time.monotonic() - state.moved_at > STILL_SECONDS
+    known = starting(state)
+    shown = {
+        kind: service for kind, service in state.services.items() if (kind == "broker" or still) and kind not in known
+    }
+    found = {} if state.ended else {kind: text for kind, service in shown.items() if (text := problem_of(service))}
+    if state.ended or not still or not state.stepped or state.stats is None or state.spec is None:
+        return found
+    stats, prompts, room = state.stats, state.spec.max_queued_prompts, state.spec.max_experience_bytes
+    if stats.queued + max(1, min(MAX_INSTANCES, prompts // 4)) > prompts:
+        found["queue"] = (
+            f"the broker's queue is full: {stats.queued} prompts wait, and at most {prompts} may "
+            "(run.max_queued_prompts); no rollout takes any"
+        )
+    groups = stats.ready + stats.leased_to_trainer
+    mean = stats.experience_bytes / max(1, groups + stats.trained)
+    # As the broker's admission limit: no room for one more group of the mean size, and a batch is there.
+    if groups >= state.spec.groups_per_step and stats.experience_bytes + mean * (stats.leased + 1) > room:
+        found["experience"] = (
+            f"the broker is full: {stats.experience_bytes:,} bytes of experience, and at most {room:,} may be "
+            "(run.max_experience_bytes); rollouts get no prompts until groups are trained"
+        )
+    return found
 
 
 def plain_line(state: RunProgress, event: RunEvent) -> str:
@@ -269,7 +298,7 @@ def _sample(group: SampleGroup) -> RenderableType:
 def _cut(text: str) -> str:
     lines = text.splitlines() or [""]
     shown = lines[:_SAMPLE_LINES]
-    cut = "\n".join(line if len(line) <= 400 else line[:399] + "…" for line in shown)
+    cut = "\n".join(encodable(line, 400) for line in shown)
     return cut + (" …" if len(lines) > _SAMPLE_LINES else "")
 
 
@@ -284,15 +313,14 @@ _DRAW_SECONDS = 0.3
 _ASK_SECONDS = 2.0
 
 
-async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event | None = None) -> None:
-    """Keep the progress of the view's run current, and show it, until the run ends or `stop` is set.
+async def watch_progress(client: AsyncClient, view: RunView) -> None:
+    """Keep the progress of the view's run current, and show it, until the run ends.
 
     Then `view.progress.ended` and `.succeeded` are those of the run.
 
     Raises:
         QuartetError: there is no such run, or the broker is away for too long.
     """
-    stop = stop or asyncio.Event()
     progress = view.progress
     progress.fold_run(await client.get_run(progress.run_id))
 
@@ -313,7 +341,5 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
         progress.fold_service(await client.get_service(kind))
 
     # One task per service: one that does not answer delays none of the others.
-    asking = (repeatedly(stop, _ASK_SECONDS, partial(ask_service, kind)) for kind in KINDS)
-    await until_first(
-        follow(), stop.wait(), repeatedly(stop, _DRAW_SECONDS, draw), repeatedly(stop, _ASK_SECONDS, ask_run), *asking
-    )
+    asking = (repeatedly(_ASK_SECONDS, partial(ask_service, kind)) for kind in KINDS)
+    await until_first(follow(), repeatedly(_DRAW_SECONDS, draw), repeatedly(_ASK_SECONDS, ask_run), *asking)

@@ -12,7 +12,7 @@ from quartet.v1 import broker_pb2 as pb
 from real_broker import Life, RealBroker, door
 from rich.console import Console
 
-from quartet_client import AsyncClient, waits
+from quartet_client import AsyncClient, view
 from quartet_client.models import ServiceStatus
 from quartet_client.progress import RunProgress, starting
 from quartet_client.view import RunView, watch_progress
@@ -26,17 +26,17 @@ SECONDS = 8.0
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "STILL_SECONDS", 0.5)
+    monkeypatch.setattr(view, "STILL_SECONDS", 0.5)
 
 
 def test_a_service_that_the_launcher_starts_cannot_be_reached_only_after_it_was() -> None:
     state = RunProgress("demo", coming={"rollout"})
     away = ServiceStatus("rollout", "127.0.0.1:1", "unreachable", error="refused")
     state.fold_service(away)
-    assert starting(state) == {"rollout": "is starting"} and not waits.waits(state)
+    assert starting(state) == {"rollout": "is starting"} and not view.waits(state)
     state.fold_service(ServiceStatus("rollout", "127.0.0.1:1", "serving"))
     state.fold_service(away)
-    assert not starting(state) and "cannot be reached" in waits.waits(state)["rollout"]
+    assert not starting(state) and "cannot be reached" in view.waits(state)["rollout"]
 
 
 class Watched:
@@ -108,7 +108,7 @@ async def test_a_full_queue_that_nobody_empties_is_said_and_its_end(address, wat
 
 
 async def test_a_queue_that_is_emptied_is_no_obstacle(address, watching, monkeypatch):
-    monkeypatch.setattr(waits, "STILL_SECONDS", 3.0)
+    monkeypatch.setattr(view, "STILL_SECONDS", 3.0)
     life = stepped(address, max_queued_prompts=8)
     async with watching() as watched:
         await watched.says("step 1")

@@ -87,6 +87,6 @@ def _embedded(path: Path | None, overrides: tuple[str, ...], run_id: str) -> lis
     config = Target(path, overrides).config()
     if config.file and "redis_url" in config.file.section("broker"):
         return []
-    run = config.run if config.run.id == run_id else config.run.model_copy(update={"id": run_id})
+    run = config.run.model_copy(update={"id": run_id})
     socket = (run.path / "sockets" / "redis.sock").resolve()
     return [f'broker.redis_url="unix://{socket}"'] if socket.is_socket() else []

@@ -41,8 +41,7 @@ def _of_trainer(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..
     @asynchronous
     @functools.wraps(command)
     async def wrapped(target: Target, run_id: str | None, **options: Any) -> int:
-        named = target.path is not None or any(each.startswith("run.id") for each in target.overrides)
-        wanted = run_id or (target.config().run.id if named else "")
+        wanted = run_id or (target.config().run.id if target.names_run else "")
         seconds = min(30.0, options.get("timeout", 30.0))  # also of the first call, to a service that may hang
         async with AsyncClient.from_config(target.path, target.overrides, seconds) as client:
             return await command(client, (await trainer_status(client.connections, wanted)).run_id, **options)

@@ -25,10 +25,9 @@ from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.plot import plot
 from quartet_client.cli.prompts import generate, submit
 from quartet_client.cli.rescore import rescore
-from quartet_client.cli.run import dashboard, run, status, sweep, trace, watch
+from quartet_client.cli.run import dashboard, run, sft, status, sweep, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.cli.score import score
-from quartet_client.cli.sft import sft
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import print_error
 from quartet_common.build import read_build

@@ -33,6 +33,11 @@ class Target:
     path: Path | None
     overrides: tuple[str, ...]
 
+    @property
+    def names_run(self) -> bool:
+        """Whether it has a run's id, beside the default one."""
+        return self.path is not None or any(each.startswith("run.id") for each in self.overrides)
+
     def config(self) -> LoadedConfig[DataSection]:
         """Return the configuration. Raises ConfigError."""
         return load_config("data", DataSection, self.path, self.overrides)

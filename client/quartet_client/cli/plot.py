@@ -14,8 +14,7 @@ from quartet_common.python_file import install_command
 from quartet_common.verifier_scores import by_verifier
 
 _UNKNOWN = (float("nan"), float("nan"))
-
-
+_WEIGHT = 0.8  # of the mean so far, in a smooth curve
 _TITLES = {
     REWARD: "Mean reward of the batch",
     "completions/mean_length": "Tokens per completion",
@@ -86,13 +85,13 @@ def plot_runs(folders: Sequence[Path], output: Path, metrics: Sequence[str] = ()
     plt.close(figure)
 
 
-def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
+def _smoothed(values: Sequence[float]) -> list[float]:
     """Return the exponential moving average, without its pull to zero at the start, as TensorBoard draws it."""
     smooth: list[float] = []
     total = 0.0
     for count, value in enumerate(values, start=1):
-        total = weight * total + (1 - weight) * value
-        smooth.append(total / (1 - weight**count))
+        total = _WEIGHT * total + (1 - _WEIGHT) * value
+        smooth.append(total / (1 - _WEIGHT**count))
     return smooth
 
 

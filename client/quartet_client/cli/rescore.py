@@ -1,6 +1,5 @@
 """`quartet rescore`: stored completions scored again, by another verifier; old and new verdicts side by side."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import click
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.cli.options import Target, json_option, print_json, table, targeted
+from quartet_client.cli.score import score_all
 from quartet_client.data import DataSection, DataSource, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.launcher import the_launcher
@@ -22,7 +22,6 @@ from quartet_client.terminal import Terminal, echo
 from quartet_common.proportions import SOLVED
 from quartet_common.sections import VerifierSection, by_name
 
-_AT_ONCE = 4
 _SHOWN = 20
 _FORMS = (
     "SET.jsonl of `quartet eval`, evaluations/SET-step-N.jsonl or rollouts.jsonl of a run (with prompt_id in each "
@@ -115,27 +114,22 @@ async def _rescore(
     client: AsyncClient,
 ) -> int:
     """Score, print, and return the exit status."""
-    places = asyncio.Semaphore(_AT_ONCE)
-
-    async def scored(name: str, prompt: Prompt, completions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        async with places:
-            scores = await client.score(
-                [one["text"] for one in completions], prompt, chosen or prompt.verifiers or default
-            )
-        found = []
+    rows = [
+        (prompt, [one["text"] for one in completions], chosen or prompt.verifiers or default)
+        for _, prompt, completions in problems
+    ]
+    results: list[dict[str, Any]] = []
+    for (name, prompt, completions), scores in zip(problems, await score_all(client, rows), strict=True):
         for index, (one, new) in enumerate(zip(completions, scores, strict=True)):
             old = {key: one.get(key) for key in ("reward", "ans_acc", "outcome", "reason")}
             change = [_verdict(old["ans_acc"]), "failed" if new.failure else _verdict(new.ans_acc)]
             place = {"set": name, "id": prompt.id, "index": index, "changed": change[0] != change[1]}
-            found.append({**place, "change": change, "old": old, "new": asdict(new)})
-        return found
-
-    results = sum(await asyncio.gather(*(scored(*one) for one in problems)), [])
+            results.append({**place, "change": change, "old": old, "new": asdict(new)})
     failed = sum(bool(one["new"]["failure"]) for one in results)
     if as_json:
         print_json(results)
         return 1 if failed else 0
-    rows = []
+    lines = []
     for name in dict.fromkeys(name for name, _, _ in problems):
         own = [one for one in results if one["set"] == name]
         both = [one for one in own if not one["new"]["failure"]]
@@ -145,9 +139,9 @@ async def _rescore(
                 values = [one[when][key] for one in both if one[when][key] is not None]
                 means.append(f"{sum(values) / len(values):.3f}" if values else "–")
         changed = sum(one["changed"] for one in both)
-        rows.append([name, str(len(own)), str(len(own) - len(both)), str(changed), *means])
+        lines.append([name, str(len(own)), str(len(own) - len(both)), str(changed), *means])
     out = Terminal()
-    out.print(table(["set", "completions", "failed", "changed", "accuracy", "now", "reward", "now"], rows))
+    out.print(table(["set", "completions", "failed", "changed", "accuracy", "now", "reward", "now"], lines))
     for one in [one for one in results if one["changed"]][:_SHOWN]:
         why = one["new"]["failure"] or one["new"]["reason"]
         line = f"{one['set']}: {one['id']}, completion {one['index']}: {' -> '.join(one['change'])}"

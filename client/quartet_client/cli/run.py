@@ -1,4 +1,4 @@
-"""`quartet run`, `watch`, `status`, `trace`, `dashboard`: a run from its run file, a run, the services, a group."""
+"""`quartet run`, `sft`, `sweep`: training from a run file; `watch`, `status`, `trace`, `dashboard`: what it does."""
 
 import asyncio
 import errno
@@ -79,12 +79,7 @@ def run(
         launcher = the_launcher("start the services yourself and use --attach")
         if not dry_run:
             return launcher.run(file, overrides, plain)
-
-        def warn(line: str) -> None:
-            if line.startswith("warning: "):
-                echo(line, err=True)
-
-        plan = launcher.check_run(file, overrides, warn)
+        plan = launcher.check_run(file, overrides, _warn)
         print_json(_plan(plan.config, plan.data, attach))
         return 0
     config = Target(file, overrides).config()
@@ -93,6 +88,27 @@ def run(
         print_json(_plan(config, data, attach))
         return 0
     return asyncio.run(_attach(config, data, wait, plain or None))
+
+
+def _warn(line: str) -> None:
+    if line.startswith("warning: "):
+        echo(line, err=True)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--dry-run", is_flag=True, help="Check everything and read all rows, print what would run, and stop.")
+def sft(file: Path, overrides: tuple[str, ...], dry_run: bool) -> int:
+    """Fine-tune the model of FILE.toml on the rows of its section [sft], with the trainer alone.
+
+    Ctrl-C ends it after a checkpoint; the same command goes on from there. The model is in the run's folder at the end.
+    """
+    launcher = the_launcher("start quartet-trainer FILE --sft yourself")
+    if not dry_run:
+        return launcher.sft(file, overrides)
+    print_json(launcher.check_sft(file, overrides, _warn))
+    return 0
 
 
 @click.command()
@@ -296,8 +312,7 @@ async def dashboard(
     from quartet_client.dashboard import Collector, PageServer  # reads the page's files
 
     config = target.config()
-    named = target.path is not None or any(each.startswith("run.id") for each in target.overrides)
-    chosen = run_id or (config.run.id if named else None)
+    chosen = run_id or (config.run.id if target.names_run else None)
     folder = config.run.folder if config.run.folder and chosen == config.run.id else None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -27,8 +27,8 @@ from quartet_common.text import one_line
 
 _ROWS = 20
 _AT_ONCE = 4  # rows: few reward functions have more workers
-_Row = tuple[Prompt, list[str], list[VerifierSection]]
-"""A prompt, its completions, of which the best counts, and its verifiers."""
+Row = tuple[Prompt, list[str], list[VerifierSection]]
+"""A prompt, its completions, and its verifiers."""
 
 
 @click.command()
@@ -102,7 +102,7 @@ def _style(result: Score) -> str:
     return "red" if result.failure else "green" if result.outcome == "correct" else "yellow"
 
 
-def _rows_of(target: Target, rows: int | None, text: str | None, file: Path | None) -> list[_Row]:
+def _rows_of(target: Target, rows: int | None, text: str | None, file: Path | None) -> list[Row]:
     config = target.config()
     if config.section.train is None:
         raise InputError("data.train is missing: name the source of the rows, such as a JSONL file")
@@ -148,19 +148,23 @@ def _text_of(line: str, where: str) -> str:
     raise InputError(f'{where}: got {line[:80]}; allowed: a JSON text, or an object with the text "completion"')
 
 
-async def _score_rows(rows: Sequence[_Row], as_json: bool, client: AsyncClient) -> int:
-    """Score and print rows, and return the exit status."""
+async def score_all(client: AsyncClient, rows: Sequence[Row]) -> list[list[Score]]:
+    """Return the scores of each row's completions."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def all_scores(prompt: Prompt, completions: list[str], verifiers: list[VerifierSection]) -> list[Score]:
+    async def scores(prompt: Prompt, completions: list[str], verifiers: list[VerifierSection]) -> list[Score]:
         async with places:
             return await client.score(completions, prompt, verifiers)
 
+    return await asyncio.gather(*(scores(*row) for row in rows))
+
+
+async def _score_rows(rows: Sequence[Row], as_json: bool, client: AsyncClient) -> int:
+    """Score and print rows, of whose completions the best count, and return the exit status."""
     out, results = Terminal(), list[Score]()
     lines: list[list[str | Text]] = []
     warning = ""
-    for row, scores in zip(rows, await asyncio.gather(*(all_scores(*row) for row in rows)), strict=True):
-        prompt, completions, verifiers = row
+    for (prompt, completions, verifiers), scores in zip(rows, await score_all(client, rows), strict=True):
         place, result = best(scores)
         results.append(result)
         if as_json:

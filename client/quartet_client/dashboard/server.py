@@ -63,12 +63,9 @@ class Collector:
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until `stop` is set. A service that is away, or a run that does not exist, raises nothing."""
         # One task per service: one that does not answer delays none of the others.
-        asking = [repeatedly(stop, _ASK_SECONDS, work) for work in (self._ask_run, self._follow, self._read_file)]
-        asking += [repeatedly(stop, _ASK_SECONDS, partial(self._ask_service, kind)) for kind in KINDS]
-        try:
-            await until_first(stop.wait(), repeatedly(stop, _DRAW_SECONDS, self._keep_drawn), *asking)
-        finally:
-            stop.set()
+        asking = [repeatedly(_ASK_SECONDS, work) for work in (self._ask_run, self._follow, self._read_file)]
+        asking += [repeatedly(_ASK_SECONDS, partial(self._ask_service, kind)) for kind in KINDS]
+        await until_first(stop.wait(), repeatedly(_DRAW_SECONDS, self._keep_drawn), *asking)
 
     def _begin(self, run_id: str) -> None:
         folder = self._folder or Path("runs") / run_id

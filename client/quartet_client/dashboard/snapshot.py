@@ -214,7 +214,7 @@ def _stairs(points: list[tuple[float, float]]) -> list[list[float]]:
 
 
 def _notices(picture: Picture) -> list[dict[str, Any]]:
-    return [{**asdict(each), "at": each.at.timestamp(), "text": each.text[:2000]} for each in reversed(picture.notices)]
+    return [{**asdict(each), "at": at.timestamp(), "text": each.text[:2000]} for at, each in reversed(picture.notices)]
 
 
 def _dead(picture: Picture) -> list[dict[str, Any]]:
