@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -239,7 +239,7 @@ async def service_statuses(connections: Connections) -> list[ServiceStatus]:
     found = await asyncio.gather(*(service_status(connections, kind) for kind in ALL_KINDS))
     broker, reward, rollout, trainer, environment = found
     others = await _other_rollouts(connections, broker, rollout.instance_id)
-    asked = map(_status, map(connections.rollout_at, others))
+    asked = (_status(connections.rollout_at(name), _rollout_details) for name in others)
     optional = [environment] if connections.uses_environments or environment.health != "unreachable" else []
     return [broker, reward, rollout, *await asyncio.gather(*asked), trainer, *optional]
 
@@ -260,10 +260,20 @@ async def _other_rollouts(connections: Connections, broker: ServiceStatus, known
 
 async def service_status(connections: Connections, kind: str) -> ServiceStatus:
     """Ask a service of [addresses] for its health, handshake and status."""
-    return await _status(getattr(connections, kind))
+    match kind:
+        case "broker":
+            return await _status(connections.broker, _broker_details)
+        case "reward":
+            return await _status(connections.reward, _reward_details)
+        case "rollout":
+            return await _status(connections.rollout, _rollout_details)
+        case "environment":
+            return await _status(connections.environment, _environment_details)
+        case _:
+            return await _status(connections.trainer, _trainer_details)
 
 
-async def _status(service: Service[Any]) -> ServiceStatus:
+async def _status(service: Service[Any], details: Callable[[Service[Any]], Awaitable[dict[str, Any]]]) -> ServiceStatus:
     """Ask a service; if its status call fails (the broker without Redis), the details are that error's sentence."""
     try:
         async with service.errors():
@@ -272,7 +282,7 @@ async def _status(service: Service[Any]) -> ServiceStatus:
     except QuartetError as failure:
         return ServiceStatus(service.kind, service.address, "unreachable", error=str(failure))
     try:
-        found = await _DETAILS[service.kind](service)
+        found = await details(service)
     except QuartetError as error:
         found = {"error": str(error)}
     return ServiceStatus.from_proto(hello, kind=service.kind, address=service.address, health=health, details=found)
@@ -307,15 +317,6 @@ async def _rollout_details(rollout: Service[rollout_pb2_grpc.RolloutServiceAsync
 
 async def _trainer_details(trainer: Service[trainer_pb2_grpc.TrainerServiceAsyncStub]) -> dict[str, Any]:
     return _fields(await trainer.call(trainer.stub.GetStatus, trainer_pb2.TrainerServiceGetStatusRequest(), _PATIENCE))
-
-
-_DETAILS: Mapping[str, Callable[[Service[Any]], Awaitable[dict[str, Any]]]] = {
-    "broker": _broker_details,
-    "reward": _reward_details,
-    "rollout": _rollout_details,
-    "trainer": _trainer_details,
-    "environment": _environment_details,
-}
 
 
 def _fields(status: Message) -> dict[str, Any]:
