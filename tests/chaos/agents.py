@@ -33,7 +33,7 @@ TARGETS = {
     "environment": "-m quartet_environment ",
     "environment worker": "-m quartet_environment.player ",
     "rollout": "-m quartet_rollout ",
-    "engine": "from multiprocessing.spawn import spawn_main",  # what vLLM starts in a preloaded interpreter
+    "engine": "VLLM::EngineCore",  # its title
     "redis": "redis-server",
 }
 FATES = ("block", "wait", "deaf", "raise", "exit")
