@@ -33,7 +33,7 @@ TARGETS = {
     "environment": "-m quartet_environment ",
     "environment worker": "-m quartet_environment.player ",
     "rollout": "-m quartet_rollout ",
-    "engine": "VLLM::EngineCore",  # its title
+    "engine": " EngineCore ",  # the fork's name
     "redis": "redis-server",
 }
 FATES = ("block", "wait", "deaf", "raise", "exit")

@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,7 @@ def _work(ours: Connection, theirs: Connection, owner: int) -> None:
     """Wait for the engine core's work and do it; end with the rollout."""
     ours.close()
     end_with(owner)
+    Path("/proc/self/comm").write_text("EngineCore")  # until vLLM gives it a title, if it can
     importlib.import_module("vllm.v1.worker.cpu_worker")
     gc.freeze()
     gc.enable()
