@@ -203,6 +203,7 @@ class TrainingLoop:
             self.batches.ask(step + 1)
         if self.settings.weights.sleep_rollouts:
             self._collect_update(wait=True)
+            assert not self.publisher.under_way, "an update is under way"
         with self.sleep.during() as awake, self.traces.step(step, groups):
             for name, why in awake.items():
                 self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
