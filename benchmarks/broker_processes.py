@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from quartet_local.process import RedisProcess
+from quartet_local.process import RedisProcess, find_server
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     with asyncio.Runner() as runner:
 
         async def start() -> RedisProcess:
-            server = RedisProcess(folder / "redis", folder / "redis.log", folder, memory_share=0.25)
+            server = RedisProcess(find_server(), folder / "redis", folder / "redis.log", folder, memory_share=0.25)
             server.start()
             await asyncio.wait_for(server.until_answers(), 20)
             return server

@@ -114,7 +114,7 @@ class Plan(Generic[DataT]):
         found: settings with free addresses, if the default ones are in use.
         held: a sentence about who uses those.
         services: the processes, the broker first.
-        own_redis: whether the launcher starts a Redis, because the run file names none.
+        redis_server: the path of the redis-server to start; "" if the run file names a Redis.
         data: the prompts, as returned by `read`.
         summaries: by service, what its own dry run printed.
     """
@@ -124,7 +124,7 @@ class Plan(Generic[DataT]):
     found: list[str]
     held: str
     services: list[Service]
-    own_redis: bool
+    redis_server: str
     data: DataT
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -175,9 +175,10 @@ async def _check(
     # Even if the launcher's own sections have errors, the services check theirs.
     services = [Service(name, name, "", options=options) for name in names]
     reading: asyncio.Task | None = None
+    finding: asyncio.Task[str] | None = None
     found: list[str] = []
     served = "broker" in names
-    held, overrides, own_redis, lines_alone = "", asked, served, True
+    held, overrides, own_redis, redis_server, lines_alone = "", asked, served, "", True
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
@@ -196,6 +197,8 @@ async def _check(
             lines_alone = not served or _lines_alone(config)
             tracing.check(config.tracing)  # the launcher feeds the run, and traces that
             say("checking the run file with every service")
+        if own_redis:
+            finding = asyncio.create_task(asyncio.to_thread(find_server))
         with tempfile.TemporaryDirectory(prefix="quartet-data-") as folder:
             settings: list[str] = []
             titles: dict[str, str] = {}
@@ -207,9 +210,9 @@ async def _check(
                 services, path, [*overrides, *settings], redis_later=own_redis
             )
         warnings = [warning for summary in summaries.values() for warning in summary.get("warnings", [])]
-        if own_redis:
+        if finding is not None:
             with problems.collecting(LaunchError):
-                await asyncio.to_thread(find_server)
+                redis_server = await finding
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading
@@ -223,7 +226,7 @@ async def _check(
         problems.add(*map(str, failures))
     for warning in dict.fromkeys(warnings):
         say(f"warning: {with_titles(warning, titles)}")
-    return Plan(config, asked, found, held, services, own_redis, data, summaries)
+    return Plan(config, asked, found, held, services, redis_server, data, summaries)
 
 
 async def _read(

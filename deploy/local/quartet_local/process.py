@@ -215,18 +215,16 @@ class RedisProcess(Process):
     """An embedded Redis, whose data is in `folder`, synced to disk every second.
 
     Args:
+        server: the path of a redis-server (`find_server`).
         sockets: the folder of its socket. It listens on no port: the folder's permissions decide who can connect.
         memory_share: the share of the host's memory that its data may use.
-
-    Raises:
-        LaunchError: no redis-server was found.
     """
 
-    def __init__(self, folder: Path, log: Path, sockets: Path, memory_share: float):
+    def __init__(self, server: str, folder: Path, log: Path, sockets: Path, memory_share: float):
         self._socket = str(sockets / "redis.sock")
         folder.mkdir(parents=True, exist_ok=True)
         command = [
-            find_server(), "--port", "0", "--unixsocket", self._socket, "--unixsocketperm", "700",
+            server, "--port", "0", "--unixsocket", self._socket, "--unixsocketperm", "700",
             "--dir", str(folder.resolve()), "--daemonize", "no",
             "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
             "--maxmemory", str(int(memory_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))),
@@ -288,7 +286,11 @@ def socket_folder(run_folder: Path) -> Iterator[Path]:
 
 
 def find_server() -> str:
-    """Return the path of a redis-server of 6.2 or later: the system's, else that of the broker's environment."""
+    """Return the path of a redis-server of 6.2 or later: the system's, else that of the broker's environment.
+
+    Raises:
+        LaunchError: there is none.
+    """
     system = shutil.which("redis-server")
     if system and _version(system) >= _MINIMUM:
         return system

@@ -83,9 +83,11 @@ class Launch(Work):
             socket_folder(self.folder) as sockets,
         ):
             processes: dict[str, Process] = {}
-            if self.plan.own_redis:
+            if self.plan.redis_server:
                 memory = self.config.section.embedded_redis_memory
-                processes["redis"] = redis = RedisProcess(self.folder / "redis", logs / "redis.log", sockets, memory)
+                server = self.plan.redis_server
+                redis = RedisProcess(server, self.folder / "redis", logs / "redis.log", sockets, memory)
+                processes["redis"] = redis
                 overrides.append(f'broker.redis_url="{redis.url}"')
             for service in services:
                 command = [*service_command(service, self.config.path, overrides), "--log-format", "json"]
@@ -94,7 +96,7 @@ class Launch(Work):
                 processes[service.name] = process
             supervisor = Supervisor(processes, self.config.section, self.say, self.hurry)
             try:
-                if self.plan.own_redis:
+                if self.plan.redis_server:
                     await supervisor.start("redis")
                 yield supervisor
             finally:

@@ -38,7 +38,7 @@ def with_reward_service(
         settings = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
         config = load_config("launcher", LauncherSection, path, settings)
         service = Service("reward", "reward", "")
-        plan = Plan(config, settings, [], "", services=[service], own_redis=False, data=None)
+        plan = Plan(config, settings, [], "", services=[service], redis_server="", data=None)
         return Launch(plan, Terminal(stderr=True))
 
     async def scored(launch: Launch) -> int:

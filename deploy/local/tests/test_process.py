@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_local.process import Process, RedisProcess, exit_reason, socket_folder
+from quartet_local.process import Process, RedisProcess, exit_reason, find_server, socket_folder
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
@@ -61,7 +61,9 @@ def test_last_words_are_those_of_the_present_start(tmp_path):
 def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path):
     async def body():
         with tempfile.TemporaryDirectory() as sockets:
-            process = RedisProcess(tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25)
+            process = RedisProcess(
+                find_server(), tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25
+            )
             process.start()
             await process.until_answers()
             reader, writer = await asyncio.open_unix_connection(process.url.removeprefix("unix://"))

@@ -28,7 +28,7 @@ class TransformersPlugin:
 
     def prepare(self, model_path: str, parameters: TransformersOptions) -> None:
         """Import transformers and fork the engine's process, which begins to load."""
-        importlib.import_module("transformers")
+        importlib.import_module("transformers.models")
         from quartet_rollout.engines.transformers_engine.engine import fork
 
         fork(model_path, parameters)
