@@ -195,9 +195,14 @@ def parse_record(line: str) -> tuple[str, bool]:
         return line, False
 
 
+def was_killed(status: int) -> bool:
+    """Return whether an exit status is that of a process that a signal ended."""
+    return status - 128 in set(signal.Signals)
+
+
 def exit_reason(status: int) -> str:
     """Return an exit status in words."""
-    if status - 128 in set(signal.Signals):
+    if was_killed(status):
         return f"was killed by {signal.Signals(status - 128).name}"
     return f"ended with status {status}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quartet_common.log import get_logger
 from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.process import Process, RedisProcess, exit_reason
+from quartet_local.process import Process, RedisProcess, exit_reason, was_killed
 
 log = get_logger(__name__)
 
@@ -64,6 +64,8 @@ class Supervisor:
     async def start(self, *names: str) -> None:
         """Start those of the named processes that do not run, and return when all answer.
 
+        One that is killed by a signal meanwhile is started again, once.
+
         Raises:
             LaunchError: one exited or did not answer in time. The caller stops the others with `stop`.
         """
@@ -85,6 +87,10 @@ class Supervisor:
         try:
             async with asyncio.timeout(timeout):
                 await process.until_answers()
+                if not process.running and was_killed(status := await process.wait()) and self._settings.restart:
+                    self._say(f"{name} {exit_reason(status)} while starting; starting it again")
+                    process.start()
+                    await process.until_answers()
         except TimeoutError:
             raise LaunchError(
                 f"{name} did not answer within {timeout:.0f} s (launcher.start_timeout_seconds); "

@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import signal
+import sys
 
 import pytest
 
@@ -15,6 +16,18 @@ from quartet_local.run import end_was_due, launched
 from quartet_local.supervisor import STOP_ORDER, Supervisor
 
 pytestmark = pytest.mark.timeout(60)
+
+
+KILLED_AT_FIRST = """
+import os, pathlib, signal, socket, sys
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if len(starts.read_text()) <= int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+address = os.environ["NOTIFY_SOCKET"].replace("@", chr(0), 1)
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"READY=1", address)
+signal.pause()
+"""
 
 
 class StartsOnly(Supervisor):
@@ -68,6 +81,25 @@ def test_a_signal_stops_the_work_although_the_terminal_is_gone():
 
 def test_an_end_takes_less_than_ten_seconds():
     assert sum(grace for _, grace in STOP_ORDER) < 10
+
+
+@pytest.mark.parametrize(("kills", "restart"), [(1, True), (2, True), (1, False)])
+async def test_a_process_that_is_killed_while_it_starts_is_started_again_once(tmp_path, kills, restart):
+    command = [sys.executable, "-c", KILLED_AT_FIRST, str(tmp_path / "starts"), str(kills)]
+    said: list[str] = []
+    process = Process("rollout", command, tmp_path / "rollout.log")
+    supervisor = Supervisor({"rollout": process}, LauncherSection(restart=restart), said.append, asyncio.Event())
+    try:
+        if kills == 1 and restart:
+            await supervisor.start("rollout")
+            assert said[0] == "rollout was killed by SIGKILL while starting; starting it again"
+            assert said[1].startswith("rollout ready after ")
+        else:
+            with pytest.raises(LaunchError, match="rollout was killed by SIGKILL while starting: "):
+                await supervisor.start("rollout")
+        assert len((tmp_path / "starts").read_text()) == (2 if restart else 1)
+    finally:
+        await supervisor.stop()
 
 
 async def test_restarts_between_which_the_run_goes_on_are_not_counted(tmp_path):
