@@ -45,6 +45,11 @@ class Launcher(Protocol):
     def sweep(path: Path, given: Sequence[str], parallel: int) -> int: ...
 
     @staticmethod
+    def check_sweep(
+        path: Path, given: Sequence[str], parallel: int, say: Callable[[str], None]
+    ) -> dict[str, list[str]]: ...
+
+    @staticmethod
     def with_model(
         path: Path | None,
         overrides: Sequence[str],

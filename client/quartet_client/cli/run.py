@@ -115,14 +115,19 @@ def sft(file: Path, overrides: tuple[str, ...], dry_run: bool) -> int:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE,...", help="Values of a key of the run file.")
 @click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
-def sweep(file: Path, overrides: tuple[str, ...], parallel: int) -> int:
+@click.option("--dry-run", is_flag=True, help="Check every run with every service, print the runs, and stop.")
+def sweep(file: Path, overrides: tuple[str, ...], parallel: int, dry_run: bool) -> int:
     """Run FILE.toml with each combination of the values of --set, and compare the runs in a table.
 
     A comma in double quotes, brackets or braces belongs to its value: --set 'trainer.adam_betas=[0.9, 0.99],[0.9,
     0.95]'. Each run is called after its values, such as mine-learning_rate-1e-4. If one fails, the others go on, and
     the exit status is 1. Ctrl-C stops all; the same command continues them.
     """
-    return the_launcher("give each run file to quartet run --attach").sweep(file, overrides, parallel)
+    launcher = the_launcher("give each run file to quartet run --attach")
+    if not dry_run:
+        return launcher.sweep(file, overrides, parallel)
+    print_json(launcher.check_sweep(file, overrides, parallel, _warn))
+    return 0
 
 
 def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from quartet_local.preflight import check_run
 from quartet_local.run import run
 from quartet_local.scoring import with_reward_service
 from quartet_local.sft import check_sft, sft
-from quartet_local.sweep import sweep
+from quartet_local.sweep import check_sweep, sweep
 
 __all__ = [
     "check_run",
     "check_sft",
+    "check_sweep",
     "run",
     "run_environments",
     "service_python",

@@ -7,17 +7,17 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quartet_client.cli.compare import print_comparison
 from quartet_client.connection import until_first
 from quartet_client.terminal import Terminal
 from quartet_common.config import ConfigError, LoadedConfig, load_config
-from quartet_common.run_file import toml_value
+from quartet_common.run_file import Problems, toml_value
 from quartet_local import guard
 from quartet_local.config import LauncherSection
-from quartet_local.preflight import usable_gpus
+from quartet_local.preflight import check_run, usable_gpus
 from quartet_local.run import Work, launched
 
 _STOP_SECONDS = 15.0  # from SIGTERM to SIGKILL; `quartet run` ends within ten
@@ -50,6 +50,21 @@ def sweep(path: Path, given: Sequence[str], parallel: int) -> int:
     0: all runs succeeded; 1: one did not; 2: bad configuration; 128 + n: signal n.
     """
     return launched(lambda: Sweep(path, given, parallel), _run_all)
+
+
+def check_sweep(path: Path, given: Sequence[str], parallel: int, say: Callable[[str], None]) -> dict[str, list[str]]:
+    """Check all runs of a sweep with every service, and return their ids with the overrides of each.
+
+    Raises:
+        ConfigError: all errors of all runs.
+        LaunchError: a service's check crashed.
+    """
+    runs = Sweep(path, given, parallel).runs
+    with Problems() as problems:
+        for overrides in runs.values():
+            with problems.collecting():
+                check_run(path, overrides, say)
+    return runs
 
 
 def variants(path: Path, given: Sequence[str], parallel: int = 1) -> tuple[Path, dict[str, list[str]]]:

@@ -1,5 +1,6 @@
 """`quartet sweep`: the runs of all combinations of values, in turn and side by side, to the end and to Ctrl-C."""
 
+import json
 import os
 import re
 import signal
@@ -43,6 +44,19 @@ def test_side_by_side_a_run_that_fails_is_named_and_the_others_go_on(launch, fre
     assert nonsense.split()[:3] == [names[0], "–", "0"]
     assert grpo.split()[:3] == [names[1], "grpo", "3"] and rloo.split()[:3] == [names[2], "rloo", "3"]
     assert failed.startswith(f"{names[0]} failed: trainer.algorithm: ")
+
+
+def test_a_dry_run_checks_every_run_and_starts_none(launch, free_file, tmp_path):
+    words = ["--set", "trainer.algorithm=nonsense,grpo", "--set", "trainer.learning_rate=-1,1e-3", "--dry-run"]
+    launched = launch(free_file, *words, command=SWEEP)
+    assert launched.wait(120) == 2, launched.said()
+    assert launched.said().count("trainer.algorithm: ") == launched.said().count("trainer.learning_rate: ") == 1
+    launched = launch(free_file, "--set", "trainer.algorithm=grpo,rloo", "--dry-run", command=SWEEP)
+    assert launched.wait(120) == 0, launched.said()
+    runs = json.loads(launched.said())
+    assert list(runs) == ["launched-algorithm-grpo", "launched-algorithm-rloo"]
+    assert runs["launched-algorithm-rloo"][0] == "trainer.algorithm=rloo"
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_ends_all_runs_of_a_sweep(launch, free_file, tmp_path):
