@@ -26,7 +26,8 @@ from quartet_client.view import RunView
 from quartet_common.config import ConfigError
 from quartet_common.run_file import run_file_text
 from quartet_local.config import LaunchError
-from quartet_local.preflight import Plan, check_run, download_model, service_command
+from quartet_local.dry_runs import service_command
+from quartet_local.preflight import Plan, check_run, download_model
 from quartet_local.process import Process, RedisProcess, socket_folder
 from quartet_local.supervisor import Supervisor
 

@@ -15,7 +15,7 @@ import pytest
 
 from quartet_common.config import ConfigError
 from quartet_common.ports import free_port
-from quartet_local import preflight, process
+from quartet_local import dry_runs, process
 from quartet_local.config import LaunchError
 from quartet_local.preflight import check_run
 
@@ -200,13 +200,13 @@ def test_tasks_of_an_environment_are_the_data(run_file, tmp_path):
 
 
 def test_a_check_that_hangs_is_named_beside_other_mistakes(run_file, monkeypatch):
-    command_of = preflight.service_command
+    command_of = dry_runs.service_command
 
     def command(service, *settings):
         return ["sh", "-c", "exec sleep 600"] if service.kind == "reward" else command_of(service, *settings)
 
-    monkeypatch.setattr(preflight, "service_command", command)
-    monkeypatch.setattr(preflight, "_STALL_SECONDS", 10.0)
+    monkeypatch.setattr(dry_runs, "service_command", command)
+    monkeypatch.setattr(dry_runs, "_STALL_SECONDS", 10.0)
     with pytest.raises(ConfigError) as refused:
         check_run(run_file, ["run.group_size=1"])
     assert sorted(problem.partition(":")[0] for problem in refused.value.problems) == ["reward", "run.group_size"]
@@ -214,9 +214,9 @@ def test_a_check_that_hangs_is_named_beside_other_mistakes(run_file, monkeypatch
 
 
 def test_a_check_that_works_is_not_killed(monkeypatch):
-    monkeypatch.setattr(preflight, "_STALL_SECONDS", 2.0)
+    monkeypatch.setattr(dry_runs, "_STALL_SECONDS", 2.0)
     working = "import time\nwhile time.process_time() < 4: pass\nraise SystemExit(3)"
-    assert asyncio.run(preflight._dry_run([sys.executable, "-c", working]))[0] == 3
+    assert asyncio.run(dry_runs._dry_run([sys.executable, "-c", working]))[0] == 3
 
 
 def test_a_redis_server_that_gives_no_version_is_named(monkeypatch):
