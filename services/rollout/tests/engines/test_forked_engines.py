@@ -35,6 +35,8 @@ engine = "{engine}"
 [rollout.{engine}]
 {options}
 """
+GONE = 60.0
+"""Seconds after its rollout in which a fork must end."""
 OPTIONS = {
     "vllm": "kv_cache_gib = 0.0625\nmax_num_seqs = 8\nmax_num_batched_tokens = 2048",
     "transformers": "max_num_seqs = 8",
@@ -83,7 +85,7 @@ def test_the_fork_does_the_first_core_s_work_with_later_variables_and_ends_with_
         assert seen["pid"] == seen["group"] == pid, "a terminal's Ctrl-C reaches only the rollout"
         assert seen["imported"] and seen["name"] == "EngineCore"
     psutil.Process(process_of(owner.pid)).kill()
-    fork.wait(PATIENCE)
+    fork.wait(GONE)
 
 
 @pytest.mark.parametrize("engine", OPTIONS)
@@ -104,5 +106,5 @@ def test_no_signal_to_a_rollout_leaves_its_fork(
     assert forks and all(os.getpgid(fork.pid) != os.getpgid(process.pid) for fork in forks)
     rollout.send_signal(number) if number != signal.SIGKILL else process.kill()
     assert rollout.wait(PATIENCE) == status
-    _, alive = psutil.wait_procs(forks, timeout=PATIENCE)
+    _, alive = psutil.wait_procs(forks, timeout=GONE)
     assert not alive
