@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -55,21 +56,28 @@ def plan(megabytes: int, bucket_bytes: int) -> rollout_pb2.WeightManifest:
 def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     """Answer each {"way": "ours", "flat" or "tensors", "megabytes"} once it is here, with the CPU seconds of that."""
     from quartet_rollout.engines.base import WeightGroupInfo
-    from quartet_rollout.weight_sync.receiver import WeightReceiver
-    from quartet_rollout.weight_sync.transports import GroupTransport
+    from quartet_rollout.weight_sync.receiver import GroupTransport, WeightReceiver
 
     def info(epoch: int) -> WeightGroupInfo:
         return WeightGroupInfo("gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch)
 
     receiver, flat_group = WeightReceiver(), GroupTransport(info(1)).group
-    receiver.join(info(0))
+
+    def wait() -> None:
+        while (end := receiver.poll()) is None:
+            time.sleep(0.001)
+        assert not end[0], end[1]
+
+    receiver.begin_join(asdict(info(0)), [])
+    wait()
     flat, manifests = torch.empty(0), {}
     print(json.dumps("joined"), flush=True)
     for kind, megabytes in (json.loads(line).values() for line in sys.stdin):
         manifest = manifests.setdefault(megabytes, plan(megabytes, bucket_bytes))
         size, began = sum(manifest.bucket_bytes), time.process_time()
         if kind == "ours":
-            receiver.receive(manifest, TIMEOUT_SECONDS)
+            receiver.begin_receive(manifest.SerializeToString(), TIMEOUT_SECONDS, "")
+            wait()
         else:
             if flat.numel() != size:
                 flat = torch.empty(size, dtype=torch.uint8)

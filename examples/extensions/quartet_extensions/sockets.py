@@ -100,7 +100,7 @@ class SocketSender:
 
 
 class SocketReceiver:
-    """The rollout's end; implements `quartet_rollout.weight_sync.transports.Transport`."""
+    """The rollout's end; implements `quartet_rollout.weight_sync.receiver.Transport`."""
 
     def __init__(self, info):
         """Connect as a member of `info`'s epoch. OSError is treated as a failed transfer."""

@@ -8,7 +8,7 @@ import torch
 from quartet_extensions.sockets import SocketReceiver, SocketSender
 
 from quartet_rollout.engines.base import WeightGroupInfo, WeightTransferError
-from quartet_rollout.weight_sync import transports as rollout_transports
+from quartet_rollout.weight_sync.receiver import join
 
 SECRET = b"sixteen bytes..."
 BUCKETS = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100_000, 7, 3_000_000)]
@@ -51,7 +51,7 @@ def are_here(taken: list[torch.Tensor]) -> bool:
 def test_every_bucket_arrives_at_every_rollout(sender):
     with ThreadPoolExecutor(2) as pool:
         stranger = SocketReceiver(info(sender.invitation, b"another secret.."))
-        members = [rollout_transports.join(info(sender.invitation)) for _ in range(2)]
+        members = [join(info(sender.invitation)) for _ in range(2)]
         group = Group(rollouts=2)
         for _ in range(2):  # the second update takes the same connections
             taken = [pool.submit(take, member) for member in members]

@@ -14,6 +14,8 @@ CHECKSUM_ALGORITHM = "xxh3_64"
 
 # Offsets are multiples of this, so that every tensor is an aligned view of its bucket.
 ALIGNMENT = 16
+LORA_PREFIX = "base_model.model."
+"""Begins the names of an adapter's tensors, which are PEFT's."""
 
 
 def plan_buckets(

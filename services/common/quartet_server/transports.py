@@ -49,7 +49,7 @@ class TransportPlugin(Protocol):
         ...
 
     def rollout_end(self, info: Any) -> Any:
-        """Make the receiving end, a `quartet_rollout.weight_sync.transports.Transport`, for an epoch (`info` is a
+        """Make the receiving end, a `quartet_rollout.weight_sync.receiver.Transport`, for an epoch (`info` is a
         `quartet_rollout.engines.base.WeightGroupInfo`). It must not wait for the trainer's `send`, which comes after
         all rollouts' ends are made."""
         ...

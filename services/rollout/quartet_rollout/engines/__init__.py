@@ -7,7 +7,7 @@
     forking.py            forks an engine's process from the rollout's
     vllm_engine/          vLLM: its `AsyncLLM`, and what is added to its workers
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
-    weight_group.py       joining the weight group and receiving weights, each with a deadline
+    weight_group.py       joining the weight group and receiving weights that fit the model, with deadlines
     model_folder.py       tokenizer, context and element type of a Hugging Face folder
     masks.py              sampling masks: the candidates that the filters left
 

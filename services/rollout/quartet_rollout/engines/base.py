@@ -30,7 +30,7 @@ from quartet_rollout.errors import (  # noqa: F401 (part of the interface)
     WeightInstallError,
     WeightTransferError,
 )
-from quartet_rollout.weight_sync.spec import WeightGroupInfo
+from quartet_rollout.weight_sync import WeightGroupInfo
 
 if TYPE_CHECKING:
     from quartet.v1 import rollout_pb2

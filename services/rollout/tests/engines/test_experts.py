@@ -16,7 +16,7 @@ from quartet_rollout.engines.base import SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
 from quartet_rollout.engines.transformers_engine.rows import Row
-from quartet_rollout.weight_sync.spec import ModelSpec
+from quartet_rollout.engines.weight_group import ModelSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -17,7 +17,7 @@ from quartet.v1 import rollout_pb2
 from quartet_common.model_folder import folder_checksum
 from quartet_common.weights import bucket_file
 from quartet_rollout.engines import EngineError, ManifestError, SamplingSettings, WeightGroupInfo, WeightTransferError
-from quartet_rollout.weight_sync.spec import ModelSpec
+from quartet_rollout.engines.weight_group import ModelSpec
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=20)

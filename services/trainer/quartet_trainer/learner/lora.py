@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_common.model_folder import folder_checksum
+from quartet_common.weights import LORA_PREFIX
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.model import shapes_in_files
 from quartet_trainer.learner_settings import LoraSection
 
 BASE_FILE = "base.json"
 _NAME = "default"
-_PREFIX = "base_model.model."
 
 
 class Adapter:
@@ -76,7 +76,7 @@ class Adapter:
         """A and B of every target module, under PEFT's names."""
         for name, parameter in self._causal_lm.named_parameters():
             if parameter.requires_grad:
-                yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
+                yield LORA_PREFIX + name.replace(f".{_NAME}.", "."), parameter
 
     def disabled(self) -> AbstractContextManager:
         """A context in which the model computes without its adapters."""

@@ -29,10 +29,9 @@ from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
 from quartet_rollout.engines.transformers_engine.messages import Answer, Call, EnginePipe, Failed, Log, Output, Ready
 from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.weight_group import ModelSpec
 from quartet_rollout.errors import EngineError, WeightInstallError, pack_error
-from quartet_rollout.weight_sync.receiver import WeightReceiver
-from quartet_rollout.weight_sync.spec import ModelSpec
-from quartet_rollout.weight_sync.transports import transports
+from quartet_rollout.weight_sync.receiver import WeightReceiver, transports
 
 log = get_logger(__name__)
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from quartet_rollout.engines.base import EngineCompletion, EngineStats
-from quartet_rollout.weight_sync.spec import ModelSpec
+from quartet_rollout.engines.weight_group import ModelSpec
 
 
 class Call(msgspec.Struct):

@@ -30,7 +30,7 @@ BACKEND = "quartet"
 
 class BucketTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
     """Loads the weights that its receiver received, like a checkpoint. vLLM's two messages are empty: groups are joined
-    through `WeightReceiver.begin`."""
+    through `WeightReceiver.begin_join`."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = WeightTransferUpdateInfo
