@@ -11,7 +11,6 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, scripts, validation
 from quartet_broker.config import BrokerSection
-from quartet_broker.experience_codec import Put, PutRequest, one_group, several_groups
 from quartet_broker.metrics import GROUPS_PUT
 from quartet_broker.notifier import Notifier
 from quartet_broker.prompts import purpose_name
@@ -20,7 +19,7 @@ from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
 from quartet_common.errors import aborted, invalid_argument
-from quartet_server.wire import Bytes
+from quartet_server.wire import Bytes, Put, PutRequest, one_group, several_groups
 
 # A batch is read from Redis and sent in messages of at most this size; a larger group is sent alone.
 _MESSAGE_BYTES = 2 << 20

@@ -7,7 +7,6 @@ from quartet_broker.audit import Audit
 from quartet_broker.config import BrokerSection
 from quartet_broker.events import Events
 from quartet_broker.experience import Experience
-from quartet_broker.experience_codec import put_handler
 from quartet_broker.members import Members
 from quartet_broker.notifier import Notifier
 from quartet_broker.prompts import Evaluations, Prompts
@@ -18,6 +17,7 @@ from quartet_broker.sessions import Sessions
 from quartet_broker.store import Store
 from quartet_broker.streams import Streams
 from quartet_server.host import ServiceHost
+from quartet_server.wire import put_handler
 
 # gRPC names methods in CamelCase.
 # ruff: noqa: N802

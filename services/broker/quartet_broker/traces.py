@@ -12,10 +12,9 @@ from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys
-from quartet_broker.experience_codec import HEADER, Put, UnusualError, read_field
 from quartet_broker.store import Store
 from quartet_common import tracing
-from quartet_server.wire import Bytes
+from quartet_server.wire import HEADER, Bytes, Put, UnusualError, read_field
 
 
 def _about(run_id: str, instance_id: str, **more: tracing.Value) -> dict[str, tracing.Value]:

@@ -6,9 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import experience_codec as puts
-from quartet_broker.experience_codec import one_group, read_put_request, several_groups
-from quartet_server.wire import field, put_group, put_request
+from quartet_server import wire as puts
+from quartet_server.wire import field, one_group, put_group, put_request, read_put_request, several_groups
 
 headers = st.builds(
     experience_pb2.GroupHeader,

@@ -11,10 +11,9 @@ state        state shared by the parts: run, engine, version; an event for chang
 
 membership   member of a run at the broker: register, heartbeat, leave; chooses among several runs
 broker       calls to the broker; lease renewal; upload of finished groups
-prompt_loop  leases prompts while the engine has room
 prompts      a Prompt as token ids
 generation   sampling parameters and completions of a prompt
-groups       the groups in progress, one task each; their leases
+groups       leases prompts while the engine has room; the groups in progress, one task each
 group        one group: prompt -> completions -> scores -> experience
 callbacks    classes in files that are told when a group begins and ends
 scoring      one long-lived ScoreStream
@@ -24,5 +23,5 @@ direct       Generate and GenerateStream of RolloutService
 weight_updates  the state machine of a weight update
 engines/        vLLM and transformers behind one Protocol
 environments/   answers to the policy's turns
-weight_sync/    receives weights: transports, buckets, manifests
+weight_sync/    receives weights: transports, buckets, adapters
 """

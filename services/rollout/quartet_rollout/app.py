@@ -30,7 +30,7 @@ from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.environments import Environments, load_environments
 from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
-from quartet_rollout.groups import Groups
+from quartet_rollout.groups import Groups, PromptLoop
 from quartet_rollout.membership import Membership
 from quartet_rollout.metrics import (
     GENERATED,
@@ -41,7 +41,6 @@ from quartet_rollout.metrics import (
     WAITING,
     WINDOW,
 )
-from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import GroupScorer
 from quartet_rollout.servicer import RolloutServicer
@@ -112,7 +111,7 @@ class RolloutService:
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
-        self.admission = DirectAdmission(self.state, self.groups, section)
+        self.admission = DirectAdmission(self.state, self.groups.concurrency, section)
         self._direct = DirectGeneration(self.state, self.admission)
         self._loop = PromptLoop(self.state, self._link, self.groups, self.membership, self.admission, section)
         self._sleep = Sleep(self.state, host.spawn)

@@ -26,12 +26,12 @@ from quartet_common.errors import (
     unimplemented,
 )
 from quartet_common.tensors import decode, dtype_of, encode
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, GivesLogProbs, PromptError
 from quartet_rollout.environments.registry import SINGLE_TURN
 from quartet_rollout.experience import completion_info
 from quartet_rollout.generation import PromptRefused, generate_completions
-from quartet_rollout.groups import Groups
 from quartet_rollout.membership import NO_MASKS
 from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.state import RolloutState
@@ -45,9 +45,9 @@ _SHARE = 4
 class DirectAdmission:
     """Admits direct requests in FIFO order."""
 
-    def __init__(self, state: RolloutState, groups: Groups, section: RolloutSection):
-        """`groups`: those of the run's prompts, which share the engine."""
-        self._state, self._groups, self._changes = state, groups, state.changes
+    def __init__(self, state: RolloutState, concurrency: Concurrency, section: RolloutSection):
+        """`concurrency`: the engine's, which the run's prompts share."""
+        self._state, self._concurrency, self._changes = state, concurrency, state.changes
         self._most, self._queue_limit = section.max_direct_completions, section.max_direct_queued
         self._alone = section.standalone
         self._turn = asyncio.Lock()  # held by the first waiting request
@@ -64,7 +64,7 @@ class DirectAdmission:
 
     @property
     def _limit(self) -> int:
-        return min(self._most, self._most if self._alone else max(1, self._groups.concurrency.window // _SHARE))
+        return min(self._most, self._most if self._alone else max(1, self._concurrency.window // _SHARE))
 
     @property
     def reserved(self) -> int:

@@ -1,4 +1,4 @@
-"""Attention over a packed row, registered with transformers; see `batch.shared_prompts`.
+"""Attention over a packed row, registered with transformers; see `batch.collate`.
 
 On CUDA it is torch's variable-length attention, without padding, if its kernel supports the head size. Otherwise it is
 SDPA over padded blocks with a mask, or an explicit softmax for caps and sinks, which SDPA does not support.
@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from quartet_trainer.batch.shared_prompts import Packing
+from quartet_trainer.batch.collate import Packing
 
 _NAME = "quartet_packed"
 _FUSED = (torch.bfloat16, torch.float16)

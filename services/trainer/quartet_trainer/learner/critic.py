@@ -18,7 +18,7 @@ from quartet_common.log import get_logger
 from quartet_trainer.algorithms import CriticSection
 from quartet_trainer.algorithms.losses import clipped_value_loss
 from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate
-from quartet_trainer.batch.shared_prompts import Packing
+from quartet_trainer.batch.collate import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk

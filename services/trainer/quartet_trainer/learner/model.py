@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from quartet_common.log import get_logger
 from quartet_trainer.batch import MicroBatch
-from quartet_trainer.batch.shared_prompts import Packing
+from quartet_trainer.batch.collate import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import base_output, trunk, use_packed_attention
 from quartet_trainer.learner.checks import CRITIC_KEY

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import Plugin
-from quartet_trainer.learner.plugins.ddp import DataParallel
+from quartet_trainer.learner.plugins.base import DataParallel, Plugin
 from quartet_trainer.learner.plugins.fsdp import TorchFsdp
 from quartet_trainer.learner.plugins.zero import LowLevelZero
 from quartet_trainer.learner_settings import LearnerSettings

@@ -1,4 +1,7 @@
-"""The learner's interface to a ColossalAI plugin: how a model is spread over the ranks and trained."""
+"""The learner's interface to a ColossalAI plugin: how a model is spread over the ranks and trained.
+
+What `Plugin` implements is for ranks that hold the whole model, as `DataParallel` does; other plugins override it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from colossalai.booster import Booster
+from colossalai.booster.plugin import TorchDDPPlugin
 from colossalai.interface import ModelWrapper, OptimizerWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -361,3 +365,21 @@ class Plugin(ABC):
         for name, parameter in self.parameters():
             for moment, value in states.get(self.trained(parameter), {}).items():
                 yield f"{moment}/{name}", value.detach()
+
+
+class DataParallel(Plugin):
+    """TorchDDPPlugin: every rank holds the whole model and computes its share of the batch.
+
+    The ranks exchange gradients once a step, in the last micro-batch's backward.
+    """
+
+    def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
+        super().__init__(
+            settings, ranks, Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
+        )
+        self._autocast = torch.bfloat16 if settings.precision == "bf16" else None
+
+    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        policy = self._policy(causal_lm)
+        self.causal_lm = causal_lm
+        self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
