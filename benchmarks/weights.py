@@ -61,7 +61,7 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     def info(epoch: int) -> WeightGroupInfo:
         return WeightGroupInfo("gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch)
 
-    receiver, flat_group = WeightReceiver(), GroupTransport(info(1)).group
+    receiver, flat_group = WeightReceiver(""), GroupTransport(info(1)).group
 
     def wait() -> None:
         while (end := receiver.poll()) is None:

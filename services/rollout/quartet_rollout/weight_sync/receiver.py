@@ -19,7 +19,6 @@ from quartet.v1 import rollout_pb2
 from quartet.v1.rollout_pb2 import WeightManifest, WeightTensor
 from safetensors import SafetensorError, safe_open
 
-from quartet_common.config import ConfigError
 from quartet_common.ports import address_toward
 from quartet_common.weights import bucket_file
 from quartet_rollout.errors import EngineError, WeightTransferError, pack_error
@@ -52,15 +51,12 @@ class WeightReceiver:
     for those of the next update.
     """
 
-    def __init__(self, folder: str = "", member: int = 0) -> None:
-        """
-        Args:
-            folder: the base model's, for adapters; "": adapters are rejected.
-            member: this member's index among the engine's members.
-        """
-        self.member = member
-        self._folder = folder
-        self._base: Base | None = None
+    member = 0
+    """Its index among the engine's members; may be set."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder`: the base model's, for adapters."""
+        self._folder = Path(folder)
         self._transport = ""
         self._joining: Future[Transport] | None = None
         self._receiving: Future[Received] | None = None
@@ -74,7 +70,7 @@ class WeightReceiver:
             names: the model's parameters.
         """
         self.leave()
-        self._base = Base(Path(self._folder), frozenset(names)) if self._folder else None
+        self._base = Base(self._folder, frozenset(names))
         info = WeightGroupInfo(**invitation)
         self._transport = info.transport
         self._joining = start_thread("join-weights", partial(join, replace(info, rank=info.rank + self.member)))
@@ -94,7 +90,7 @@ class WeightReceiver:
             raise EngineError("weights were announced, but this rollout is in no weight group")
         transport = joined.result()
         if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
-            self._base_for().check(manifest.lora)
+            self._base.check(manifest.lora)
         buckets = _fit(spare, manifest.bucket_bytes, transport.device)
         checksum = BackgroundChecksum()
         for bucket in transport.receive(manifest, buckets, path, deadline - time.monotonic()):
@@ -134,7 +130,7 @@ class WeightReceiver:
             raise EngineError("no weights were received that could be installed")
         manifest, buckets, _ = self._receiving.result()
         if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
-            return self._base_for().merged(manifest.lora, dict(views(manifest, buckets)))
+            return self._base.merged(manifest.lora, dict(views(manifest, buckets)))
         return views(manifest, buckets)
 
     def discard(self) -> None:
@@ -142,11 +138,6 @@ class WeightReceiver:
         if self._receiving is not None and self.has_received():
             self._spare = self._receiving.result()[1]
         self._receiving = None
-
-    def _base_for(self) -> Base:
-        if self._base is None:
-            raise EngineError("an adapter was announced, and there is no base model that it could be added to")
-        return self._base
 
 
 def _close(joining: Future[Transport]) -> None:
@@ -186,21 +177,13 @@ class Transport(Protocol):
 
 
 def join(info: WeightGroupInfo) -> Transport:
-    """Join the group of an epoch. Raises WeightTransferError at its deadline; EngineError for an unknown transport, and
-    if that of a package returns no `Transport`; what a package's code raises."""
-    if info.transport not in transports():
-        raise EngineError(
-            f"weight transport '{info.transport}' is not available here; allowed: {', '.join(transports())}"
-        )
+    """Join the group of an epoch. Raises WeightTransferError at its deadline; for another package's transport whatever
+    that raises, and EngineError if it returns no `Transport`."""
     if info.transport == "file":
         return FileTransport()
     if info.transport in OWN_TRANSPORTS:
         return GroupTransport(info)
-    try:
-        plugin = load_transports()[info.transport]
-    except ConfigError as error:
-        raise EngineError(str(error)) from error
-    end: Transport = plugin.rollout_end(info)
+    end: Transport = load_transports()[info.transport].rollout_end(info)
     if lacking := [part for part in ("device", "receive", "close") if not hasattr(end, part)]:
         gave = type(end).__name__
         raise EngineError(f"transport '{info.transport}': rollout_end gave a {gave}, which lacks {', '.join(lacking)}")

@@ -44,9 +44,8 @@ def wait(receiver: WeightReceiver) -> None:
 
 def test_whatever_is_raised_is_a_transfer_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     pigeon = SimpleNamespace(rollout_end=hawk)
-    monkeypatch.setattr(receivers, "transport_names", lambda: ["pigeon"])
     monkeypatch.setattr(receivers, "load_transports", lambda: {"pigeon": pigeon})
-    receiver = WeightReceiver()
+    receiver = WeightReceiver("")
     with pytest.raises(WeightTransferError, match="a hawk"):
         join(receiver)
     pigeon.rollout_end = lambda _: SimpleNamespace(device=torch.device("cpu"), receive=hawk, close=lambda: None)
