@@ -53,9 +53,8 @@ def send(folder: Path) -> None:
     from safetensors.torch import load_file
 
     from quartet_common.weights import plan_buckets
-    from quartet_trainer.weight_sync.packing import Packer
     from quartet_trainer.weight_sync.rollouts import WeightGroup
-    from quartet_trainer.weight_sync.transports import Broadcast, form_group
+    from quartet_trainer.weight_sync.transports import Broadcast, Packer, form_group
 
     torch.set_num_threads(1)
     weights = load_file(folder / "model.safetensors")

@@ -93,7 +93,7 @@ class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
     def __init__(self, receiver: Side, transports: Sequence, groups: list, megabytes: int, bucket_bytes: int):
-        from quartet_trainer.weight_sync.packing import Packer
+        from quartet_trainer.weight_sync.transports import Packer
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
         self._transport = transports[0]

@@ -29,7 +29,7 @@ from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.weight_sync.packing import Packer
+from quartet_trainer.weight_sync.transports import Packer
 
 RANKS = 2
 MIB = 2**20

@@ -24,7 +24,7 @@ from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
-from quartet_trainer.weight_sync import Publisher
+from quartet_trainer.weight_sync.publisher import Publisher
 from quartet_trainer.weight_sync.rollouts import Rollouts
 from quartet_trainer.weight_sync.transports import create_transport
 

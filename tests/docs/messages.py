@@ -77,7 +77,6 @@ INTERNAL = {
     "quartet_trainer/batch/layout.py": "in the sentence of the batch, as decode.py's",
     "quartet_trainer/batch/tensors.py": "in the sentence of the batch, as decode.py's",
     "quartet_trainer/learner/plugins/sharded.py": "two parts of the trainer that disagree",
-    "quartet_trainer/weight_sync/packing.py": "two parts of the trainer that disagree",
     "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",
     "quartet_rollout/engines/registry.py": "refused by the run file's model before",
 }

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from quartet_common.tensors import encode, encode_ragged
 from quartet_common.weights import bucket_file, plan_buckets
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.weight_sync.packing import Packer
+from quartet_trainer.weight_sync.transports import Packer
 from quartet_weights.buckets import view
 
 BUCKET_BYTES = 1 << 20

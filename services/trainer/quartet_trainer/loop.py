@@ -30,7 +30,7 @@ from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.sleep import RolloutSleep
 from quartet_trainer.status import Status
-from quartet_trainer.weight_sync import Published, Publisher
+from quartet_trainer.weight_sync.publisher import Published, Publisher
 
 if TYPE_CHECKING:
     from quartet_trainer.learner.learner import Learner  # imports ColossalAI, which is patched first

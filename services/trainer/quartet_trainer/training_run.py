@@ -42,7 +42,7 @@ from quartet_trainer.rendezvous import Rendezvous
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.sleep import RolloutSleep
 from quartet_trainer.status import Status
-from quartet_trainer.weight_sync import Publisher
+from quartet_trainer.weight_sync.publisher import Publisher
 from quartet_trainer.weight_sync.rollouts import Rollouts
 from quartet_trainer.weight_sync.transports import create_transport
 

@@ -7,7 +7,7 @@ from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_common.verifier_scores import verifier_metrics
-from quartet_trainer.weight_sync import Published
+from quartet_trainer.weight_sync.publisher import Published
 
 
 def batch_metrics(

@@ -20,7 +20,7 @@ from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.weight_sync.packing import Packer, Weights
+from quartet_trainer.weight_sync.files import Files
 from quartet_trainer.weight_sync.rollouts import (
     CLOSE_SECONDS,
     Rollout,
@@ -29,7 +29,7 @@ from quartet_trainer.weight_sync.rollouts import (
     WeightGroup,
     greet,
 )
-from quartet_trainer.weight_sync.transports import Files, Transport, form_group
+from quartet_trainer.weight_sync.transports import Packer, Transport, Weights, form_group
 
 log = get_logger(__name__)
 

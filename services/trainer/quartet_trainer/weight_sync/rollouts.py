@@ -176,27 +176,19 @@ def greet(rollouts: Mapping[str, Rollout], transport: str, kind: str) -> int:
             the killed one has not expired yet.
     """
     newest, needed = 0, [f"weights.{transport}", f"weights.{kind}"]
-    refused: dict[str, str] = {}
-    silent: dict[str, str] = {}
-    gone: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for name, rollout in rollouts.items():
-        failed = refused
         try:
             handshake(rollout.channel, common_pb2.SERVICE_KIND_TRAINER, needed, timeout=STATUS_SECONDS)
-            failed = silent
             status = rollout.status()
         except grpc.RpcError as error:
-            failed[name] = describe(error)
-            if needed[0] in failed[name].partition("; it has ")[0]:
-                failed[name] += how_to_install(transport)
+            errors[name] = describe(error)
+            if needed[0] in errors[name].partition("; it has ")[0]:
+                errors[name] += how_to_install(transport)
             continue
         if status.instance_id not in ("", name):  # earlier releases leave it empty
-            gone[name] = f"'{status.instance_id}' answers at its address"
+            errors[name] = f"'{status.instance_id}' answers at its address"
         newest = max(newest, status.group_epoch, status.newest_group_epoch)
-    if refused:
-        raise TransferFailed("handshake failed", refused)
-    if silent:
-        raise TransferFailed("GetStatus failed", silent)
-    if gone:
-        raise TransferFailed("members of the run are gone", gone)
+    if errors:
+        raise TransferFailed("handshake failed", errors)
     return newest

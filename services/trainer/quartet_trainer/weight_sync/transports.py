@@ -1,23 +1,17 @@
-"""The interface of a transport on the trainer's side, and the transports: Gloo, NCCL, files, those of packages.
+"""What is sent, and how: tensors are packed into buckets, and a transport sends those: Gloo, NCCL, files (`files`), or
+that of a package.
 
 A group's rollouts are invited by `form_group`. It is never repaired: when a member fails, one with a higher epoch is
 formed.
-
-The file transport writes safetensors into a folder that all rollouts share; `docs/weights.md` has the layout. A version
-is written once, before `BeginWeightUpdate` is called: generation does not wait for the disk, and a rollout that joins
-later reads the same files.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
-import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import closing
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,20 +20,17 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from quartet.v1 import rollout_pb2
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from quartet_common.config import ConfigError
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
 from quartet_common.ports import AddressUnavailable
-from quartet_common.weights import bucket_file
 from quartet_server.plugins import read_parameters
 from quartet_server.transports import OWN_TRANSPORTS, load_transports
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.weight_sync.packing import BUFFERS
+from quartet_trainer.weight_sync.files import Files
 from quartet_trainer.weight_sync.rollouts import POLL_SECONDS, TransferFailed, WeightGroup, gather
-from quartet_weights.buckets import view
+from quartet_weights.buckets import BackgroundChecksum, torch_dtype
 from quartet_weights.process_group import (
     GroupError,
     ProcessGroup,
@@ -52,12 +43,91 @@ from quartet_weights.process_group import (
 
 log = get_logger(__name__)
 
+BUFFERS = 4
+"""One is filled while the others are sent and checksummed."""
 # Forming a group takes about a second.
 JOIN_SECONDS = 20.0
-# Versions kept: the newest, and the one before it, which a rollout may still be reading.
-KEPT = 2
-PREFIX = "version-"
 _PARTS = ("device", "libraries", "invitation", "send", "close")
+
+Weights = Callable[[], Generator[tuple[str, torch.Tensor], None, None]]
+"""Returns the tensors of a manifest by name, in its order; the packer exhausts or closes the generator."""
+
+
+class Packer:
+    """Fills the buckets of a manifest and computes their checksums on a thread.
+
+    Buffers are allocated once, because allocating fresh pages costs more than the copy.
+    """
+
+    def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None, copy: bool = False):
+        """Allocate nothing yet; `pack` does.
+
+        Args:
+            device: of the buckets; default: the CPU.
+            copy: keep all buckets in memory, instead of `BUFFERS` of them.
+        """
+        self.manifest = manifest
+        self._device = device or torch.device("cpu")
+        self._pinned = not copy and self._device.type == "cpu" and torch.cuda.is_available()
+        self._count = len(manifest.bucket_bytes) if copy else min(BUFFERS, len(manifest.bucket_bytes))
+        self._buffers: list[torch.Tensor] = []
+        self._checksum = BackgroundChecksum()
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
+
+    def pack(self, weights: Weights) -> Iterator[torch.Tensor]:
+        """Yield each bucket, uint8 [bucket_bytes], in order. Without `copy`, the `BUFFERS`-th after it overwrites it.
+
+        Raises:
+            ValueError: the weights are not those of the manifest; the message names the tensor.
+        """
+        sizes, count = self.manifest.bucket_bytes, self._count
+        if not self._buffers:
+            self._buffers = [
+                torch.zeros(max(sizes[buffer::count]), dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
+                for buffer in range(count)  # a large tensor, in a bucket of its own, enlarges one
+            ]
+        last, self._checksum = self._checksum, BackgroundChecksum(self._stream)
+        last.values()  # wait: its thread may still be reading the buffers
+        reads: list[Future[int]] = []
+        with closing(weights()) as tensors:
+            for index, planned in groupby(self.manifest.tensors, key=lambda tensor: tensor.bucket):
+                if index >= count:
+                    reads[index - count].result()
+                bucket = self._buffers[index % count][: sizes[index]]
+                _fill(bucket, planned, tensors)
+                if self._stream is not None:
+                    self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                reads.append(self._checksum.add(bucket))
+                yield bucket
+
+    def beside_training(self) -> torch.cuda.StreamContext:
+        """Return a context in which a thread's GPU work goes to a stream that waits for the packed buckets and for no
+        other work of the training."""
+        return torch.cuda.stream(self._stream)
+
+    def checksums(self) -> list[int]:
+        """Wait for the checksums of the last `pack`: each covers all bytes up to the end of its bucket."""
+        return self._checksum.values()
+
+
+def _fill(
+    bucket: torch.Tensor, planned: Iterable[rollout_pb2.WeightTensor], weights: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    """Copy the next tensors, which must be those planned, into their bucket. Padding, which is part of the checksum, is
+    zeroed."""
+    end = 0
+    for expected in planned:
+        name, tensor = next(weights, ("", None))
+        if tensor is None or name != expected.name:
+            raise ValueError(f"weights: got '{name}'; allowed: '{expected.name}', as announced")
+        if tensor.dtype != torch_dtype(expected) or list(tensor.shape) != list(expected.shape):
+            allowed = f"{torch_dtype(expected)} {list(expected.shape)}, as announced"
+            raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}; allowed: {allowed}")
+        data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+        bucket[end : expected.offset].zero_()
+        end = expected.offset + len(data)
+        bucket[expected.offset : end].copy_(data)
+    bucket[end:].zero_()
 
 
 class Transport(Protocol):
@@ -74,7 +144,7 @@ class Transport(Protocol):
         """Send each bucket, uint8 on `device`, to all `world_size` - 1 other ranks of `group`.
 
         A group with another epoch than the last one's has not met yet: connect its ranks, which have its `secret`, and
-        drop those of the last one. At most `packing.BUFFERS` buckets are valid at a time: the next overwrites the
+        drop those of the last one. At most `BUFFERS` buckets are valid at a time: the next overwrites the
         oldest. Call `group.check()` while waiting, which raises at the deadline or if a member is gone. Any error of
         the transport is a failed transfer, after which the next group has another epoch.
         """
@@ -116,22 +186,8 @@ class Broadcast(Transport):
             host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    @contextmanager
-    def meeting(self, group: WeightGroup, deadline: float) -> Iterator[None]:
-        """Join `group` as rank 0 while its rollouts are invited inside the context. Raises TransferFailed, at
-        `deadline` (time.monotonic) at the latest."""
-        joining = start_thread(f"weight-group-{group.epoch}", partial(self._join, group))
-        yield
-        failed = f"weight group {group.epoch} failed to form"
-        while not wait([joining], POLL_SECONDS).done:
-            gone = [rollout for rollout in group.rollouts if not group.alive(rollout)]
-            if gone or time.monotonic() > deadline:
-                raise TransferFailed(failed, dict.fromkeys(gone, "is gone"))
-        if (error := joining.exception()) is not None:
-            raise TransferFailed(f"{failed}: {first_line(error, group.secret)}")
-        group.process_group = joining.result()
-
-    def _join(self, group: WeightGroup) -> ProcessGroup:
+    def join(self, group: WeightGroup) -> ProcessGroup:
+        """Join `group` as rank 0; blocks until its rollouts, which are invited meanwhile, have joined."""
         store = epoch_store(self.host, self.port, group.epoch, group.secret, JOIN_SECONDS)
         return ProcessGroup(self._backend, store, 0, group.world_size, group.seconds, self.host, self._interface)
 
@@ -146,79 +202,6 @@ class Broadcast(Transport):
     def close(self) -> None:
         """Stop listening. The publisher closes the group."""
         self._store = None  # TCPStore closes its sockets when the last reference is gone
-
-
-class Files(Transport):
-    """The file transport: the publisher calls `write` before Begin, and announces the folder by it."""
-
-    def __init__(self, folder: Path):
-        """`folder` is used by this run only, and must be the same path at every rollout."""
-        self.device = torch.device("cpu")
-        self.libraries, self.invitation = {}, {}
-        self._folder = folder.absolute()
-        # A restarted trainer may train other weights with the same version number: its folders have other names.
-        self._process = secrets.token_hex(4)
-        self._written: tuple[int, Path] | None = None
-
-    def write(
-        self,
-        group: WeightGroup,
-        buckets: Iterable[torch.Tensor],
-        version: int,
-        manifest: rollout_pb2.WeightManifest,
-    ) -> Path:
-        """Return the folder of a version, which is written first, atomically, unless it is there. Raises
-        TransferFailed."""
-        if self._written is not None and self._written[0] == version:
-            return self._written[1]
-        path = self._folder / f"{PREFIX}{version:08d}-{self._process}"
-        writing = path.with_name(f".{path.name}.writing")
-        tensors = {index: list(each) for index, each in groupby(manifest.tensors, key=lambda tensor: tensor.bucket)}
-        try:
-            for unfinished in self._folder.glob(f".{PREFIX}*.writing"):
-                shutil.rmtree(unfinished, ignore_errors=True)  # of an attempt that failed, or a process that ended
-            writing.mkdir(parents=True)
-            for index, bucket in enumerate(buckets):
-                group.check()
-                contents = {tensor.name: view(tensor, bucket) for tensor in tensors.get(index, [])}
-                save_file(contents, writing / bucket_file(manifest, index), metadata={"format": "pt"})
-            _write_index(writing, manifest)
-            writing.rename(path)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise TransferFailed(f"trainer.weights.folder '{self._folder}' cannot be written: {reason}") from error
-        others = [other for other in self._folder.glob(f"{PREFIX}*") if other != path]
-        others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
-        for other in others[KEPT - 1 :]:
-            shutil.rmtree(other, ignore_errors=True)  # one that cannot be removed only costs disk space
-        self._written = version, path
-        return path
-
-    def send(self, group: WeightGroup, buckets: Iterable[torch.Tensor]) -> None:
-        """Does nothing: the rollouts read the files."""
-
-    def close(self) -> None:
-        """Does nothing: the files stay."""
-
-
-def _write_index(folder: Path, manifest: rollout_pb2.WeightManifest) -> None:
-    """Write the file that Hugging Face's libraries need to read the folder: the shards' index, or PEFT's config."""
-    if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
-        lora = manifest.lora
-        content = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": lora.r,
-            "lora_alpha": lora.alpha,
-            "target_modules": list(lora.target_modules),
-        }
-        (folder / "adapter_config.json").write_text(json.dumps(content, indent=2))
-    elif len(manifest.bucket_bytes) > 1:
-        index = {
-            "metadata": {"total_size": sum(manifest.bucket_bytes)},
-            "weight_map": {tensor.name: bucket_file(manifest, tensor.bucket) for tensor in manifest.tensors},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def create_transport(settings: WeightsSection, host: str, folder: Path) -> Transport:
@@ -271,22 +254,33 @@ def form_group(name: str, transport: Transport, group: WeightGroup) -> None:
         invitation=transport.invitation,
     )
     deadline = time.monotonic() + JOIN_SECONDS
-    joined: AbstractContextManager[None] = nullcontext()
     if isinstance(transport, Broadcast):
         request.store_host, request.store_port = transport.host, transport.port
-        joined = transport.meeting(group, deadline)
-    with joined:
-        calls, request.rank = {}, 1
-        for rollout, known in group.rollouts.items():  # each call serializes the request as it is then
-            calls[rollout] = known.stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
-            request.rank += known.ranks
-        if errors := gather(calls, deadline, group.alive):
-            raise TransferFailed(f"joining weight group {group.epoch} failed", errors)
-        ranks = {rollout: max(1, call.result().ranks) for rollout, call in calls.items()}
-        wrong = {rollout: count for rollout, count in ranks.items() if count != group.rollouts[rollout].ranks}
+        joining = start_thread(f"weight-group-{group.epoch}", partial(transport.join, group))
+    calls, request.rank = {}, 1
+    for rollout, known in group.rollouts.items():  # each call serializes the request as it is then
+        calls[rollout] = known.stub.JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
+        request.rank += known.ranks
+    if errors := gather(calls, deadline, group.alive):
+        raise TransferFailed(f"joining weight group {group.epoch} failed", errors)
+    ranks = {rollout: max(1, call.result().ranks) for rollout, call in calls.items()}
+    if wrong := {rollout: count for rollout, count in ranks.items() if count != group.rollouts[rollout].ranks}:
         for rollout, count in wrong.items():
             group.rollouts[rollout].ranks = count
-        if wrong:
-            came = f"rollouts have another number of ranks than assumed: {wrong}"
-            raise TransferFailed(f"weight group {group.epoch}: {came}")
+        came = f"rollouts have another number of ranks than assumed: {wrong}"
+        raise TransferFailed(f"weight group {group.epoch}: {came}")
+    if isinstance(transport, Broadcast):
+        group.process_group = _joined(joining, group, deadline)
     log.info("weight group made", extra={"epoch": group.epoch, "ranks": group.world_size, "transport": name})
+
+
+def _joined(joining: Future[ProcessGroup], group: WeightGroup, deadline: float) -> ProcessGroup:
+    """Wait for rank 0. Raises TransferFailed, at `deadline` (time.monotonic) at the latest."""
+    failed = f"weight group {group.epoch} failed to form"
+    while not wait([joining], POLL_SECONDS).done:
+        gone = [rollout for rollout in group.rollouts if not group.alive(rollout)]
+        if gone or time.monotonic() > deadline:
+            raise TransferFailed(failed, dict.fromkeys(gone, "is gone"))
+    if (error := joining.exception()) is not None:
+        raise TransferFailed(f"{failed}: {first_line(error, group.secret)}")
+    return joining.result()

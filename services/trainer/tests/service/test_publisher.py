@@ -10,7 +10,7 @@ from receiver import ReceiverProcess, Receivers
 
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.weight_sync import Published, Publisher
+from quartet_trainer.weight_sync.publisher import Published, Publisher
 from quartet_trainer.weight_sync.rollouts import Rollouts, WeightGroup
 from quartet_trainer.weight_sync.transports import create_transport
 

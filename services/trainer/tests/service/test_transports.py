@@ -18,9 +18,10 @@ from quartet_common.config import ConfigError
 from quartet_common.ports import AddressUnavailable
 from quartet_server.transports import TransportParameters
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.weight_sync import transports
+from quartet_trainer.weight_sync import files, transports
+from quartet_trainer.weight_sync.files import Files
 from quartet_trainer.weight_sync.rollouts import TransferFailed, WeightGroup
-from quartet_trainer.weight_sync.transports import Broadcast, Files, form_group
+from quartet_trainer.weight_sync.transports import Broadcast, form_group
 from quartet_weights.process_group import ProcessGroup, epoch_store, first_line
 
 SECRET = bytes(range(16))
@@ -88,7 +89,7 @@ def test_check_raises_at_the_deadline_and_for_a_member_that_is_gone():
 
 
 def test_a_disk_that_is_full_is_a_failed_transfer_of_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(transports, "save_file", Mock(side_effect=SafetensorError("I/O error: disk full")))
+    monkeypatch.setattr(files, "save_file", Mock(side_effect=SafetensorError("I/O error: disk full")))
     buckets, manifest = [torch.zeros(4, dtype=torch.uint8)], rollout_pb2.WeightManifest(bucket_bytes=[4])
     with pytest.raises(TransferFailed, match="trainer.weights.folder .* cannot be written: I/O error: disk full"):
         Files(tmp_path).write(group(), buckets, 1, manifest)
