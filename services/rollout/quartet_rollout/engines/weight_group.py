@@ -162,7 +162,8 @@ class ModelSpec:
         elif manifest.kind == rollout_pb2.WEIGHT_KIND_FULL:
             _check_tensors(manifest, self.shapes, self.tied)
         else:
-            kind = rollout_pb2.WeightKind.Name(manifest.kind)
+            names = {number: name for name, number in rollout_pb2.WeightKind.items()}
+            kind = names.get(manifest.kind, manifest.kind)  # a later contract may have more
             raise ManifestError(f"manifest.kind: got {kind}; allowed: WEIGHT_KIND_FULL, WEIGHT_KIND_LORA")
 
     def _adapter_shapes(self, lora: rollout_pb2.LoraConfig) -> dict[str, tuple[int, ...]]:

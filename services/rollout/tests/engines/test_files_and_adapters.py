@@ -126,6 +126,8 @@ def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Ha
 @pytest.mark.parametrize(
     ("adapted", "spoil", "words"),
     [
+        (False, lambda m: setattr(m, "kind", 0), "manifest.kind: got WEIGHT_KIND_UNSPECIFIED; allowed: "),
+        (False, lambda m: setattr(m, "kind", 99), "manifest.kind: got 99; allowed: WEIGHT_KIND_FULL"),
         (False, lambda m: m.tensors.pop(), "is missing"),
         (False, lambda m: setattr(m.tensors[2], "name", "layers.7.w"), "'layers.7.w' is not a parameter"),
         (False, lambda m: m.tensors[0].shape.append(1), r"has shape \[.*, 1\]; allowed: \["),
