@@ -123,7 +123,7 @@ async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callab
     began = time.monotonic()
     folder.mkdir(parents=True)
     make_models(pythons["trainer"], folder / "model")
-    queue = {"groups_per_step": 4, "max_staleness": 1, "max_queued_prompts": 64}
+    queue = {"groups_per_step": 4, "max_staleness": 1}
     sections = {"data": {"passes": 100_000}, "trainer.checkpoint": {"interval": 5}}
     run_file = write_demo_run(folder, "signals", run=queue, **sections)
     checkout = preloaded_checkout(folder / "checkout", pythons)

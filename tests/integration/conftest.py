@@ -28,6 +28,7 @@ def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[
             "run.group_size": 4,
             "run.groups_per_step": 4,
             "run.max_steps": 6,
+            "run.max_queued_prompts": 64,
             "model.path": model,
             "rollout.engine": "vllm" if ordinary else "transformers",
             "data.train": tmp_path / "train.jsonl",

@@ -71,7 +71,7 @@ class Ending:
     """By Ctrl-C, after the first step."""
 
 
-STILL_OPEN = {"data.passes": 0, "run.max_steps": 1_000_000}
+STILL_OPEN = {"data.passes": 0, "run.max_steps": 1_000_000, "run.max_queued_prompts": 64}
 NO_VERIFIER = [{"name": "nobody_has_it"}]
 EARLY_STOP = {
     "trainer.early_stop.metric": "eval/heldout/ans_acc",

@@ -112,7 +112,13 @@ def write_demo_run(folder: Path, run_id: str, **sections: Mapping[str, object]) 
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ports = zip(("broker", "reward", "rollout", "trainer"), free_ports(4, neighbor=100), strict=True)
     tree: dict[str, dict[str, object]] = {
-        "run": {"id": run_id, "folder": str(folder / "run"), "group_size": 2, "groups_per_step": 2},
+        "run": {
+            "id": run_id,
+            "folder": str(folder / "run"),
+            "group_size": 2,
+            "groups_per_step": 2,
+            "max_queued_prompts": 64,  # 4096 would cost a run of a few steps a seventh of its CPU time
+        },
         "run.sampling": {"max_new_tokens": 8},
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "train.jsonl"), "passes": 0},
