@@ -15,7 +15,7 @@ import pytest
 
 from quartet_common.config import ConfigError
 from quartet_common.ports import free_port
-from quartet_local import dry_runs, process
+from quartet_local import config, dry_runs, process
 from quartet_local.config import LaunchError
 from quartet_local.preflight import check_run
 
@@ -91,6 +91,12 @@ ROWS = (
     ),
 )
 TEMPLATE = "{% if messages[0].role != 'user' %}{{ raise_exception('only users begin') }}{% endif %}{{ messages }}"
+
+
+@pytest.fixture
+def preloaded_services(checkout, monkeypatch):
+    """For a check by this process."""
+    monkeypatch.setattr(config, "ROOT", checkout)
 
 
 @pytest.fixture
@@ -183,7 +189,7 @@ def test_the_environment_service_checks_the_runs_agent(dry_run, tmp_path):
     assert_each_is_reported_once(lines, expected)
 
 
-def test_tasks_of_an_environment_are_the_data(run_file, tmp_path):
+def test_tasks_of_an_environment_are_the_data(run_file, tmp_path, preloaded_services):
     agent = tmp_path / "agent.py"
     agent.write_text(
         "async def play(task, endpoint, *, count: int = 2): return 1.0\n"
@@ -214,8 +220,9 @@ def test_a_check_that_hangs_is_named_beside_other_mistakes(run_file, monkeypatch
 
 
 def test_a_check_that_works_is_not_killed(monkeypatch):
-    monkeypatch.setattr(dry_runs, "_STALL_SECONDS", 2.0)
-    working = "import time\nwhile time.process_time() < 4: pass\nraise SystemExit(3)"
+    monkeypatch.setattr(dry_runs, "_STALL_SECONDS", 1.0)
+    monkeypatch.setattr(dry_runs, "_LOOK_SECONDS", 0.5)
+    working = "import time\nwhile time.process_time() < 2: pass\nraise SystemExit(3)"
     assert asyncio.run(dry_runs._dry_run([sys.executable, "-c", working]))[0] == 3
 
 
@@ -245,7 +252,7 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
     assert_each_is_reported_once(lines, [*expected, *(words for _, words in ROWS)])
 
 
-def test_a_host_without_a_redis_server_is_told(run_file, monkeypatch):
+def test_a_host_without_a_redis_server_is_told(run_file, monkeypatch, preloaded_services):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(process, "_FIND_EMBEDDED", "raise SystemExit(1)")
     with pytest.raises(ConfigError) as refused:
@@ -254,7 +261,7 @@ def test_a_host_without_a_redis_server_is_told(run_file, monkeypatch):
     assert len(refused.value.problems) == 2, "with the other problems"
 
 
-def test_warnings_of_every_service_are_shown_once(run_file, tmp_path):
+def test_warnings_of_every_service_are_shown_once(run_file, tmp_path, preloaded_services):
     said: list[str] = []
     nobody = free_port()
     check_run(run_file, [f"tracing.endpoint=127.0.0.1:{nobody}", "run.sampling.top_p=0.9"], said.append)
