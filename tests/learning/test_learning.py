@@ -5,19 +5,20 @@ The control shows that the reward causes the rise, and not, for example, sharper
 """
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import curve_runs
 import pytest
 from curve_cases import CASES
 
-sys.path.append(str(curve_runs.ROOT / "tests" / "docs"))
+sys.path += [str(curve_runs.ROOT / "tests" / "docs"), str(curve_runs.ROOT / "deploy" / "local" / "tests")]
 
+from launched import preloaded_checkout  # noqa: E402
 from pages import blocks  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
@@ -34,15 +35,10 @@ def pythons() -> Iterator[curve_runs.Pythons]:
         yield made
 
 
-def link_checkout(folder: Path) -> None:
-    """Make a folder a checkout with environments, for what writes into the checkout."""
-    for name in (".quartet", "LICENSE", "deploy", "examples"):
-        (folder / name).symlink_to(curve_runs.ROOT / name)
-
-
 def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     """Write the page's files and run its commands in one shell, in a checkout with environments."""
-    link_checkout(tmp_path)
+    for name in (".quartet", "LICENSE", "deploy", "examples"):
+        (tmp_path / name).symlink_to(curve_runs.ROOT / name)
     (tmp_path / "mine").mkdir()
     files = [block.text for block in blocks(PAGE) if block.text.startswith("# mine/")]
     assert len(files) == 2
@@ -63,9 +59,13 @@ def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
 
 
 def test_demo_trains_draws_and_states_that_two_steps_teach_little(pythons, tmp_path):
-    link_checkout(tmp_path)
+    preloaded_checkout(tmp_path, pythons)
+    for name in ("examples", ".quartet/arithmetic"):
+        (tmp_path / name).symlink_to(curve_runs.ROOT / name)
     demo = [pythons["client"], tmp_path / "examples/arithmetic/demo.py", "--engine", "transformers", "--steps", "2"]
-    done = subprocess.run(demo, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    own = {**os.environ, "PYTHONPATH": str(tmp_path / "deploy" / "local")}
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(demo, cwd=tmp_path, env=own, timeout=300, **streams)
     assert done.returncode == 1 and "It should have gained 30." in done.stdout, done.stdout + done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     report = json.loads((folder / "demo.json").read_text())

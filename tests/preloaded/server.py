@@ -166,8 +166,8 @@ def end(status: int) -> NoReturn:
 
 def run(words: list[str]) -> None:
     """Run -m NAME, -c CODE or FILE with their arguments, as `python` does."""
-    while words[0].startswith("-") and words[0] not in ("-m", "-c"):  # skip options that multiprocessing passes
-        words = words[2:] if words[0] == "-X" else words[1:]
+    while words[0].startswith("-") and words[0] not in ("-m", "-c"):  # skip options of the interpreter
+        words = words[2:] if words[0] in ("-X", "-W") else words[1:]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
