@@ -1,5 +1,6 @@
 """A live run whose services install.sh installs and exchanges, on a host with a stand-in for systemd."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -16,7 +17,9 @@ class InstalledRun(LiveRun):
     """`folder` can be entered by any user. `installed`: the kinds of services that install.sh installs."""
 
     def __init__(self, folder: Path, model: Path, pythons: Mapping[str, Path], installed: Collection[str]):
-        super().__init__(folder, model, pythons)
+        # Installations compete with the run for the processors.
+        pace = shutil.copy(ROOT / "tests" / "preloaded" / "pace.py", folder)
+        super().__init__(folder, model, pythons, settings={"trainer.callbacks": f'["{pace}:Pace"]'})
         self.installed = installed
         self.host = Host(folder, self.processes, disk="trainer" in installed, users=600)
         self.plug_ins = {kind: plug_in(folder / f"plug-in-{kind}", kind) for kind in installed}

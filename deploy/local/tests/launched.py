@@ -21,6 +21,9 @@ sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
 from preloaded import Pythons, process_of  # noqa: E402
 from started import Started  # noqa: E402
 
+PACE = ROOT / "tests" / "preloaded" / "pace.py"
+ENDLESS = ("--set", "run.max_steps=1000000", "--set", f'trainer.callbacks=["{PACE}:Pace"]')
+"""Options of a run that goes on, and leaves the processors to what is done beside it."""
 _MARK = "QUARTET_TEST_MARK"
 
 

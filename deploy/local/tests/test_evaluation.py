@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from launched import ENDLESS
 from test_runs import ENDED, READY, steps_of
 
 from quartet_common.checkpoints import read_manifest
@@ -34,7 +35,7 @@ def test_a_checkpoint_is_evaluated_beside_its_run_which_goes_on(launch, run_file
     kept = ("--set", "trainer.checkpoint.interval=2", "--set", "trainer.checkpoint.keep_last=100000")
     table = f'{{path = "{held}", sampling = {{n = 2, max_new_tokens = 4}}, verifiers = ["math"]}}'
     known = ("--set", f"data.evaluation.held={table}", "--set", "trainer.checkpoint.best_metric=eval/held/maj@2")
-    running = launch(run_file, "--set", "run.max_steps=1000000", *kept, *known)
+    running = launch(run_file, *ENDLESS, *kept, *known)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000002"
     running.wait_until(lambda: read_manifest(checkpoint) is not None, "the first checkpoint", READY)
     (first, *_) = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open() if '"evaluation"' in line)

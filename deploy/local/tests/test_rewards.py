@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from launched import ENDLESS
 from test_runs import ENDED, READY
 
 pytestmark = pytest.mark.timeout(600)
@@ -31,11 +32,11 @@ def settings(tmp_path: Path) -> list[str]:
     data = [f"data.train={rows}", f"data.evaluation.held={rows}", "data.passes=0"]
     often = ["trainer.samples_interval=1", "trainer.rollout_log_interval=1", "trainer.evaluation.interval=1000"]
     best = ["trainer.checkpoint.best_metric=eval/held/reward/close/mean"]
-    return [verifiers, *data, *often, *best, "run.max_steps=1000000"]
+    return [verifiers, *data, *often, *best]
 
 
 def test_each_verifier_has_its_name_in_what_a_run_writes_and_says(launch, run_file, settings, tmp_path):
-    running = launch(run_file, *(part for setting in settings for part in ("--set", setting)))
+    running = launch(run_file, *ENDLESS, *(part for setting in settings for part in ("--set", setting)))
     running.wait_for_line("warning: rewards: every reward is 1, so that nothing is learned", READY)
 
     status = launch("--config", tmp_path / "run" / "run.toml", command=("status",))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_nvidia_smi
 import pytest
-from launched import SERVICES, preloaded_checkout
+from launched import ENDLESS, SERVICES, preloaded_checkout
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.models import Run
@@ -47,13 +47,12 @@ def assert_left(folder: Path, run_file: Path, settings: list[str]) -> None:
 
 @pytest.mark.parametrize("moment", ["checking", "redis ready", "reward ready"])
 def test_ctrl_c_leaves_nothing(launch, run_file, moment):
-    interrupt(launch(run_file, "--set", "run.max_steps=1000000"), moment)
+    interrupt(launch(run_file, *ENDLESS), moment)
 
 
 def test_ctrl_c_leaves_nothing_of_vllm(launch, run_file, pythons, tmp_path):
     checkout = preloaded_checkout(tmp_path / "checkout", pythons, ordinary="rollout")
-    settings = ("--set", "run.max_steps=1000000", "--set", "rollout.engine=vllm")
-    launched = launch(run_file, *settings, checkout=checkout)
+    launched = launch(run_file, *ENDLESS, "--set", "rollout.engine=vllm", checkout=checkout)
     interrupt(launched, "step 1")
     said = launched.said().partition("step 1/")[0]
     assert "trainer waits for a rollout to join the run\n" in said, "vLLM takes long enough to be asked meanwhile"
@@ -94,7 +93,7 @@ def test_a_run_ends_by_itself_and_a_stopped_and_a_finished_one_go_on_where_they_
 
 
 def test_a_second_ctrl_c_kills_at_once(launch, run_file):
-    launched = launch(run_file, "--set", "run.max_steps=1000000")
+    launched = launch(run_file, *ENDLESS)
     launched.wait_for_line("step 1", READY)
     os.kill(launched.service("trainer"), signal.SIGSTOP)  # it cannot drain
     launched.send_signal(signal.SIGINT)
@@ -115,7 +114,7 @@ def test_sigterm_while_the_run_file_is_checked_leaves_no_check_behind(launch, ru
 
 
 def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
-    launched = launch(run_file, "--set", "run.max_steps=1000000")
+    launched = launch(run_file, *ENDLESS)
     launched.wait_for_line("step 1", READY)
     launched.send_signal(signal.SIGKILL)
     launched.wait(ENDED)
@@ -148,7 +147,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     """With a fake nvidia-smi that lists GPUs; the tiny model runs on the CPU."""
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=4)
     by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
-    settings = ("--set", "run.max_steps=1000000", "--set", "trainer.ranks=1", "--set", "launcher.rollouts=2")
+    settings = (*ENDLESS, "--set", "trainer.ranks=1", "--set", "launcher.rollouts=2")
     launched = launch(run_file, *settings, checkout=by_hand)
     launched.wait_for_line("step 2", READY)
     gpus = {"broker": "", "reward": "", "rollout": "0", "rollout-2": "1", "trainer": "2"}
