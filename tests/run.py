@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -133,8 +132,7 @@ def summarize(results: list[Result], seconds: float) -> int:
     }
     (RESULTS / "test.json").write_text(json.dumps(summary, indent=2) + "\n")
     merge_reports(results)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime  # the suites' and that of the interpreters they share
+    cpu = sum(result.cpu_seconds for result in results)
     where = RESULTS.relative_to(ROOT)
     print("\n".join(errors_of(results)))
     print(f"\n{seconds:.0f} s in all, {cpu:.0f} s of CPU; logs, test.json and junit.xml are in {where}")
