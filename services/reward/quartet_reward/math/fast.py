@@ -5,7 +5,6 @@ separators and a dollar sign; not percent, units, decimal commas or symbols.
 """
 
 import re
-import unicodedata
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -17,8 +16,6 @@ _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
 _DOLLARS = re.compile(r"^(-?)\\?\$\s*")
-_VULGAR = "".join(c for c in map(chr, range(0xBC, 0x2190)) if unicodedata.decomposition(c).startswith("<fraction>"))
-
 _SIGN = r"(?P<sign>[+-]?)\s?"
 _INTEGER = r"(?:\d+|[1-9]\d{0,2}(?P<separator>[ ,])\d{3}(?:(?P=separator)\d{3})*)"
 _DECIMAL = re.compile(
@@ -28,14 +25,10 @@ _DECIMAL = re.compile(
     re.ASCII,
 )
 _FRACTION = re.compile(
-    rf"{_SIGN}(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?\{{\s?(?P<c>-?\s?\d+)\s?\}}\s?\{{\s?(?P<d>-?\s?\d+)\s?\}})",
+    rf"{_SIGN}(?:(?P<whole>\d+)(?:\s|(?=\\)))?"
+    r"(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?\{\s?(?P<c>-?\s?\d+)\s?\}\s?\{\s?(?P<d>-?\s?\d+)\s?\})",
     re.ASCII,
 )
-_MIXED = re.compile(
-    rf"{_SIGN}(?P<whole>\d+)(?:\s(?P<a>\d+)\s?/\s?(?P<b>\d+)|\s?\\frac\s?\{{\s?(?P<c>\d+)\s?\}}\s?\{{\s?(?P<d>\d+)\s?\}})",
-    re.ASCII,
-)
-_MIXED_VULGAR = re.compile(rf"{_SIGN}(?P<whole>\d*)\s?(?P<vulgar>[{_VULGAR}])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +59,6 @@ def _parse(text: str) -> Rational | None:
         return _decimal(match)
     if match := _FRACTION.fullmatch(text):
         return _fraction(match)
-    if match := _MIXED.fullmatch(text):
-        return _mixed(match)
-    if match := _MIXED_VULGAR.fullmatch(text):
-        whole = int(match["whole"] or 0)
-        numerator, denominator = unicodedata.normalize("NFKC", match["vulgar"]).split("\u2044")
-        if not denominator:
-            return None
-        return _signed(match["sign"], whole + Fraction(int(numerator), int(denominator)), decimal=False)
     return None
 
 
@@ -110,16 +95,11 @@ def _decimal(match: re.Match[str]) -> Rational | None:
 
 def _fraction(match: re.Match[str]) -> Rational | None:
     numerator, denominator = (int((match[n] or match[m]).replace(" ", "")) for n, m in ("ac", "bd"))
-    if denominator == 0:
+    mixed = match["whole"] is not None
+    if denominator == 0 or (mixed and not 0 < numerator < denominator):  # "2 7/3" is not a mixed number
         return None
-    return _signed(match["sign"], Fraction(numerator, denominator), decimal=False, divided=denominator != 1)
-
-
-def _mixed(match: re.Match[str]) -> Rational | None:
-    numerator, denominator = int(match["a"] or match["c"]), int(match["b"] or match["d"])
-    if not 0 < numerator < denominator:
-        return None  # "2 7/3" is not a mixed number
-    return _signed(match["sign"], int(match["whole"]) + Fraction(numerator, denominator), decimal=False)
+    value = int(match["whole"] or 0) + Fraction(numerator, denominator)
+    return _signed(match["sign"], value, decimal=False, divided=not mixed and denominator != 1)
 
 
 def _signed(sign: str, value: Fraction, decimal: bool, divided: bool = False) -> Rational:
