@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 
 from quartet_reward.math.expressions import Candidate, candidates
+from quartet_reward.math.typed import FULL_WIDTH
 
 # Characters at the end of a text in which an answer in prose is looked for.
 LONGEST_PROSE = 20_000
@@ -15,19 +16,7 @@ _MOST_ANCHORS = 32
 _LONGEST_BEFORE = 200
 
 _WIDE = str.maketrans(
-    {
-        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
-        "。": ". ",
-        "｡": ". ",
-        "、": ", ",
-        "；": "; ",
-        "！": "! ",
-        "？": "? ",
-        "「": '"',
-        "」": '"',
-        "“": '"',
-        "”": '"',
-    }
+    FULL_WIDTH | {"。": ". ", "｡": ". ", "、": ", ", "；": "; ", "！": "! ", "？": "? ", **dict.fromkeys("「」“”", '"')}
 )
 _ALPHABETIC = ("answer", "antwort", "réponse", "respuesta", "resposta", "risposta", "ответ")
 _WORDS_FOR_ANSWER = (*_ALPHABETIC, "答案", "答え", "正解", "정답", "选", "選")

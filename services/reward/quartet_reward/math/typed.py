@@ -11,28 +11,23 @@ _VULGAR = {
     if unicodedata.decomposition(character).startswith("<fraction>")
     and all(parts := unicodedata.normalize("NFKC", character).split("\u2044"))
 }
-_GREEK = {
-    unicodedata.lookup(f"GREEK {case} LETTER {name.upper()}"): rf"\{name if case == 'SMALL' else name.capitalize()} "
-    for case, names in (
-        (
-            "SMALL",
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi pi rho sigma tau phi chi psi omega",
-        ),
-        ("CAPITAL", "gamma delta theta xi pi sigma phi psi omega"),
-    )
-    for name in names.split()
-} | {"λ": r"\lambda ", "Λ": r"\Lambda ", "ϕ": r"\phi ", "ϵ": r"\epsilon "}
+_NAMES_OF_LETTERS = """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
+    phi epsilon Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega
+"""
+_GREEK = dict(zip("αβγδεζηθικλμνξπρστφχψωϕϵΓΔΘΛΞΠΣΦΨΩ", _NAMES_OF_LETTERS.split(), strict=True))
+FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 # Characters that look like ASCII ones or have a command, and invisible ones, but not those that reverse the direction.
 _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),
-        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
+        **FULL_WIDTH,
         **dict.fromkeys("−–﹣", "-"),
         **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000", " "),
         **dict.fromkeys("\u2044∕÷", "/"),
         **{character: rf"\mathbb{{{unicodedata.normalize('NFKC', character)}}}" for character in "ℝℤℕℚℂ"},
         **_VULGAR,
-        **_GREEK,
+        **{letter: rf"\{name} " for letter, name in _GREEK.items()},
         "。": ".", "、": ",", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*",
         "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ",
         "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ",
