@@ -4,8 +4,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from quartet_reward.math.phrases import CJK
 from quartet_reward.math.prose import ANSWER, LONGEST_PROSE, half_width
+from quartet_reward.math.words import CJK
 
 _LETTERS = "ABCDEFGHIJ"
 _LONGEST_LIST = 200

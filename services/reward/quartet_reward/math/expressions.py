@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quartet_reward.math.notation import is_name
-from quartet_reward.math.phrases import CJK, with_unit, words_after, words_before
+from quartet_reward.math.phrases import with_unit, words_after, words_before
+from quartet_reward.math.words import CJK
 
 _FORMULA = (
     r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+?)\$\$"

@@ -4,8 +4,7 @@ import re
 
 from quartet_reward.math.numerals import NUMBER_WORDS
 from quartet_reward.math.quantities import UNIT_WORDS
-
-CJK = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+from quartet_reward.math.words import CJK
 
 _ATTACHED_UNIT = re.compile(
     r"(?P<number>.*[\d}])(?P<space>[ ]?)(?P<unit>[A-Za-zµ]{1,3})(?P<power>\^[23]|[²³])?", re.DOTALL

@@ -4,119 +4,32 @@ import re
 from fractions import Fraction
 
 from quartet_reward.math.numerals import NUMBER_WORDS, leading_number
-from quartet_reward.math.words import bare_words
+from quartet_reward.math.words import CJK, bare_words
 
-# A unit a line: the canonical name, then others. Names of letters only may have a plural s.
-_UNITS = {
-    name: line.split()[0]
-    for line in """
-        m meter metre
-        km kilometer kilometre
-        dm decimeter decimetre
-        cm centimeter centimetre
-        mm millimeter millimetre
-        µm micrometer micrometre micron
-        nm nanometer nanometre
-        in inch inche inches
-        ft foot feet
-        yd yard
-        mi mile
-        s sec second
-        ms millisecond
-        min minute
-        h hr hour
-        day d
-        week wk
-        month
-        year yr
-        decade
-        century
-        g gm gram gramme
-        kg kilogram kilo
-        mg milligram
-        tonne
-        ton
-        lb lbs pound
-        oz ounce
-        l L liter litre
-        ml mL milliliter millilitre
-        cl cL centiliter centilitre
-        cup
-        gal gallon
-        qt quart
-        pt pint
-        acre
-        ha hectare
-        degree deg
-        rad radian
-        N newton
-        kN kilonewton
-        J joule
-        kJ kilojoule
-        cal calorie
-        kcal kilocalorie
-        eV electronvolt
-        keV
-        MeV
-        GeV
-        W watt
-        kW kilowatt
-        MW megawatt
-        kWh kilowatt-hour
-        V volt
-        mV millivolt
-        kV kilovolt
-        A amp ampere
-        mA milliampere
-        C coulomb
-        F farad
-        µF microfarad
-        Ω ohm
-        kΩ kiloohm kilohm
-        H henry
-        T tesla
-        Hz hertz
-        kHz kilohertz
-        MHz megahertz
-        Pa pascal
-        kPa kilopascal
-        MPa megapascal
-        atm atmosphere
-        bar
-        K kelvin
-        mol mole
-        bit
-        byte
-        KB kilobyte
-        MB megabyte
-        GB gigabyte
-        dollar USD buck
-        cent ¢
-        € euro EUR
-        £ GBP
-        ¥ yen yuan JPY CNY RMB
-        ₹ rupee INR
-        percent % pct percentage
-        mph
-        km/h kph kmh kmph
-        rpm
-        am a.m. a.m
-        pm p.m. p.m
-        person people
-        child children
-        man men
-        woman women
-    """.strip().splitlines()
-    for name in line.split()
-}
-# Units and counters that follow a number without a space.
+# Units, separated by commas: the canonical name, then others. Names of letters only may have a plural s.
+_NAMES_OF_UNITS = """
+    m meter metre, km kilometer kilometre, dm decimeter decimetre, cm centimeter centimetre, mm millimeter millimetre,
+    µm micrometer micrometre micron, nm nanometer nanometre, in inch inche inches, ft foot feet, yd yard, mi mile,
+    s sec second, ms millisecond, min minute, h hr hour, day d, week wk, month, year yr, decade, century,
+    g gm gram gramme, kg kilogram kilo, mg milligram, tonne, ton, lb lbs pound, oz ounce,
+    l L liter litre, ml mL milliliter millilitre, cl cL centiliter centilitre, cup, gal gallon, qt quart, pt pint,
+    acre, ha hectare, degree deg, rad radian, mph, km/h kph kmh kmph, rpm, N newton, kN kilonewton,
+    J joule, kJ kilojoule, cal calorie, kcal kilocalorie, eV electronvolt, keV, MeV, GeV,
+    W watt, kW kilowatt, MW megawatt, kWh kilowatt-hour, V volt, mV millivolt, kV kilovolt, A amp ampere,
+    mA milliampere, C coulomb, F farad, µF microfarad, Ω ohm, kΩ kiloohm kilohm, H henry, T tesla,
+    Hz hertz, kHz kilohertz, MHz megahertz, Pa pascal, kPa kilopascal, MPa megapascal, atm atmosphere, bar,
+    K kelvin, mol mole, bit, byte, KB kilobyte, MB megabyte, GB gigabyte, percent % pct percentage,
+    dollar USD buck, cent ¢, € euro EUR, £ GBP, ¥ yen yuan JPY CNY RMB, ₹ rupee INR,
+    am a.m. a.m, pm p.m. p.m, person people, child children, man men, woman women
+"""
+_UNITS = {name: unit.split()[0] for unit in _NAMES_OF_UNITS.split(",") for name in unit.split()}
+# Units and counters that may follow a number without a space.
 _CJK_UNITS = {
     "平方厘米": "cm2", "平方米": "m2", "立方米": "m3", "厘米": "cm", "毫米": "mm", "千米": "km",
     "公里": "km", "米": "m", "千克": "kg", "公斤": "kg", "克": "g", "小时": "h", "時間": "h", "分钟": "min",
     "秒": "s", "天": "day", "日": "day", "年": "year", "岁": "year", "元": "¥", "円": "¥", "度": "degree",
     **dict.fromkeys("个個只人名次种条本张つ枚通", ""),
 }  # fmt: skip
-_CJK = re.compile(r"\s*(" + "|".join(_CJK_UNITS) + ")")
 # Names of units after a number in prose, except "in", which is rarely an inch.
 UNIT_WORDS = frozenset(f"{name}{end}" for name in _UNITS if name not in ("%", "in") for end in ("", "s")) | NUMBER_WORDS
 
@@ -160,7 +73,7 @@ _RATE = re.compile(r"\s*(?P<number>[\d.,]+)\s*(?:/|\\text\s*\{\s*(?:/|per\b))(?P
 _NUMBER_AND_WORDS = re.compile(
     r"(?P<number>[-+]?\s*(?:[\d.][-+*/\d.,\s^:{}()\\]*|.*[\d})\]]|.*\\pi|[a-zA-Z](?= percent)))?"
     # A single letter is a unit only after a space: 5m may be a product.
-    r"(?:(?<=[\d})\]])(?=[A-Za-zµ]{2}|[%¢€£¥₹Ω])|\s|^)\s*(?P<words>[A-Za-zµΩ¢€£¥₹%][\w.µΩ'’/^\s-]*)"
+    rf"(?:(?<=[\d}})\]])(?=[A-Za-zµ]{{2}}|[%¢€£¥₹Ω{CJK}])|\s|^)\s*(?P<words>[A-Za-zµΩ¢€£¥₹%{CJK}][\w.µΩ'’/^\s-]*)"
 )
 # Of \sin 30^\circ, the degrees are the argument's.
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
@@ -200,10 +113,6 @@ def quantity(text: str) -> tuple[str, str] | None:
 
 def _amount(text: str) -> tuple[str, str] | None:
     """Return the number and unit of `5 km`, `5\\text{ million dollars}`, `three dozen`, `33\\frac13\\%`; else None."""
-    if (match := re.fullmatch(r"(?P<number>-?\d[\d.,]*)(?P<words>\s*[^\x00-\x7f°]+)", text)) and (
-        cjk := _cjk_amount(match["number"], match["words"].strip())
-    ):
-        return cjk
     for pattern, spelling in _LATEX_UNITS:
         text = pattern.sub(spelling, text)
     match = _NUMBER_AND_WORDS.fullmatch(text.strip())
@@ -228,17 +137,6 @@ def _amount(text: str) -> tuple[str, str] | None:
     if unit is None or (unit == "degree" and _FUNCTION.search(number)):
         return None
     return number, unit
-
-
-def _cjk_amount(number: str, words: str) -> tuple[str, str] | None:
-    if valued := leading_number(f"{number.lstrip('-').replace(',', '')}{words}"):
-        value, length = valued
-        words = words[length - len(number.lstrip("-").replace(",", "")) :]
-        number = _written(-value if number.startswith("-") else value)
-    if not words:
-        return number, ""
-    match = _CJK.fullmatch(words)
-    return (number, _CJK_UNITS[match[1]]) if match else None
 
 
 def _written(value: Fraction) -> str:
@@ -268,6 +166,8 @@ def unit_of(words: str, one: bool = False) -> str | None:
     A counted noun is a plural, or any noun with `one`; units are those of a closed list.
     """
     words = words.strip().rstrip(".,")
+    if words in _CJK_UNITS:
+        return _CJK_UNITS[words]
     if qualified := _QUALIFIED.fullmatch(words):
         words = qualified["unit"]
     if (stuff := _OF.fullmatch(words)) and not _NO_NOUN.intersection(stuff["stuff"].lower().split()):

@@ -2,6 +2,7 @@
 
 import re
 
+CJK = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
 # A product of letters that is written out: a \cdot b, a*b.
