@@ -1,7 +1,7 @@
 """Compares two forms part by part, down to numbers and words; subclasses compare other expressions."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import gcd
 from typing import Literal
 
@@ -11,6 +11,7 @@ from quartet_reward.math.fast import Rational, equal_rationals, parse_rational
 from quartet_reward.math.forms import Form, Kind
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.quantities import same_unit
+from quartet_reward.math.words import is_run
 
 
 class EqualityPolicy(BaseModel):
@@ -38,6 +39,8 @@ _MOST_ELEMENTS = 64
 _SHORTEST_RANKING = 3
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
+# Kinds of which only the texts can be compared.
+_WHOLE = ({Kind.VALUE}, {Kind.VALUE, Kind.MATRIX}, {Kind.VALUE, Kind.RATIO})
 _SET_COMMAND = re.compile(r"\\(?:mathbb|cup|cap|setminus|R)(?![a-zA-Z])")
 
 Decision = bool | None
@@ -76,126 +79,93 @@ class Comparison:
         return abs(values[0].value - values[1].value) <= max(half_a_place(exact), half_a_place(rounded))
 
     def equal(self, answer: Form, reference: Form) -> Decision:
-        if answer.kind is Kind.EQUATION and _is_tautology(answer):
-            return False
+        if answer.kind is Kind.EQUATION and len({tokens(side.text) for side in answer.parts}) == 1:
+            return False  # 5 = 5
         if answer.kind is not Kind.WORDS and tokens(answer.text) == tokens(reference.text):
             return True
         decided = self._equal(answer, reference)
         if decided is False and self.policy.any_names:
-            return self.expressions(answer.text, reference.text)
+            return self._whole(answer, reference)
         return decided
 
     def _equal(self, answer: Form, reference: Form) -> Decision:
-        if Kind.FAMILY in (answer.kind, reference.kind):
+        kinds = {answer.kind, reference.kind}
+        if Kind.FAMILY in kinds:
             return self._families(answer, reference)
         if reference.kind is Kind.ROUNDED:
             return self.equal(answer, reference.parts[0])
         if answer.kind is Kind.ROUNDED:
-            exact, rounded = answer.parts
-            value = exact.parts[-1] if exact.kind is Kind.EQUATION else exact
-            rounds = self.policy.chains == "last" or self.rounds(value.text, rounded.text)
-            return _all([self._allowing_computations().equal(exact, reference), rounds])
-        match answer.kind, reference.kind:
-            case (Kind.VALUE, Kind.VALUE) | (Kind.RELATION, Kind.RELATION):
-                return self._whole(answer, reference)
-            case (Kind.WORDS, Kind.WORDS):
-                return answer.mark == reference.mark
-            case (Kind.RATIO, Kind.RATIO):
-                return _same_ratio(answer, reference)
-            case (Kind.CLOCK, Kind.CLOCK | Kind.RATIO | Kind.VALUE) | (Kind.RATIO | Kind.VALUE, Kind.CLOCK):
-                return _same_time(answer, reference)
-            case (Kind.TUPLE, Kind.TUPLE) | (Kind.MATRIX, Kind.MATRIX) | (Kind.AMOUNTS, Kind.AMOUNTS):
-                return self._in_order(answer, reference)
-            case (Kind.NAMED, Kind.NAMED):
-                return self._named(answer, reference)
-            case (Kind.NAMED, Kind.TUPLE | Kind.LIST) | (Kind.TUPLE | Kind.LIST, Kind.NAMED):
-                return self._values_in_order(answer, reference)
-            case (Kind.TUPLE, Kind.LIST) | (Kind.LIST, Kind.TUPLE):
-                return self._tuple_and_list(answer, reference)
-            case (Kind.LIST | Kind.SET, Kind.LIST | Kind.SET):
-                return self._elements(answer, reference)
-            case (Kind.MATRIX, Kind.TUPLE) | (Kind.TUPLE, Kind.MATRIX):
-                return self._column(answer, reference)
-            case (Kind.EQUATION, Kind.EQUATION):
-                return self._equations(answer, reference)
-            case (Kind.QUANTITY, Kind.QUANTITY):
-                return self._quantities(answer, reference)
-            case (Kind.LIST, Kind.VALUE) | (Kind.VALUE, Kind.LIST):
-                return self._list_and_value(answer, reference)
-            case (Kind.SET, Kind.VALUE) | (Kind.VALUE, Kind.SET):
-                return self._single(answer, reference)
-            case (Kind.TUPLE, Kind.VALUE) | (Kind.VALUE, Kind.TUPLE):
-                return self._interval_and_value(answer, reference)
-            case (Kind.MATRIX | Kind.RATIO, Kind.VALUE) | (Kind.VALUE, Kind.MATRIX | Kind.RATIO):
-                return self._whole(answer, reference)
-            case (Kind.LIST, Kind.RELATION) | (Kind.RELATION, Kind.LIST):
-                return self._whole(answer, reference)
-            case (Kind.RELATION, Kind.TUPLE | Kind.VALUE | Kind.SET) | (
-                Kind.TUPLE | Kind.VALUE | Kind.SET,
-                Kind.RELATION,
-            ):
-                return self._relations(answer, reference)
-            case (Kind.LIST, Kind.TUPLE | Kind.VALUE) | (Kind.TUPLE | Kind.VALUE, Kind.LIST):
-                return False
-        if Kind.EQUATION in (answer.kind, reference.kind):
-            return self._one_equation(answer, reference)
-        if Kind.QUANTITY in (answer.kind, reference.kind):
+            return self._rounded(answer, reference)
+        if kinds == {Kind.WORDS}:
+            return answer.mark == reference.mark
+        if kinds == {Kind.RATIO}:
+            return _same_ratio(answer, reference)
+        if Kind.CLOCK in kinds and kinds <= {Kind.CLOCK, Kind.RATIO, Kind.VALUE}:
+            return _same_time(answer, reference)
+        if Kind.EQUATION in kinds:
+            return self._equations(answer, reference)
+        if kinds == {Kind.QUANTITY}:
+            return same_unit(answer.mark, reference.mark) and self.equal(answer.parts[0], reference.parts[0])
+        if Kind.QUANTITY in kinds:
             return self._one_quantity(answer, reference)
-        return False
-
-    def _allowing_computations(self) -> "Comparison":
-        return type(self)(self.policy.model_copy(update={"unevaluated": True}))
+        if kinds == {Kind.NAMED}:
+            return self._named(answer, reference)
+        if Kind.NAMED in kinds and Kind.EQUATION in {part.kind for part in (*answer.parts, *reference.parts)}:
+            return False  # x=1, x=2 for a=1, b=2
+        if kinds <= {Kind.LIST, Kind.SET}:
+            return self._elements(answer, reference)
+        if (
+            kinds <= {Kind.TUPLE, Kind.LIST, Kind.NAMED}
+            or kinds <= {Kind.TUPLE, Kind.MATRIX}
+            or kinds == {Kind.AMOUNTS}
+        ):
+            return self._in_order(answer, reference)
+        if kinds == {Kind.LIST, Kind.VALUE}:
+            return self._list_and_value(answer, reference)
+        if kinds == {Kind.SET, Kind.VALUE}:
+            return self._single(answer, reference)
+        if kinds == {Kind.TUPLE, Kind.VALUE}:  # an interval equals a union or \mathbb{R}, but no number: [7,7] is not 7
+            value = answer if answer.kind is Kind.VALUE else reference
+            return self._whole(answer, reference) if _SET_COMMAND.search(value.text) else False
+        if Kind.RELATION in kinds and kinds <= {Kind.RELATION, Kind.TUPLE, Kind.VALUE, Kind.SET, Kind.LIST}:
+            allowed = self.policy.relations_as_sets or reference.kind in (Kind.RELATION, Kind.LIST)
+            return self._whole(answer, reference) if allowed else False
+        return self._whole(answer, reference) if kinds in _WHOLE else False
 
     def _whole(self, answer: Form, reference: Form) -> Decision:
         return self.expressions(answer.text, reference.text)
 
+    def _rounded(self, answer: Form, reference: Form) -> Decision:
+        """Compare the exact side of an approximation, of which the other one must be rounded."""
+        exact, rounded = answer.parts
+        value = exact.parts[-1] if exact.kind is Kind.EQUATION else exact
+        rounds = self.policy.chains == "last" or self.rounds(value.text, rounded.text)
+        return _all([self._allowing_computations().equal(exact, reference), rounds])
+
+    def _allowing_computations(self) -> "Comparison":
+        return type(self)(self.policy.model_copy(update={"unevaluated": True}))
+
     def _in_order(self, answer: Form, reference: Form) -> Decision:
-        alike = len(answer.parts) == len(reference.parts) and (
-            answer.mark == reference.mark or answer.kind is not reference.kind
-        )
+        """Compare tuples and the like: `1, 2` may mean (1, 2), a vector be a column, named values be in their order."""
+        alike = _brackets(answer) == _brackets(reference) and len(answer.parts) == len(reference.parts)
         if not alike or len(answer.parts) > _MOST_ELEMENTS:
             return False
         return _all(self.equal(*pair) for pair in zip(answer.parts, reference.parts, strict=True))
-
-    def _tuple_and_list(self, answer: Form, reference: Form) -> Decision:
-        """Compare a tuple with a list: `1, 2` may mean the pair (1, 2)."""
-        brackets = answer.mark if answer.kind is Kind.TUPLE else reference.mark
-        return self._in_order(answer, reference) if brackets == "()" else False
-
-    def _column(self, answer: Form, reference: Form) -> Decision:
-        """Compare a vector in parentheses with a column of a matrix."""
-        matrix, vector = (answer, reference) if answer.kind is Kind.MATRIX else (reference, answer)
-        column = set(matrix.mark.split()) == {"1"} and vector.mark == "()"
-        return self._in_order(answer, reference) if column else False
 
     def _named(self, answer: Form, reference: Form) -> Decision:
         """Compare the values of several variables, by name."""
         found = dict(zip(answer.mark.split(), answer.parts, strict=True))
         expected = dict(zip(reference.mark.split(), reference.parts, strict=True))
-        if found.keys() != expected.keys():
-            return False
-        return _all(self.equal(found[name], expected[name]) for name in expected)
-
-    def _values_in_order(self, answer: Form, reference: Form) -> Decision:
-        """Compare named values with values alone, which stand in the names' order: `x = 2, y = 3` with (2, 3)."""
-        alone = answer if answer.kind is not Kind.NAMED else reference
-        if alone.mark not in ("", "()") or len(answer.parts) != len(reference.parts):
-            return False
-        return _all(self.equal(*pair) for pair in zip(answer.parts, reference.parts, strict=True))
+        return found.keys() == expected.keys() and _all(self.equal(found[name], expected[name]) for name in expected)
 
     def _elements(self, answer: Form, reference: Form) -> Decision:
         """Compare in any order, ignoring repetitions; a ranking of letters has an order."""
-        if answer.mark and reference.mark and answer.mark != reference.mark:
-            return False  # values of x, not of y
         if max(len(answer.parts), len(reference.parts)) > _MOST_ELEMENTS:
             return False
         if _is_ranking(reference):
             return self._in_order(answer, reference)
-        found = [self._any(part, reference.parts, self.equal) for part in answer.parts]
-        expected = [
-            self._any(part, answer.parts, lambda one, other: self.equal(other, one)) for part in reference.parts
-        ]
-        return _all([*found, *expected])
+        pairs = [[self.equal(one, other) for other in reference.parts] for one in answer.parts]
+        return _all(map(_any, [*pairs, *zip(*pairs, strict=True)]))
 
     def _list_and_value(self, answer: Form, reference: Form) -> Decision:
         """Compare a list with a value: `1,22` may be 1.22; `\\frac12, 50\\%` is one value twice, but `4, 4` is no 4."""
@@ -203,15 +173,10 @@ class Comparison:
         match, value = _DECIMAL_COMMA.fullmatch(listed.text), parse_rational(other.text)
         if match is not None and value is not None and value.decimal:
             return self.expressions(f"{match[1]}.{match[2]}", other.text)
-        spellings = {tokens(part.text) for part in listed.parts}
-        several = listed.mark or len(spellings) == len(listed.parts)
-        if listed is reference or not several or len(listed.parts) > _MOST_ELEMENTS:
+        repeated = len({tokens(part.text) for part in listed.parts}) < len(listed.parts)
+        if listed is reference or repeated or len(listed.parts) > _MOST_ELEMENTS:
             return False
         return _all(self.equal(part, reference) for part in answer.parts)
-
-    def _any(self, one: Form, others: Sequence[Form], equal: Callable[[Form, Form], Decision]) -> Decision:
-        decisions = [equal(one, other) for other in others]
-        return True if True in decisions else None if None in decisions else False
 
     def _single(self, answer: Form, reference: Form) -> Decision:
         """Compare a set with a value: a set of one element equals the element."""
@@ -219,60 +184,32 @@ class Comparison:
         lone = all(form.kind is not Kind.SET or len(form.parts) == 1 for form in (answer, reference))
         return self.equal(one, other) if lone else self._whole(answer, reference)
 
-    def _relations(self, answer: Form, reference: Form) -> Decision:
-        """Compare a relation with a set; as the answer, a relation is equal to a set only if the policy allows it."""
-        allowed = self.policy.relations_as_sets or reference.kind is Kind.RELATION
-        return self._whole(answer, reference) if allowed else False
-
-    def _interval_and_value(self, answer: Form, reference: Form) -> Decision:
-        """Compare an interval with a union or \\mathbb{R}; it equals no number, so [7,7] is not 7."""
-        value = answer if answer.kind is Kind.VALUE else reference
-        return self._whole(answer, reference) if _SET_COMMAND.search(value.text) else False
-
-    def _quantities(self, answer: Form, reference: Form) -> Decision:
-        if not same_unit(answer.mark, reference.mark):
-            return False
-        return self.equal(answer.parts[0], reference.parts[0])
-
     def _one_quantity(self, answer: Form, reference: Form) -> Decision:
         """Compare a quantity with a number: a missing unit is ignored. 50% is 0.5, and 50, but 0.5% is not 0.5."""
-        measured, other = (answer, reference) if answer.kind is Kind.QUANTITY else (reference, answer)
+        measured = answer if answer.kind is Kind.QUANTITY else reference
         number = measured.parts[0]
-        if measured.mark != "percent":
-            return self.equal(number, other) if measured is answer else self.equal(other, number)
         value = parse_rational(number.text)
-        if value is None or abs(value.value) >= 1:
-            as_number = self.equal(number, other) if measured is answer else self.equal(other, number)
-            if as_number is not False:
-                return as_number
-        if value is not None:
-            share = value.value / 100
-            hundredth = (
-                str(share.numerator)
-                if share.denominator == 1
-                else rf"\frac{{{share.numerator}}}{{{share.denominator}}}"
-            )
-        else:
-            hundredth = rf"({number.text}) \cdot \frac{{1}}{{100}}"
-        if measured is answer:
-            return self.expressions(hundredth, other.text)
-        return self.expressions(other.text, hundredth)
+        share = measured.mark == "percent"
+        if not share or value is None or abs(value.value) >= 1:
+            decided = self.equal(number, reference) if measured is answer else self.equal(answer, number)
+            if decided is not False or not share:
+                return decided
+        hundredth = rf"({number.text}) \cdot \frac{{1}}{{100}}" if value is None else str(value.value / 100)
+        texts = (hundredth, reference.text) if measured is answer else (answer.text, hundredth)
+        return self.expressions(*texts)
 
     def _equations(self, answer: Form, reference: Form) -> Decision:
-        """Compare equations: `x = 5` equals `5 = x`, `2x - y = 3` equals `y = 2x - 3`; `2x = 10` is not `x = 5`."""
-        value = reference.value
+        """Compare equations, or one with a value: `x = 5` equals `5 = x` and 5; `2x = 10` is not `x = 5`."""
+        value = reference.value if reference.kind is Kind.EQUATION else reference
         if value is None:
             return self._whole(answer, reference)
-        if not reference.mark or _same_name(answer.mark, reference.mark):
+        if answer.kind is not Kind.EQUATION:
+            return self.equal(answer, value)
+        name = reference.mark if reference.kind is Kind.EQUATION else ""
+        if not name or _same_name(answer.mark, name):
             return self._each_side(answer.parts[1:] if answer.mark else answer.parts, value)
         # xy = 1 may be a product, while x = 5 is not y = 5.
-        named = len(reference.mark) == 1 and parse_rational(value.text)
-        return False if named else self._whole(answer, reference)
-
-    def _one_equation(self, answer: Form, reference: Form) -> Decision:
-        if reference.kind is Kind.EQUATION:
-            return self._whole(answer, reference) if reference.value is None else self.equal(answer, reference.value)
-        return self._each_side(answer.parts[1:] if answer.mark else answer.parts, reference)
+        return False if len(name) == 1 and parse_rational(value.text) else self._whole(answer, reference)
 
     def _each_side(self, sides: Sequence[Form], reference: Form) -> Decision:
         """Compare each side with a value: `x = 7` and `3 + 4 = 7` give 7; `8 = 7` does not, nor `5x - 7y = 0` 0.
@@ -312,21 +249,24 @@ def _is_whole(number: Rational) -> bool:
     return number.value.denominator == 1 and not number.divided
 
 
+def _brackets(form: Form) -> str:
+    """Return the brackets of elements in order, or a matrix's shape; a column or what has none is in parentheses."""
+    in_parentheses = form.kind in (Kind.LIST, Kind.NAMED) or (form.kind is Kind.MATRIX and set(form.mark) <= set("1 "))
+    return "()" if in_parentheses else form.mark
+
+
 def _is_ranking(reference: Form) -> bool:
-    letters = [part.text for part in reference.parts]
-    if reference.kind is not Kind.LIST or len(letters) < _SHORTEST_RANKING:
+    letters = "".join(part.text for part in reference.parts)
+    if reference.kind is not Kind.LIST or not _SHORTEST_RANKING <= len(letters) == len(reference.parts):
         return False
-    if not all(len(letter) == 1 and letter.isupper() for letter in letters) or len(set(letters)) < len(letters):
-        return False
-    return ord(max(letters)) - ord(min(letters)) == len(letters) - 1
+    return letters.isalpha() and letters.isupper() and len(set(letters)) == len(letters) and is_run(letters)
 
 
 def _same_ratio(answer: Form, reference: Form) -> bool:
     """Return whether ratios are equal; a reference that could be reduced, such as 3:30, is a time."""
     found, expected = ([int(part.text) for part in form.parts] for form in (answer, reference))
-    if len(found) != len(expected) or gcd(*expected) != 1 or not gcd(*found):
-        return found == expected
-    return [value // gcd(*found) for value in found] == expected
+    factor = gcd(*found) if gcd(*expected) == 1 else 1
+    return [value // (factor or 1) for value in found] == expected
 
 
 def _same_time(answer: Form, reference: Form) -> bool:
@@ -341,15 +281,7 @@ def _same_time(answer: Form, reference: Form) -> bool:
 
 def _same_name(one: str, other: str) -> bool:
     """Return whether two names are the same: W(n) is W(x), and y = x^2 is f(x) = x^2."""
-    functions = [name.partition("(")[0] if "(" in name else "" for name in (one, other)]
-    if all(functions):
-        return functions[0] == functions[1]
-    return one == other or ("y" in (one, other) and any(functions))
-
-
-def _is_tautology(equation: Form) -> bool:
-    sides = [tokens(side.text) for side in equation.parts]
-    return len(set(sides)) < len(sides) and len(set(sides)) == 1
+    return one.partition("(")[0] == other.partition("(")[0] or ("y" in (one, other) and "(" in one + other)
 
 
 def half_a_place(text: str) -> float:
@@ -366,3 +298,8 @@ def _all(decisions: Iterable[Decision]) -> Decision:
             return False
         undecided |= decision is None
     return None if undecided else True
+
+
+def _any(decisions: Collection[Decision]) -> Decision:
+    """Return True if one is True, False if all are False, else None."""
+    return True if True in decisions else None if None in decisions else False

@@ -27,6 +27,7 @@ INTEGERS_WITH = re.compile(
 )
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
+_LETTER = re.compile("[a-zA-Z]")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
 # A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
 _FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
@@ -38,23 +39,12 @@ _FAMILY = re.compile(
 )
 _CONGRUENCE = re.compile(r"(?P<name>[a-zA-Z])\s*\\equiv\s*(?P<rest>.+\\(?:pmod|mod|bmod).+)", re.DOTALL)
 _UNIT_VECTOR = re.compile(r"(?P<factor>[^\\]*?(?:\\(?!unit)[^\\]*?)*?)\s*\\unit\{(?P<axis>[ijk])\}")
-# An expression is reduced from the inside out: each atom becomes A, then each term of As becomes A.
-_ATOM = re.compile(r"\\(?!(?:pi|infty|theta|alpha|beta)(?![a-zA-Z]))[a-zA-Z]+|(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
-_SUM = r"[-+]?A(?:(?:[-+*/]|\\cdot|\\times)?A)*"
-_MADE_OF_ATOMS = re.compile(
-    rf"\\frac\{{{_SUM}\}}\{{{_SUM}\}}|\\sqrt(?:A|\{{{_SUM}\}})|A\^(?:A|\{{{_SUM}\}})|\({_SUM}\)"
-)
-_INTERVAL = rf"[(\[]{_SUM},{_SUM}[)\]]"
-_EXPRESSION = re.compile(rf"{_SUM}|{_INTERVAL}(?:\\cup{_INTERVAL})*")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-z]{2,}", re.IGNORECASE)
-_ZERO_BELOW = re.compile(r"[{/]\s*0(?![.\d])")
 _TIME = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?\s*(?:\\text\s*\{\s*)?(?P<half>[ap])\.?\s?m\.?\s*\}?", re.I
 )
 _RATIO = re.compile(r"\d{1,9}(?:\s*:\s*\d{1,9})+", re.ASCII)
 _TO = re.compile(r"^(\d+) to (\d+)$", re.ASCII)
 _AMOUNTS = re.compile(r"\s*(?:,|and)?\s*(?P<number>\d[\d.,/]*)\s+(?P<unit>[A-Za-z][A-Za-z ]*?)\s*(?=,|and\b|\d|$)")
-_AND_PART = re.compile(r"\band (?:an?|one) [a-z]+")
 _ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
 
 
@@ -65,7 +55,7 @@ class Kind(StrEnum):
     WORDS = "words"  # mark: the words as they are compared
     CLOCK = "time of day"  # mark: hours and minutes
     RATIO = "ratio"  # numbers in order
-    LIST = "list"  # elements; mark: the variable whose values they are, if any
+    LIST = "list"  # elements
     SET = "set"  # elements in braces
     TUPLE = "tuple"  # elements in order; mark: the brackets
     NAMED = "named values"  # the values of several variables; mark: their names
@@ -107,10 +97,10 @@ class Form:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it consists of words, numbers and simple expressions, which sympy can parse for certain."""
+        """Whether it consists of words, numbers and letters, which need no judgment by sympy."""
         return all(
             leaf.kind in (Kind.WORDS, Kind.CLOCK)
-            or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _is_expression(leaf.text)))
+            or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _LETTER.fullmatch(leaf.text)))
             for leaf in self.leaves()
         )
 
@@ -153,16 +143,6 @@ def _read(text: str) -> Form:
     return Form(Kind.VALUE, text)
 
 
-def _is_expression(text: str) -> bool:
-    """Return whether it is a sum, product, quotient, power or root of numbers and letters, or a union of intervals."""
-    if _ZERO_BELOW.search(text) or MATHEMATICAL.intersection(map(str.casefold, _WORD.findall(text))):
-        return False
-    text, count = _ATOM.sub(lambda match: "A" if match[1] else match[0], text).replace(" ", ""), 1
-    while count:
-        text, count = _MADE_OF_ATOMS.subn("A", text)
-    return _EXPRESSION.fullmatch(text) is not None
-
-
 def _words(text: str) -> Form | None:
     """Parse words, and letters that are no product: sympy would read them as products, where "east" equals "seat"."""
     words = words_of(text)
@@ -201,11 +181,8 @@ def _family(text: str) -> Form | None:
     match = _FAMILY.fullmatch(text)
     if match is None or match["rest"].count("{") != match["rest"].count("}") or match["rest"].startswith("\\{"):
         return None
-    letter = match["named"] or match["member"]
-    if not _occurs(letter, match["rest"]):
-        return None
     part = _read(match["rest"].strip())
-    return Form(Kind.FAMILY, text, (part,), f"{letter} {match['set'] or ''}")
+    return Form(Kind.FAMILY, text, (part,), f"{match['named'] or match['member']} {match['set'] or ''}")
 
 
 def _relation(text: str) -> Form | None:
@@ -232,8 +209,6 @@ def _amounts(text: str) -> Form | None:
 
 
 def _list(text: str) -> Form | None:
-    if _AND_PART.search(text) and (measured := _measured(text)):  # 2 and a half
-        return measured
     listed = AND_OR.sub(",", text)
     for separators in (_OUTER_SEPARATORS, _SEPARATORS):
         parts = [part for part in split_outside_brackets(listed, separators) if part]
@@ -248,16 +223,13 @@ def _set(text: str) -> Form | None:
 
 
 def _collected(kind: Kind, text: str, elements: list[str], flat: bool = True) -> Form:
-    """Return a form of elements: ± gives two, and several equations of one variable give the list of its values."""
+    """Return a form of elements, of which ± gives two; several equations give the values of several variables."""
     forms: list[Form] = []
     for form in map(_read, elements):
         forms += form.parts if form.kind is Kind.LIST and flat else (form,)
     # W(n) and W(x) name the same function.
     names = [_ARGUMENTS.sub("", form.mark) for form in forms if form.kind is Kind.EQUATION]
-    if len(set(names)) == 1 and forms[0].kind is Kind.EQUATION and "" not in names:
-        parts = tuple(form.parts[-1] if form.kind is Kind.EQUATION else form for form in forms)
-        return Form(kind, text, parts, names[0])
-    if len(names) == len(forms) == len(set(names)) and "" not in names:
+    if 1 < len(names) == len(forms) == len(set(names)) and "" not in names:
         # Neighbors in the alphabet have an order of their own: y = 3, x = 2 is the point (2, 3).
         alphabetical = all(len(name) == 1 for name in names) and is_run("".join(names))
         named = sorted(zip(names, forms, strict=True), key=lambda pair: pair[0] if alphabetical else "")
