@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quartet_reward.math.fast import Rational, equal_rationals, parse_rational
+from quartet_reward.math.fast import equal_rationals, parse_rational
 from quartet_reward.math.forms import Form, Kind
 from quartet_reward.math.notation import tokens
 from quartet_reward.math.quantities import same_unit
@@ -67,7 +67,8 @@ class Comparison:
             letters = len(answer) == len(reference) == 1 and (answer + reference).isalpha()
             return answer.casefold() == reference.casefold() if letters and not self.policy.any_names else None
         equal = equal_rationals(found, expected, self.policy.decimal_places)
-        if equal and found.divided and not self.policy.unevaluated and _is_whole(expected):
+        whole = expected.value.denominator == 1 and not expected.divided
+        if equal and found.divided and whole and not self.policy.unevaluated:
             raise Unevaluated("a quotient")
         return equal
 
@@ -110,7 +111,9 @@ class Comparison:
             return self._one_quantity(answer, reference)
         if kinds == {Kind.NAMED}:
             return self._named(answer, reference)
-        if Kind.NAMED in kinds and Kind.EQUATION in {part.kind for part in (*answer.parts, *reference.parts)}:
+        if kinds == {Kind.NAMED, Kind.LIST} and Kind.EQUATION in {
+            one.kind for one in (*answer.parts, *reference.parts)
+        }:
             return False  # x=1, x=2 for a=1, b=2
         if kinds <= {Kind.LIST, Kind.SET}:
             return self._elements(answer, reference)
@@ -245,13 +248,11 @@ class Comparison:
         return self.expressions(re.sub(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])", wanted, texts[0]), texts[1])
 
 
-def _is_whole(number: Rational) -> bool:
-    return number.value.denominator == 1 and not number.divided
-
-
 def _brackets(form: Form) -> str:
     """Return the brackets of elements in order, or a matrix's shape; a column or what has none is in parentheses."""
-    in_parentheses = form.kind in (Kind.LIST, Kind.NAMED) or (form.kind is Kind.MATRIX and set(form.mark) <= set("1 "))
+    in_parentheses = form.kind in (Kind.LIST, Kind.SET, Kind.NAMED) or (
+        form.kind is Kind.MATRIX and set(form.mark) <= set("1 ")
+    )
     return "()" if in_parentheses else form.mark
 
 

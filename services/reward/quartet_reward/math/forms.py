@@ -1,7 +1,7 @@
 """Parses the structure of an answer: value, words, list, tuple, matrix, equation, relation, quantity. Text only."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -17,7 +17,7 @@ _MOST_SIGNS = 3
 _SIDES = 2
 _RELATIONS = frozenset(["<", ">", r"\le", r"\ge", r"\ne"])
 _OUTER_SEPARATORS, _SEPARATORS = frozenset([";"]), frozenset([",", r"\quad"])
-_EQUALS, _APPROX = frozenset(["="]), frozenset([r"\approx"])
+_EQUALS, _APPROX = frozenset(["=", r"\equiv"]), frozenset([r"\approx"])
 AND_OR = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-z])\s*,?")
 SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _MEMBER = re.compile(r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(.*)", re.DOTALL)
@@ -28,7 +28,6 @@ INTEGERS_WITH = re.compile(
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _LETTER = re.compile("[a-zA-Z]")
-_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
 # A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
 _FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
 _FAMILY = re.compile(
@@ -37,7 +36,6 @@ _FAMILY = re.compile(
         |(?:{_FOR_ALL}\s*\}}\s*)?(?P<member>[a-zA-Z])\s*\\in\s*(?P<set>\\mathbb\{{[A-Z]\}}|[ZNRQC])[+*^]*)\)?""",
     re.DOTALL | re.VERBOSE,
 )
-_CONGRUENCE = re.compile(r"(?P<name>[a-zA-Z])\s*\\equiv\s*(?P<rest>.+\\(?:pmod|mod|bmod).+)", re.DOTALL)
 _UNIT_VECTOR = re.compile(r"(?P<factor>[^\\]*?(?:\\(?!unit)[^\\]*?)*?)\s*\\unit\{(?P<axis>[ijk])\}")
 _TIME = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?\s*(?:\\text\s*\{\s*)?(?P<half>[ap])\.?\s?m\.?\s*\}?", re.I
@@ -116,7 +114,7 @@ def read(text: str, braces: str = "set") -> Form:
 
 
 def _read(text: str) -> Form:
-    while unwrapped := _TEXT.fullmatch(text) or _CHOICE.fullmatch(text):
+    while unwrapped := _TEXT.fullmatch(text):
         text = unwrapped[1].strip()
     if parse_rational(text) is not None and "$" not in text:
         return Form(Kind.VALUE, text)
@@ -238,23 +236,17 @@ def _collected(kind: Kind, text: str, elements: list[str], flat: bool = True) ->
 
 
 def _both_signs(text: str) -> Form | None:
-    count = len(SIGNS.findall(text))
-    if not 0 < count <= _MOST_SIGNS:
+    signs = SIGNS.findall(text)
+    if not 0 < len(signs) <= _MOST_SIGNS:
         return None
-    # If there is a ∓, all upper signs go together, and all lower ones; otherwise each sign is independent.
-    one_choice = r"\mp" in text
-    ways = []
-    for choice in product("+-", repeat=1 if one_choice else count):
-        signs = iter(choice * count if one_choice else choice)
-        ways.append("".join(_sign(part, signs) for part in re.split(rf"({SIGNS.pattern})", text)))
-    return _collected(Kind.LIST, text, ways)
+    choices: Iterable[Sequence[str]] = product("+-", repeat=len(signs))
+    if r"\mp" in signs:  # all upper signs go together, and all lower ones
+        choices = zip(*("+-" if sign == r"\pm" else "-+" for sign in signs), strict=True)
+    return _collected(Kind.LIST, text, [_with_signs(text, iter(choice)) for choice in choices])
 
 
-def _sign(part: str, uppers: Iterator[str]) -> str:
-    if not SIGNS.fullmatch(part):
-        return part
-    upper = next(uppers)
-    return f" {upper} " if part == r"\pm" else " - " if upper == "+" else " + "
+def _with_signs(text: str, signs: Iterator[str]) -> str:
+    return SIGNS.sub(lambda _: f" {next(signs)} ", text)
 
 
 def _brackets(text: str) -> Form | None:
@@ -299,10 +291,6 @@ def _rounded(text: str) -> Form | None:
 
 
 def _equation(text: str) -> Form | None:
-    if congruence := _CONGRUENCE.fullmatch(text):
-        return Form(
-            Kind.EQUATION, text, (_read(congruence["name"]), _read(congruence["rest"].strip())), congruence["name"]
-        )  # fmt: skip
     sides = split_outside_brackets(text, _EQUALS)
     if len(sides) == _SIDES and not sides[0]:  # "= 72"
         return _read(sides[1])

@@ -42,7 +42,6 @@ _UNSTATED = re.compile(
     r"\W{0,3}(?:must|should|has|have|needs?|can|could|was|will|may|might|makes?|seems|if|when|in|form|format)\b",
     re.IGNORECASE,
 )
-_SURE = re.compile(r"\s*(?:sure|certain|confiden)", re.IGNORECASE)
 _ABOUT = re.compile(r"\b(?:in|of|about|for|with)\s+(?:(?:the|our|my|this|final)\s+)*$", re.IGNORECASE)
 _IS_THE = re.compile(r"(?:\b(?:is|are)|=)\s+(?:(?:the|our|my|a|correct|right|required|final)\s+)*$", re.IGNORECASE)
 _NOT = re.compile(r"(?:\bnot|n't|不是)\s*[$(*]*$")
@@ -168,7 +167,7 @@ def _stated_after(text: str, at: int) -> str | None:
     first = next((one for one in found if one.end > states.end() - at), None)
     if yes_or_no := _YES_OR_NO.match(text, states.end()):
         return yes_or_no[0]
-    if first is None or first.start > states.end() - at or _SURE.match(statement, first.end):
+    if first is None or first.start > states.end() - at:
         return None
     return _stated(statement, found)
 

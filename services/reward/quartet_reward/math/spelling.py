@@ -13,7 +13,7 @@ _SPELLINGS = tuple(
         (r"\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
         # "32,\! 349" prints as 32,349: the negative space cancels the space after the comma.
         (r",\\!\s*(?=\d{3}(?!\d))|\{,\}", ","),
-        (r"(?<!\\)\\[,;: ]|~|\s+", " "),
+        (r"(?<!\\)\\[,;:! ]|~|\s+", " "),
         (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:d|t)binom(?![a-zA-Z])", r"\\binom"),
         (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
