@@ -39,6 +39,8 @@ _MOST_ELEMENTS = 64
 _SHORTEST_RANKING = 3
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
+# Kinds whose elements are compared in order.
+_IN_ORDER = ({Kind.TUPLE, Kind.LIST, Kind.NAMED}, {Kind.TUPLE, Kind.MATRIX}, {Kind.AMOUNTS})
 # Kinds of which only the texts can be compared.
 _WHOLE = ({Kind.VALUE}, {Kind.VALUE, Kind.MATRIX}, {Kind.VALUE, Kind.RATIO})
 _SET_COMMAND = re.compile(r"\\(?:mathbb|cup|cap|setminus|R)(?![a-zA-Z])")
@@ -85,9 +87,7 @@ class Comparison:
         if answer.kind is not Kind.WORDS and tokens(answer.text) == tokens(reference.text):
             return True
         decided = self._equal(answer, reference)
-        if decided is False and self.policy.any_names:
-            return self._whole(answer, reference)
-        return decided
+        return self._whole(answer, reference) if decided is False and self.policy.any_names else decided
 
     def _equal(self, answer: Form, reference: Form) -> Decision:
         kinds = {answer.kind, reference.kind}
@@ -117,11 +117,7 @@ class Comparison:
             return False  # x=1, x=2 for a=1, b=2
         if kinds <= {Kind.LIST, Kind.SET}:
             return self._elements(answer, reference)
-        if (
-            kinds <= {Kind.TUPLE, Kind.LIST, Kind.NAMED}
-            or kinds <= {Kind.TUPLE, Kind.MATRIX}
-            or kinds == {Kind.AMOUNTS}
-        ):
+        if any(kinds <= ordered for ordered in _IN_ORDER):
             return self._in_order(answer, reference)
         if kinds == {Kind.LIST, Kind.VALUE}:
             return self._list_and_value(answer, reference)
@@ -282,7 +278,10 @@ def _same_time(answer: Form, reference: Form) -> bool:
 
 def _same_name(one: str, other: str) -> bool:
     """Return whether two names are the same: W(n) is W(x), and y = x^2 is f(x) = x^2."""
-    return one.partition("(")[0] == other.partition("(")[0] or ("y" in (one, other) and "(" in one + other)
+    functions = [name.partition("(")[0] if "(" in name else "" for name in (one, other)]
+    if all(functions):
+        return functions[0] == functions[1]
+    return one == other or ("y" in (one, other) and any(functions))
 
 
 def half_a_place(text: str) -> float:

@@ -61,7 +61,7 @@ class Kind(StrEnum):
     EQUATION = "equation"  # sides; mark: the variable that it defines, if any
     RELATION = "relation"  # an inequality; no parts
     QUANTITY = "quantity"  # the number; mark: the unit
-    AMOUNTS = "quantities"  # quantities of different units; mark: the units
+    AMOUNTS = "quantities"  # quantities of different units, sorted by them
     FAMILY = "family"  # an expression; mark: the letter that stands for every number of a set, and the set
     ROUNDED = "approximation"  # the exact and the rounded side
 
@@ -119,23 +119,9 @@ def _read(text: str) -> Form:
     if parse_rational(text) is not None and "$" not in text:
         return Form(Kind.VALUE, text)
     for way in (
-        _clock,
-        _ratio,
-        _words,
-        _family,
-        _relation,
-        _amounts,
-        _list,
-        _set,
-        _both_signs,
-        _brackets,
-        _vector,
-        _matrix,
-        _rounded,
-        _equation,
-        _measured,
-        _phrase,
-    ):
+        _clock, _ratio, _words, _family, _relation, _amounts, _list, _set,
+        _both_signs, _brackets, _vector, _matrix, _rounded, _equation, _measured, _phrase,
+    ):  # fmt: skip
         if (form := way(text)) is not None:
             return form
     return Form(Kind.VALUE, text)
@@ -199,11 +185,9 @@ def _amounts(text: str) -> Form | None:
             return None
         amounts.append(Form(Kind.QUANTITY, match[0].strip(), (_read(measured[0]),), measured[1]))
         position = match.end()
-    units = [amount.mark for amount in amounts]
-    if len(amounts) < 2 or position < len(bare) or len(set(units)) < len(units):
+    if len(amounts) < 2 or position < len(bare) or len({amount.mark for amount in amounts}) < len(amounts):
         return None
-    amounts.sort(key=lambda amount: amount.mark)
-    return Form(Kind.AMOUNTS, text, tuple(amounts), " ".join(sorted(units)))
+    return Form(Kind.AMOUNTS, text, tuple(sorted(amounts, key=lambda amount: amount.mark)))
 
 
 def _list(text: str) -> Form | None:
@@ -283,9 +267,7 @@ def _rounded(text: str) -> Form | None:
     parts = split_outside_brackets(text, _APPROX)
     if len(parts) != _SIDES or not parts[1]:
         return None
-    if not parts[0]:
-        return _read(parts[1])
-    if is_name(parts[0]):
+    if not parts[0] or is_name(parts[0]):
         return _read(" = ".join(parts))
     return Form(Kind.ROUNDED, text, tuple(map(_read, parts)))
 

@@ -234,10 +234,7 @@ def _parsed(text: str) -> object:
         relation = value_of(integers["relation"])
         numbers = sympy.S.Integers if integers["set"] == "Z" else sympy.S.Naturals
         return relation.as_set().intersect(numbers) if isinstance(relation, Boolean) else None
-    related = form.kind in (Kind.RELATION, Kind.LIST) and Kind.RELATION in (
-        form.kind,
-        *(part.kind for part in form.parts),
-    )
+    related = Kind.RELATION in (form.kind, *(part.kind for part in form.parts))
     if related and (AND_OR.search(text) or SIGNS.search(text) or "," in text):
         return _connected(text)
     if form.kind is Kind.TUPLE:
