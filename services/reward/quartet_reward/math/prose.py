@@ -106,10 +106,8 @@ def final_statement(text: str) -> str | None:
     """Return the value of the last "final answer: …" or "the final answer is …" in `text`, or None if there is none."""
     text = half_width(text[-LONGEST_PROSE:])
     for anchor in reversed(_anchors(text)):
-        begin = max(
-            (end.end() for end in _SENTENCE_END.finditer(text, max(anchor.start() - 200, 0), anchor.start())), default=0
-        )
-        begin = max(begin, text.rfind("\n", 0, anchor.start()) + 1, anchor.start() - 200)
+        line = max(text.rfind("\n", 0, anchor.start()) + 1, anchor.start() - _LONGEST_BEFORE, 0)
+        begin = max((end.end() for end in _SENTENCE_END.finditer(text, line, anchor.start())), default=line)
         if (
             anchor["final"]
             and _BEGINS.fullmatch(text, begin, anchor.start())

@@ -42,18 +42,20 @@ _SCRIPTS = (
     (re.compile(f"[{''.join(_SUBSCRIPTS)}]+"), "_", str.maketrans(_SUBSCRIPTS)),
 )
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
-_UNDER_ROOT = re.compile(r"\s*(?:\d+(?:\.\d+)?|\\?[a-zA-Z]+|\{)")
+_UNDER_ROOT = r"\s*(\d+(?:\.\d+)?|\\?[a-zA-Z]+)"
 
 # Not part of a command or a longer word.
 _FREE = r"(?<![a-zA-Z\\])"
 _NAMED = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
 _LETTERS = "alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega"
 _TYPED = re.compile(
-    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10"
+    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10|\\sqrt(?:\[\d\])?\s*\("
 )
 # Words in these are words.
 _UPRIGHT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox)\s*\{[^{}]*\})")
-_CALLED = re.compile(rf"{_FREE}(?P<name>sqrt|cbrt|exp|abs)\s*\(|(?P<power>\*\*|\^)\s*\(|(?P<root>\\sqrt)\s*\(")
+_CALLED = re.compile(
+    rf"{_FREE}(?P<name>sqrt|cbrt|exp|abs)\s*\(|(?P<power>\*\*|\^)\s*\(|(?P<root>\\sqrt(?:\[\d\])?)\s*\("
+)
 _CALLS = {"sqrt": (r"\sqrt{", "}"), "cbrt": (r"\sqrt[3]{", "}"), "exp": ("e^{", "}"), "abs": ("|", "|")}
 _WORDS = (
     (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))"), r" \\times "),
@@ -73,7 +75,7 @@ def typed_as_latex(text: str) -> str:
     """Return `text` with Unicode characters and typed notation as LaTeX."""
     if not text.isascii():
         text = _unicode_as_latex(text)
-    if not (_TYPED.search(text) or r"\sqrt(" in text):
+    if not _TYPED.search(text):
         return text
     return "".join(part if index % 2 else _python_as_latex(part) for index, part in enumerate(_UPRIGHT.split(text)))
 
@@ -82,15 +84,8 @@ def _unicode_as_latex(text: str) -> str:
     for pattern, mark, characters in _SCRIPTS:
         text = pattern.sub(lambda match: f"{mark}{{{match[0].translate(characters)}}}", text)  # noqa: B023
     for character, command in _ROOTS.items():
-        while character in text:
-            before, _, rest = text.partition(character)
-            stripped = rest.lstrip()
-            if stripped.startswith("(") and (end := _closing(stripped, 0)):
-                text = f"{before}{command}{{{stripped[1:end]}}}{stripped[end + 1 :]}"
-            elif stripped.startswith("{") or not (match := _UNDER_ROOT.match(rest)):
-                text = f"{before}{command} {rest}"
-            else:
-                text = f"{before}{command}{{{match[0].strip()}}}{rest[match.end() :]}"
+        text = re.sub(character + _UNDER_ROOT, lambda match: f"{command}{{{match[1]}}}", text)  # noqa: B023
+        text = text.replace(character, f"{command} ")
     return text.translate(_CHARACTERS)
 
 
@@ -100,7 +95,7 @@ def _python_as_latex(text: str) -> str:
         end = _closing(text, match.end() - 1)
         if end is None:
             break
-        opening, closing = _CALLS[match["name"]] if match["name"] else ("^{" if match["power"] else r"\sqrt{", "}")
+        opening, closing = _CALLS[match["name"]] if match["name"] else ((match["root"] or "^") + "{", "}")
         text = f"{text[: match.start()]}{opening}{text[match.end() : end]}{closing}{text[end + 1 :]}"
         position = match.start() + len(opening)
     for pattern, spelling in _WORDS:
