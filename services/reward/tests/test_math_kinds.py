@@ -12,7 +12,7 @@ KINDS = {
         ("5", ("five", r"\text{five}"), ("5 million", r"5\text{ thousand}", r"\$5\text{ billion}", "5 hundred")),
         ("5000000", ("5 million", r"5\text{ million}"), ("5 billion",)),
         ("36", (r"3\text{ dozen}", "three dozen"), ("3 score",)),
-        (r"\frac52", ("two and a half", r"2\text{ and a half}", "5 halves"), ("two", "half")),
+        (r"\frac52", ("two and a half", "2 and a half", r"2\text{ and a half}", "5 halves"), ("two", "half")),
         ("0.5", ("half", "one half"), ()),
         ("-3", ("minus 3", "negative three"), ("three",)),
         (r"3\text{ million}", ("3000000",), ("3", r"3\text{ billion}")),

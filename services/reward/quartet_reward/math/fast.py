@@ -90,7 +90,7 @@ def _decimal(match: re.Match[str]) -> Rational | None:
     shift = exponent - len(fraction or "")
     value = Fraction(int(digits)) * Fraction(10) ** shift
     # "7." is the end of a sentence; "7.0" may be rounded.
-    return _signed(match["sign"], value, decimal=bool(fraction) or exponent != 0)
+    return Rational(-value if match["sign"] == "-" else value, decimal=bool(fraction) or exponent != 0)
 
 
 def _fraction(match: re.Match[str]) -> Rational | None:
@@ -99,8 +99,5 @@ def _fraction(match: re.Match[str]) -> Rational | None:
     if denominator == 0 or (mixed and not 0 < numerator < denominator):  # "2 7/3" is not a mixed number
         return None
     value = int(match["whole"] or 0) + Fraction(numerator, denominator)
-    return _signed(match["sign"], value, decimal=False, divided=not mixed and denominator != 1)
-
-
-def _signed(sign: str, value: Fraction, decimal: bool, divided: bool = False) -> Rational:
-    return Rational(-value if sign == "-" else value, decimal, divided)
+    divided = not mixed and denominator != 1
+    return Rational(-value if match["sign"] == "-" else value, decimal=False, divided=divided)

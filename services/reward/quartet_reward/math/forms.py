@@ -11,10 +11,9 @@ from quartet_reward.math.fast import parse_rational
 from quartet_reward.math.notation import bracketed, is_name, split_outside_brackets, tokens, without_group
 from quartet_reward.math.quantities import quantity
 from quartet_reward.math.spelling import plain
-from quartet_reward.math.words import MATHEMATICAL, bare_words, is_run, words_of
+from quartet_reward.math.words import MATHEMATICAL, TEXT, bare_words, is_run, words_of
 
 _MOST_SIGNS = 3
-_SIDES = 2
 _RELATIONS = frozenset(["<", ">", r"\le", r"\ge", r"\ne"])
 _OUTER_SEPARATORS, _SEPARATORS = frozenset([";"]), frozenset([",", r"\quad"])
 _EQUALS, _APPROX = frozenset(["=", r"\equiv"]), frozenset([r"\approx"])
@@ -26,7 +25,6 @@ INTEGERS_WITH = re.compile(
     r"\\\{\s*(?P<letter>[a-zA-Z])\s*\\in\s*\\mathbb\{(?P<set>[ZN])\}\s*(?:[|:]|,)\s*(?P<relation>.*)\\\}", re.DOTALL
 )
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
-_TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _LETTER = re.compile("[a-zA-Z]")
 # A letter that stands for every number of a set: `k\pi, k \in \mathbb{Z}`, `x + c \text{ for all real } c`.
 _FOR_ALL = r"\\text\s*\{\s*,?\s*(?:for|where|with)(?:\ (?:any|all|every|some|each))?"
@@ -43,6 +41,7 @@ _TIME = re.compile(
 _RATIO = re.compile(r"\d{1,9}(?:\s*:\s*\d{1,9})+", re.ASCII)
 _TO = re.compile(r"^(\d+) to (\d+)$", re.ASCII)
 _AMOUNTS = re.compile(r"\s*(?:,|and)?\s*(?P<number>\d[\d.,/]*)\s+(?P<unit>[A-Za-z][A-Za-z ]*?)\s*(?=,|and\b|\d|$)")
+_AND_PART = re.compile(r"\band (?:an?|one) [a-z]+")
 _ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
 
 
@@ -90,7 +89,7 @@ class Form:
     @property
     def value(self) -> "Form | None":
         """The value an equation assigns to its variable, or the last side of a chain (1 + 1 = 3 - 1 = 2); else None."""
-        chain = self.kind is Kind.EQUATION and len(self.parts) > _SIDES
+        chain = self.kind is Kind.EQUATION and len(self.parts) > 2
         return self.parts[-1] if self.mark or chain else None
 
     @property
@@ -114,7 +113,7 @@ def read(text: str, braces: str = "set") -> Form:
 
 
 def _read(text: str) -> Form:
-    while unwrapped := _TEXT.fullmatch(text):
+    while unwrapped := TEXT.fullmatch(text):
         text = unwrapped[1].strip()
     if parse_rational(text) is not None and "$" not in text:
         return Form(Kind.VALUE, text)
@@ -165,8 +164,10 @@ def _family(text: str) -> Form | None:
     match = _FAMILY.fullmatch(text)
     if match is None or match["rest"].count("{") != match["rest"].count("}") or match["rest"].startswith("\\{"):
         return None
-    part = _read(match["rest"].strip())
-    return Form(Kind.FAMILY, text, (part,), f"{match['named'] or match['member']} {match['set'] or ''}")
+    letter = match["named"] or match["member"]
+    if not _occurs(letter, match["rest"]):
+        return None
+    return Form(Kind.FAMILY, text, (_read(match["rest"].strip()),), f"{letter} {match['set'] or ''}")
 
 
 def _relation(text: str) -> Form | None:
@@ -191,6 +192,8 @@ def _amounts(text: str) -> Form | None:
 
 
 def _list(text: str) -> Form | None:
+    if _AND_PART.search(text) and (measured := _measured(text)):  # 2 and a half
+        return measured
     listed = AND_OR.sub(",", text)
     for separators in (_OUTER_SEPARATORS, _SEPARATORS):
         parts = [part for part in split_outside_brackets(listed, separators) if part]
@@ -249,9 +252,8 @@ def _vector(text: str) -> Form | None:
         factor = match["factor"].strip().removeprefix("+").strip()
         components[match["axis"]] = f"{factor}1" if factor in ("", "-") else factor
         position = match.end()
-    if position < len(text):
-        return None
-    return Form(Kind.TUPLE, text, tuple(map(_read, components.values())), "()")
+    whole = position == len(text)
+    return Form(Kind.TUPLE, text, tuple(map(_read, components.values())), "()") if whole else None
 
 
 def _matrix(text: str) -> Form | None:
@@ -265,7 +267,7 @@ def _matrix(text: str) -> Form | None:
 def _rounded(text: str) -> Form | None:
     """Parse an approximation: `1/3 \\approx 0.333` is 1/3; `x \\approx 11` defines x as an equation does."""
     parts = split_outside_brackets(text, _APPROX)
-    if len(parts) != _SIDES or not parts[1]:
+    if len(parts) != 2 or not parts[1]:
         return None
     if not parts[0] or is_name(parts[0]):
         return _read(" = ".join(parts))
@@ -274,9 +276,9 @@ def _rounded(text: str) -> Form | None:
 
 def _equation(text: str) -> Form | None:
     sides = split_outside_brackets(text, _EQUALS)
-    if len(sides) == _SIDES and not sides[0]:  # "= 72"
+    if len(sides) == 2 and not sides[0]:  # "= 72"
         return _read(sides[1])
-    if len(sides) < _SIDES or not all(sides):
+    if len(sides) < 2 or not all(sides):
         return None
     if is_name(sides[-1]) and not is_name(sides[0]):
         sides.reverse()
@@ -291,8 +293,7 @@ def _occurs(name: str, side: str) -> bool:
 
 
 def _measured(text: str) -> Form | None:
-    found = quantity(text)
-    if found is None:
+    if (found := quantity(text)) is None:
         return None
     number, unit = found
     return Form(Kind.QUANTITY, text, (_read(number),), unit) if unit else _read(number)

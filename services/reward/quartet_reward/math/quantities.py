@@ -61,7 +61,6 @@ _LATEX_UNITS = (
     (re.compile(r"\\(?:Omega|ohm)(?![a-zA-Z])|Ω|Ω"), " Ω "),
     (re.compile(r"\\mu(?![a-zA-Z])\s*|μ"), "µ"),
     (re.compile(r"\\%"), " percent "),
-    (re.compile(r"(?<=\d)\s*%"), " percent "),
     (re.compile(r"\^\\circ\s*([CF])(?![a-zA-Z])"), r" degree\1 "),
     (re.compile(r"\^\\circ"), " degree "),
     (re.compile(r"\^\s*\{\s*([23])\s*\}"), r"^\1"),
@@ -119,12 +118,9 @@ def _amount(text: str) -> tuple[str, str] | None:
     if match is None:
         return None
     number, words = (match["number"] or "").strip(), match["words"].strip()
-    lowered = words.lower()
-    plain_number = re.fullmatch(r"-?[\d,]*\.?\d+", number)
-    valued = leading_number(f"{number.lstrip('-').replace(',', '')} {lowered}" if plain_number else lowered)
-    if valued is not None and (plain_number or not number):
-        value, length = valued
-        length -= len(number.lstrip("-").replace(",", "")) + 1 if plain_number else 0
+    digits = number.lstrip("-").replace(",", "") + " " if re.fullmatch(r"-?[\d,]*\.?\d+", number) else ""
+    if (digits or not number) and (valued := leading_number(digits + words.lower())):
+        value, length = valued[0], valued[1] - len(digits)
         words = words[max(length, 0) :].strip()
         number = _written(-value if number.startswith("-") else value) if length > 0 else number
         if not words:

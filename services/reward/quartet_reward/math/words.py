@@ -3,7 +3,7 @@
 import re
 
 CJK = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
-_TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
+TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
 # A product of letters that is written out: a \cdot b, a*b.
 _PRODUCT = re.compile(r"[a-zA-Z](?:\s*+(?:(?:\\cdot|\*)\s*+)?[a-zA-Z])++")
@@ -44,7 +44,7 @@ _MEANINGS = {
 
 def bare_words(text: str) -> str:
     """Return `text` without `\\text{…}` around its words."""
-    return re.sub(r"\s+", " ", _TEXT.sub(r" \1 ", text)).strip() if "\\text" in text else text
+    return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip() if "\\text" in text else text
 
 
 def words_of(text: str) -> str | None:
