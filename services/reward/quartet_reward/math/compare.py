@@ -35,8 +35,6 @@ STRICT = EqualityPolicy()
 
 # Longer lists are not compared element by element.
 _MOST_ELEMENTS = 64
-# Three and more letters that are a run of the alphabet are ranked: C, A, B is not A, B, C.
-_SHORTEST_RANKING = 3
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
 # Kinds whose elements are compared in order.
@@ -199,22 +197,18 @@ class Comparison:
 
     def _equations(self, answer: Form, reference: Form) -> Decision:
         """Compare equations, or one with a value: `x = 5` equals `5 = x` and 5; `2x = 10` is not `x = 5`."""
-        value = reference.value if reference.kind is Kind.EQUATION else reference
+        value, name = (reference.value, reference.mark) if reference.kind is Kind.EQUATION else (reference, "")
         if value is None:
             return self._whole(answer, reference)
         if answer.kind is not Kind.EQUATION:
             return self.equal(answer, value)
-        name = reference.mark if reference.kind is Kind.EQUATION else ""
         if not name or _same_name(answer.mark, name):
             return self._each_side(answer.parts[1:] if answer.mark else answer.parts, value)
         # xy = 1 may be a product, while x = 5 is not y = 5.
         return False if len(name) == 1 and parse_rational(value.text) else self._whole(answer, reference)
 
     def _each_side(self, sides: Sequence[Form], reference: Form) -> Decision:
-        """Compare each side with a value: `x = 7` and `3 + 4 = 7` give 7; `8 = 7` does not, nor `5x - 7y = 0` 0.
-
-        One side must be evaluated.
-        """
+        """Compare each side, one of them evaluated, with a value: `3 + 4 = 7` is 7; `8 = 7` is not, nor `5x = 0` 0."""
         if self.policy.chains == "last" or len(sides) == 1:
             return self.equal(sides[-1], reference)
         lenient, left = self._allowing_computations(), []
@@ -253,10 +247,10 @@ def _brackets(form: Form) -> str:
 
 
 def _is_ranking(reference: Form) -> bool:
+    """Return whether it lists three or more letters that are a run of the alphabet: C, A, B is not A, B, C."""
     letters = "".join(part.text for part in reference.parts)
-    if reference.kind is not Kind.LIST or not _SHORTEST_RANKING <= len(letters) == len(reference.parts):
-        return False
-    return letters.isalpha() and letters.isupper() and len(set(letters)) == len(letters) and is_run(letters)
+    upper = letters.isalpha() and letters.isupper() and len(set(letters)) == len(letters)
+    return reference.kind is Kind.LIST and 3 <= len(letters) == len(reference.parts) and upper and is_run(letters)
 
 
 def _same_ratio(answer: Form, reference: Form) -> bool:
