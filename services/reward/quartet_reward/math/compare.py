@@ -165,12 +165,13 @@ class Comparison:
         return _all(map(_any, [*pairs, *zip(*pairs, strict=True)]))
 
     def _list_and_value(self, answer: Form, reference: Form) -> Decision:
-        """Compare a list with a value: `1,22` may be 1.22; `\\frac12, 50\\%` is one value twice, but `4, 4` is no 4."""
+        """Compare a list with a value: `1,22` may be 1.22; `\\frac12, 50\\%` is one value twice; `4, 4` is no 4."""
         listed, other = (answer, reference) if answer.kind is Kind.LIST else (reference, answer)
         match, value = _DECIMAL_COMMA.fullmatch(listed.text), parse_rational(other.text)
         if match is not None and value is not None and value.decimal:
             return self.expressions(f"{match[1]}.{match[2]}", other.text)
-        repeated = len({tokens(part.text) for part in listed.parts}) < len(listed.parts)
+        values = [tokens(part.text) for part in listed.parts if part.kind is not Kind.EQUATION]
+        repeated = len(set(values)) < len(values)
         if listed is reference or repeated or len(listed.parts) > _MOST_ELEMENTS:
             return False
         return _all(self.equal(part, reference) for part in answer.parts)

@@ -64,11 +64,13 @@ _TURNED = (
     (re.compile(r"\[(\s*[^][()]+?[,;][^][()]+?)\["), r"[\1)"),
 )
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_FORMULA = re.compile(r"(?<![\\$])\$\$?[^$]+\$\$?")
+_PROSE = re.compile(r"[A-Za-z\s.,:;'’!-]+")
 
 
 def plain(text: str) -> str:
     """Return `text` without delimiters and decoration, normalized: `\\frac` for `\\dfrac`, `-` for an en dash…"""
-    text = typed_as_latex(undelimited(text.strip()))
+    text = typed_as_latex(undelimited(_only_formula(text.strip())))
     for pattern, spelling in _SPELLINGS if _SEVERAL_SPELLINGS.search(text) else ():
         text = pattern.sub(spelling, text)
     if lines := _LINES.fullmatch(text.strip()):
@@ -93,6 +95,15 @@ def undelimited(text: str) -> str:
             # "$5$ and $6$" is not one formula.
             return inner.strip() if opening not in inner and closing not in inner else text
     return text
+
+
+def _only_formula(text: str) -> str:
+    """Return `$x > 5$` for `Therefore $x > 5$ is the solution`; other text as it is."""
+    formulas = list(_FORMULA.finditer(text)) if "$" in text else []
+    if len(formulas) != 1:
+        return text
+    prose = text[: formulas[0].start()] + text[formulas[0].end() :]
+    return formulas[0][0] if prose.strip() and _PROSE.fullmatch(prose) else text
 
 
 def _as_one_line(match: re.Match[str]) -> str:
