@@ -88,7 +88,7 @@ SUITES = (
     Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model", alone=True),
     Suite("environment", "environment", 450, "services/environment/tests", alone=True, quick="seats"),
     Suite("environment-openenv", "environment-openenv", 400, "services/environment/tests_openenv", alone=True),
-    Suite("environment-packages", "environment-packages", 400, "services/environment/tests_packages", alone=True),
+    Suite("environment-packages", "environment-packages", 480, "services/environment/tests_packages", alone=True),
     Suite("rollout", "rollout", 1200, "services/rollout/tests", alone=True, quick="texts schedules"),
     Suite(
         "trainer",
@@ -100,7 +100,7 @@ SUITES = (
     ),
     Suite("client", "client", 600, "client/tests", quick="audit certs colossalchat data progress terminal"),
     Suite("launcher", "dev", 1200, "deploy/local/tests", quick="process supervisor"),
-    Suite("deploy", "dev", 450, "tests/deploy", quick="containers observability"),
+    Suite("deploy", "dev", 590, "tests/deploy", quick="containers observability"),
     Suite("docs", "dev", 600, "tests/docs", quick="links names references"),
     Suite("contract", "dev", 900, "tests/contract", quick="protos"),
     Suite("integration", "dev", 1200, "tests/integration"),
