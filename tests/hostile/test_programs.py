@@ -42,7 +42,7 @@ class Results:
     survivors: int = 0
     left_over: set[int] = field(default_factory=set)
     descriptors: tuple[int, int] = (0, 0)
-    shared_memory: tuple[int, int] = (0, 0)
+    held: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -58,7 +58,7 @@ async def run_programs(mode: Mode) -> Results:
     results = Results()
     try:
         await sandbox.run(HONEST)
-        before, memory_before = descriptors(), shared_memory()
+        before, held_before = descriptors(), held()
         stop = asyncio.Event()
 
         async def honest() -> None:
@@ -78,7 +78,7 @@ async def run_programs(mode: Mode) -> Results:
         await meanwhile
         assert (await sandbox.run(HONEST)).stdout == b"499500\n"
         results.descriptors = before, descriptors()
-        results.shared_memory = memory_before, shared_memory()
+        results.held = held_before, held()
         results.survivors = sandbox.survivors
     finally:
         await sandbox.close()
@@ -94,10 +94,12 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def shared_memory() -> int:
-    """Memory in tmpfs, in bytes."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+def held() -> tuple[int, int]:
+    """The most descriptors and mounts of a process of the sandboxes: with its own processes, all that could keep a
+    program's tmpfs."""
+    folders = [Path(f"/proc/{pid}") for pid in own_processes()]
+    mounts = (len((folder / "mountinfo").read_text().splitlines()) for folder in folders)
+    return max(len(os.listdir(folder / "fd")) for folder in folders), max(mounts)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -118,7 +120,7 @@ def test_hostile_programs_leave_no_process_or_file(results: Results) -> None:
     assert results.left_over == set()
     assert results.survivors == 0
     assert results.descriptors[1] <= results.descriptors[0]
-    assert results.shared_memory[1] - results.shared_memory[0] < LIMITS.scratch_bytes
+    assert all(after <= before for before, after in zip(*results.held, strict=True)), results.held
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 512 << 10
 
 
