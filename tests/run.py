@@ -3,7 +3,7 @@
     .quartet/envs/dev/bin/python tests/run.py [--list] [--quick] [--at-a-time N] [--repeat N] [--busy N]
                                               [SUITE | PATH[::NAME] ...] [-- PYTEST OPTIONS]
 
-Up to four suites run in parallel, at most two more than there are cores because many often wait, the longest first.
+Up to three suites run in parallel, at most one more than there are cores because many often wait, the longest first.
 `--quick` (`make check`): lint, types and the tests that start no engine, those of changed files first. `--repeat 20
 --busy 2` (`make flakes`): run everything 20 times, beside 2 processes that use the CPU.
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="lint, types, and tests that start no engine")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run all N times")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N processes that use the CPU")
-    parallel = min(4, (os.cpu_count() or 1) + 2)
+    parallel = min(3, (os.cpu_count() or 1) + 1)
     parser.add_argument("--at-a-time", type=int, default=parallel, help="suites in parallel (default: %(default)s)")
     ours, options = split(sys.argv[1:])
     arguments = parser.parse_args(ours)
