@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check(config) -> dict[str, Any]:
-    """Check Redis; its client and grpc are imported only now, as `--section-only` does not need them."""
+    """Check Redis; grpc is imported only now, as `--section-only` does not need it."""
     from quartet_broker.preflight import preflight
 
     return preflight(config)
