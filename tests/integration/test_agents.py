@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from preloaded import Pythons
 
 from quartet_client import Client
 from quartet_common.ports import free_port
@@ -40,7 +41,7 @@ async def play(task: Task, endpoint: Endpoint, *, turns: int) -> Reward:
 """
 
 
-def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_hand, tmp_path: Path):
+def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_hand, pythons: Pythons, tmp_path: Path):
     (tmp_path / "agent.py").write_text(AGENT)
     services = by_hand(
         run_file="agent.toml",
@@ -57,6 +58,8 @@ def test_episodes_are_trained_exactly_once_though_their_service_is_killed(by_han
         trainer__evaluation__before_training="false",
         trainer__evaluation__at_end="false",
     )
+    services.pythons = {name: pythons[name] for name in ("broker", "reward", "trainer", "environment", "client")}
+    services.pythons["rollout"] = pythons["vllm"]
     services.start_redis()
     for name in ("broker", "reward", "trainer", "environment", "rollout"):
         services.start(name)

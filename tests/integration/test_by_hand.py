@@ -15,14 +15,14 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    ("order", "engine"),
+    ("order", "ordinary"),
     [
-        pytest.param(("trainer", "rollout", "reward", "broker"), "vllm", id="trainer-first-with-vLLM"),
-        pytest.param(("reward", "rollout", "broker", "trainer"), "transformers", id="reward-first"),
+        pytest.param(("trainer", "rollout", "reward", "broker"), True, id="trainer-first-with-vLLM-nothing-preloaded"),
+        pytest.param(("reward", "rollout", "broker", "trainer"), False, id="reward-first"),
     ],
 )
-def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, engine, tmp_path):
-    services = by_hand(rollout__engine=engine)
+def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinary, tmp_path):
+    services = by_hand(ordinary)
     services.start_redis()
     for name in order:
         services.start(name)
