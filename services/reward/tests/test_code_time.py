@@ -65,11 +65,10 @@ def busy(monkeypatch) -> Callable[[float], None]:
     """Makes a machine on which every process waits for a processor this share of its time."""
 
     def make(share: float) -> None:
-        usage, began = run.tree_usage, {}
+        usage, began = run.tree_usage, time.monotonic()
 
         def waiting(roots, idle, base_bytes):
-            since = began.setdefault(roots[0], time.monotonic())
-            return replace(usage(roots, idle, base_bytes), waited_seconds=share * (time.monotonic() - since))
+            return replace(usage(roots, idle, base_bytes), waited_seconds=share * (time.monotonic() - began))
 
         monkeypatch.setattr(run, "tree_usage", waiting)
 

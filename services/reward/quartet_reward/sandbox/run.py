@@ -321,10 +321,7 @@ class JobRun:
 
     def _watch(self) -> None:
         """Kill the tree if its processes together exceed the limits."""
-        main, first = pid_of(self._main_handle), pid_of(self._handle)
-        used = tree_usage([main], first if first != main else 0, self._server.base_bytes)
-        limits = self._job.limits
-        self._waited = max(self._waited, used.waited_seconds)
+        used, limits = self._measure(), self._job.limits
         if used.processes > 1 and used.memory_bytes > limits.memory_bytes - limits.scratch_bytes:
             self.kill(ExitReason.MEMORY_EXCEEDED)
         elif used.cpu_seconds > limits.cpu_seconds:
@@ -332,11 +329,18 @@ class JobRun:
         else:
             self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
 
+    def _measure(self) -> Usage:
+        main, first = pid_of(self._main_handle), pid_of(self._handle)
+        used = tree_usage([main], first if first != main else 0, self._server.base_bytes)
+        self._waited = max(self._waited, used.waited_seconds)
+        return used
+
     def _check_wall_time(self) -> None:
         """Kill the tree if its wall time is over, without that in which it, or the job beside it, had no processor."""
         limits = self._job.limits
         wall = time.perf_counter() - self._began
-        left = limits.wall_seconds + self._waits() - wall
+        waits = self._waits() + (self.beside._waits() if self.beside else 0.0)
+        left = limits.wall_seconds + waits - wall
         if limits.patience <= 1 or left < _LEAST_SECONDS:
             self.kill(ExitReason.TIMED_OUT)
         elif wall < limits.patience * limits.wall_seconds:
@@ -346,12 +350,15 @@ class JobRun:
         else:
             self._problem = (
                 f"this machine is too busy: in {wall:.1f} s a program of at most {limits.wall_seconds:.1f} s waited "
-                f"{self._waits():.1f} s for a processor"
+                f"{waits:.1f} s for a processor"
             )
             self.kill(None)
 
     def _waits(self) -> float:
-        return self._waited + (self.beside._waited if self.beside else 0.0)
+        """Return how long the job has waited for a processor; the last watch may be long ago on a busy machine."""
+        if not self.ended.is_set():
+            self._measure()
+        return self._waited
 
     def _on_report(self) -> None:
         """Judge how long the program beside this judge takes, when the judge asks."""
@@ -361,7 +368,7 @@ class JobRun:
         for line in lines:
             if self.beside and line.startswith(LATE):
                 waited, allowed = map(float, line[len(LATE) :].split())
-                if waited - self.beside._waited > allowed - _LEAST_SECONDS:
+                if waited - self.beside._waits() > allowed - _LEAST_SECONDS:
                     self.beside.kill(ExitReason.TIMED_OUT)
 
     def _give_up(self, reason: str) -> None:
