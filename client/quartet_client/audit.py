@@ -63,7 +63,7 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointLedger:
     """The newest complete checkpoint: the steps in it, and (step, instance ids) of each line of its ledger."""
 
     step: int = 0
@@ -117,7 +117,7 @@ class AuditReport:
         return f"run {self.run_id}: {', '.join(shown)}"
 
 
-def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
+def audit(books: Books, checkpoint: CheckpointLedger) -> AuditReport:
     """Compare a run's books with its newest checkpoint, which must have been read after them."""
     steps: dict[str, list[int]] = {}
     for step, names in checkpoint.ledger:
@@ -196,7 +196,7 @@ def _is_stuck(books: Books, place: Place) -> bool:
     return ended_by_data or (books.state == "succeeded" and place.state == "trained")
 
 
-def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
+def _gaps(checkpoint: CheckpointLedger) -> Iterator[str]:
     found = [step for step, _ in checkpoint.ledger]
     if found != list(range(checkpoint.step)):
         at = next((n for n, step in enumerate(found) if step != n), len(found))
@@ -254,7 +254,9 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
     try:
         checkpoint = read_checkpoint(folder, run_id, books.created_at if books else None)
     except LedgerError as error:
-        return audit(Books(run_id, faults=[f"the newest checkpoint's ledger cannot be used: {error}"]), Checkpoint())
+        return audit(
+            Books(run_id, faults=[f"the newest checkpoint's ledger cannot be used: {error}"]), CheckpointLedger()
+        )
     if books is None:
         return audit(_deleted(run_id, checkpoint), checkpoint)
     if checkpoint.step < books.committed_step:
@@ -276,7 +278,7 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
     return audit(books, checkpoint)
 
 
-def _deleted(run_id: str, checkpoint: Checkpoint) -> Books:
+def _deleted(run_id: str, checkpoint: CheckpointLedger) -> Books:
     """Return books that agree with the ledger, so that the audit finds only the ledger's own faults."""
     gone = f"the broker has no run '{run_id}': it was deleted, or never created; only the ledger was checked"
     trained = {name: Place("committed", step) for step, names in checkpoint.ledger for name in names}
@@ -319,7 +321,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     )
 
 
-def read_checkpoint(folder: Path, run_id: str, created_at: str | None = None) -> Checkpoint:
+def read_checkpoint(folder: Path, run_id: str, created_at: str | None = None) -> CheckpointLedger:
     """Read the newest complete checkpoint in a folder; one of 0 steps if there is none.
 
     Args:
@@ -331,12 +333,12 @@ def read_checkpoint(folder: Path, run_id: str, created_at: str | None = None) ->
     """
     found = newest_checkpoint(folder)
     if found is None:
-        return Checkpoint()
+        return CheckpointLedger()
     path, manifest = found
     _same_run(path, manifest, run_id, created_at)
     if not isinstance(manifest.get("ledger"), dict):
         raise InputError(f"'{path}' has no ledger: the trainer that wrote it kept none, so there is nothing to audit")
-    return Checkpoint(manifest["step"], read_ledger(folder / LEDGER_FILE, manifest["ledger"]))
+    return CheckpointLedger(manifest["step"], read_ledger(folder / LEDGER_FILE, manifest["ledger"]))
 
 
 def _same_run(path: Path, manifest: Mapping[str, object], run_id: str, created_at: str | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real_broker import Life
 
-from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
+from quartet_client.audit import AuditReport, Books, CheckpointLedger, Place, audit
 from quartet_client.cli.main import main
 from quartet_common.ledger import Ledger
 
@@ -18,9 +18,9 @@ def committed(steps: int, per_step: int = 2) -> dict[str, Place]:
     return {f"pass-0/{n}": Place("committed", n // per_step) for n in range(steps * per_step)}
 
 
-def ledger(steps: int, per_step: int = 2) -> Checkpoint:
+def ledger(steps: int, per_step: int = 2) -> CheckpointLedger:
     lines = [(step, [f"pass-0/{step * per_step + n}" for n in range(per_step)]) for step in range(steps)]
-    return Checkpoint(steps, lines)
+    return CheckpointLedger(steps, lines)
 
 
 def books(places: dict[str, Place], **fields) -> Books:
@@ -42,7 +42,7 @@ RIGHT = committed(3)
 LATER = {name: place for name, place in RIGHT.items() if place.step > 0}
 FOUR = {"policy_version": 4, "max_steps": 4}
 BEHIND = {"state": "active", "policy_version": 2, "committed_step": 2}
-TWICE = Checkpoint(3, [(0, ["a", "b"]), (1, ["a", "c"]), (2, ["d", "d"])])
+TWICE = CheckpointLedger(3, [(0, ["a", "b"]), (1, ["a", "c"]), (2, ["d", "d"])])
 OF_TWICE = {name: Place("committed", step) for name, step in {"a": 0, "b": 0, "c": 1, "d": 2}.items()}
 
 
@@ -54,7 +54,7 @@ OF_TWICE = {name: Place("committed", step) for name, step in {"a": 0, "b": 0, "c
         (RIGHT | {"x": Place("dead")}, {}, {"exactly_once": 6, "dead": 1}),
         (RIGHT | {"gone": Place("committed", 2)}, {}, {"exactly_once": 6, "lost": 1}),
         (RIGHT | {"gone": Place("trained", 1)}, {"state": "active"}, {"exactly_once": 6, "lost": 1}),
-        (RIGHT, {"checkpoint": Checkpoint()}, {"lost": 6}),
+        (RIGHT, {"checkpoint": CheckpointLedger()}, {"lost": 6}),
         (OF_TWICE, {"checkpoint": TWICE}, {"exactly_once": 2, "twice": 2}),
         (RIGHT | {"in no checkpoint": Place("trained", 3)}, FOUR, {"exactly_once": 6, "stuck": 1}),
         (RIGHT | {"t": Place("trained", 3)}, FOUR | {"state": "active"}, {"exactly_once": 6, "waiting": 1}),
@@ -93,7 +93,7 @@ def test_each_fault_of_the_books_is_named(places, fields, fault):
 
 @pytest.mark.parametrize("steps", [[0, 1], [0, 2], [1, 2, 3], [0, 1, 2, 3]])
 def test_a_ledger_that_lacks_a_step_is_a_fault(steps):
-    checkpoint = Checkpoint(3, [(step, [f"a{step}"]) for step in steps])
+    checkpoint = CheckpointLedger(3, [(step, [f"a{step}"]) for step in steps])
     report = audit(books({f"a{step}": Place("committed", step) for step in steps}), checkpoint)
     assert not report.ok and "the ledger is incomplete" in report.faults[0]
 
@@ -123,7 +123,7 @@ def test_only_a_run_that_its_data_ended_leaves_nothing_behind(state, fields, stu
 
 
 def test_many_faults_of_a_kind_are_summed_up():
-    report = audit(books({f"gone/{n}": Place("committed", 0) for n in range(50)}), Checkpoint())
+    report = audit(books({f"gone/{n}": Place("committed", 0) for n in range(50)}), CheckpointLedger())
     assert report.lost == 50 and len(report.faults) == 11 and report.faults[-1] == "and 40 more of these"
     assert report.sentence() == "run demo: 0 exactly once, 50 lost, 0 twice, 0 stuck"
     assert audit(books(OF_TWICE), TWICE).faults[0] == "a was trained twice, by steps 0, 1"

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @dataclass
-class RunFile:
+class NewRunFile:
     """A run file under construction: sections in order, and comments for its head."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def migrate(flags: str) -> str:
     while words and not words[0].startswith("-"):
         words = words[1:]  # "python rl_example.py"
     given = _parser().parse_args(words)
-    file = RunFile()
+    file = NewRunFile()
     model_parallel = given.tensor_parallel_size * given.pipeline_parallel_size
     if given.num_trainers % model_parallel:
         raise InputError(f"-t {given.num_trainers} is no multiple of -tp x -pp = {model_parallel}")
@@ -148,7 +148,7 @@ def migrate(flags: str) -> str:
     return file.text(f"From ColossalChat: {shlex.join(words)}")
 
 
-def _run(file: RunFile, given: argparse.Namespace, groups_per_step: int, dapo: bool) -> None:
+def _run(file: NewRunFile, given: argparse.Namespace, groups_per_step: int, dapo: bool) -> None:
     verifiers: list[dict[str, Any]] = [{"name": given.reward_type}]
     if dapo:
         verifiers.append({"name": "length", "parameters": {"buffer_tokens": min(1024, given.max_new_tokens // 4)}})
@@ -172,7 +172,7 @@ def _run(file: RunFile, given: argparse.Namespace, groups_per_step: int, dapo: b
     file.put("run.evaluation_sampling", temperature=0.6, max_new_tokens=given.max_new_tokens)
 
 
-def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_parallel: int) -> None:
+def _trainer(file: NewRunFile, given: argparse.Namespace, steps: int | None, model_parallel: int) -> None:
     plugin = "hybrid_parallel" if model_parallel > 1 else "low_level_zero" if given.zero_stage else "torch_ddp"
     # Written out, so that the file says all that it does.
     preset = TRAINER_PRESETS[PRESETS[given.algo]]
@@ -197,7 +197,7 @@ def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_
         file.put("tracing", file=f"runs/{given.project}/spans.json")
 
 
-def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, steps: int | None) -> None:
+def _remarks(file: NewRunFile, given: argparse.Namespace, groups_per_step: int, steps: int | None) -> None:
     file.remarks.append(
         f"groups_per_step: -tbs {given.train_batch_size} prompts x {groups_per_step // given.train_batch_size} "
         "data-parallel groups"

@@ -108,11 +108,11 @@ def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_run_alone(tmp_path):
 
 HANGS = """
 import asyncio, faulthandler, os, sys, time
-from quartet_server.process import Supervisor
+from quartet_server.process import SystemdNotifier
 faulthandler.enable()
 
 async def main():
-    supervisor = Supervisor()
+    supervisor = SystemdNotifier()
     supervisor.notify(READY=1)
     feeding = asyncio.create_task(supervisor.feed_watchdog())
     await asyncio.sleep(1.5)  # longer than the launcher waits: it is fed

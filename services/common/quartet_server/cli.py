@@ -22,7 +22,7 @@ from quartet_common.ports import check_ports
 from quartet_common.run_file import Problems
 from quartet_common.sections import Section
 from quartet_common.text import one_line
-from quartet_server.process import Supervisor, keep_freed_memory
+from quartet_server.process import SystemdNotifier, keep_freed_memory
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ def service_main(
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
-        Supervisor().notify(STATUS=error.problems[0])
+        SystemdNotifier().notify(STATUS=error.problems[0])
         if arguments.log_format == "json":
             configure_logging(kind, instance, arguments.log_format)
         for problem in error.problems:

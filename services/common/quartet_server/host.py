@@ -28,7 +28,7 @@ from quartet_common.log import get_logger
 from quartet_common.ports import AddressUnavailable
 from quartet_server.interceptor import CallInterceptor
 from quartet_server.metrics import serve_metrics
-from quartet_server.process import Supervisor
+from quartet_server.process import SystemdNotifier
 from quartet_server.vitals import report_build, report_certificate, report_disk
 
 log = get_logger(__name__)
@@ -76,7 +76,7 @@ class ServiceHost:
         """Library versions that the handshake reports; add to it."""
         self.waiting = self._identity.waiting
         """What this service waits for; add and discard."""
-        self._supervisor = Supervisor()
+        self._systemd = SystemdNotifier()
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task] = set()
         self._health = health.aio.HealthServicer()
@@ -133,7 +133,7 @@ class ServiceHost:
         self.loading = ""
         if not self.stopping.is_set():
             await self.set_serving(True)
-            self._supervisor.notify(READY=1, STATUS=f"serving at {self.address}")
+            self._systemd.notify(READY=1, STATUS=f"serving at {self.address}")
 
     async def set_serving(self, serving: bool) -> None:
         """Set the service's health, under its own name and the empty one."""
@@ -174,10 +174,10 @@ class ServiceHost:
         await self.server.start()
         if self.loading:
             self.waiting.add(self.loading)
-            self._supervisor.notify(STATUS=f"loading, answers at {self.address}")
+            self._systemd.notify(STATUS=f"loading, answers at {self.address}")
         else:
             await self.set_ready()
-        self.spawn(self._supervisor.feed_watchdog(), "watchdog")
+        self.spawn(self._systemd.feed_watchdog(), "watchdog")
         log.info("serving at %s", self.address)
 
     def _serve_metrics(self) -> None:
@@ -197,7 +197,7 @@ class ServiceHost:
 
     async def drain(self) -> None:
         """Refuse new work, finish current work within `drain_seconds`, stop."""
-        self._supervisor.notify(STOPPING=1, STATUS="finishing what is under way")
+        self._systemd.notify(STOPPING=1, STATUS="finishing what is under way")
         await self.set_serving(False)
         try:
             async with asyncio.timeout(self._settings.drain_seconds):

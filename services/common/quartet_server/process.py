@@ -38,7 +38,7 @@ _MICROSECONDS = 1_000_000
 _FEEDS_PER_LIMIT = 3
 
 
-class Supervisor:
+class SystemdNotifier:
     """Notifies systemd of the service's state, by sd_notify(3): one datagram per message.
 
     Without systemd (`NOTIFY_SOCKET` is unset) all methods do nothing. The event loop feeds the watchdog, so systemd

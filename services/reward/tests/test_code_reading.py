@@ -3,7 +3,7 @@
 import pytest
 
 from quartet_reward.code.completion import ProgramIn, find_program
-from quartet_reward.code.values import Comparison, plain, same, same_output
+from quartet_reward.code.values import OutputComparison, plain, same, same_output
 
 DOCUMENTED = '''def f():
     """Add.
@@ -138,7 +138,7 @@ def test_the_whole_completion_is_the_program_where_a_run_says_so():
     ],
 )
 def test_outputs_are_compared(found, expected, how, right):
-    assert same_output(found, expected, Comparison.of(**{"compare": "lines", "tolerance": 0.0, **how})) is right
+    assert same_output(found, expected, OutputComparison.of(**{"compare": "lines", "tolerance": 0.0, **how})) is right
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,5 @@ def test_outputs_are_compared(found, expected, how, right):
     ],
 )
 def test_results_are_compared(found, expected, how, right):
-    comparison = Comparison.of(**{"compare": "lines", "tolerance": 0.0, **how})
+    comparison = OutputComparison.of(**{"compare": "lines", "tolerance": 0.0, **how})
     assert same(plain(found), expected, comparison) is right

@@ -13,7 +13,7 @@ from typing import Any
 from quartet_reward.code.collected import Collection
 from quartet_reward.code.marked import mark
 from quartet_reward.code.names import BUILTINS, MODULES, USUAL_NAMES, avoids, module_names, read_names, starred
-from quartet_reward.code.program import Finding, Program, Verdict, describe, report_begun
+from quartet_reward.code.program import Decided, Finding, Program, describe, report_begun
 
 _FILE = "<test>"
 
@@ -28,13 +28,13 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
         prefix: the code that completions continue; in strict mode the test may use what it defines.
 
     Raises:
-        Verdict: a test failed, or the test program cannot be used.
+        Decided: a test failed, or the test program cannot be used.
     """
     try:
         code, marks = mark(source, _FILE)
         names = read_names(source, _FILE, entry_point)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Verdict(Finding.BAD_TEST, f"the test program does not compile: {error}") from None
+        raise Decided(Finding.BAD_TEST, f"the test program does not compile: {error}") from None
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     namespace = vars(module)
     namespace |= marks.namespace | {"__file__": _FILE}
@@ -48,12 +48,12 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
     else:
         wanted = names.unknown | names.hidden
     if names.checks and not entry_point and len(wanted) != 1:
-        raise Verdict(Finding.BAD_TEST, "check takes a function: reference.entry_point must name it")
+        raise Decided(Finding.BAD_TEST, "check takes a function: reference.entry_point must name it")
     if not marks.assertions:
-        raise Verdict(Finding.BAD_TEST, "the test program asserts nothing")
+        raise Decided(Finding.BAD_TEST, "the test program asserts nothing")
     found, function = program.begin(wanted, entry_point)
     if names.hidden and len(found) > 1:
-        raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
+        raise Decided(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
     if wanted and not (found or entry_point):
         raise _undefined(wanted)
     namespace |= found
@@ -69,8 +69,8 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
                 run()
             except SystemExit as error:
                 if error.code not in (None, 0):
-                    raise Verdict(Finding.WRONG, f"the test program ended with status {error.code}") from None
-    except Verdict as verdict:
+                    raise Decided(Finding.WRONG, f"the test program ended with status {error.code}") from None
+    except Decided as verdict:
         if verdict.report.finding is Finding.BAD_TEST or program.was_called():
             raise
     except BaseException as error:
@@ -78,11 +78,11 @@ def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
     if not program.was_called():
         if lacking:
             raise _undefined(lacking)
-        raise Verdict(Finding.BAD_TEST, "the test program ended without calling the program")
+        raise Decided(Finding.BAD_TEST, "the test program ended without calling the program")
 
 
-def _undefined(names: set[str]) -> Verdict:
-    return Verdict(Finding.RAISED, f"the program does not define {' or '.join(sorted(names))}, which the test uses")
+def _undefined(names: set[str]) -> Decided:
+    return Decided(Finding.RAISED, f"the program does not define {' or '.join(sorted(names))}, which the test uses")
 
 
 def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
         exec(code, namespace)
     except BaseException as error:
         reason = f"`prefix`, of which the test may use {_listed(names)}, fails: {describe(error)}"
-        raise Verdict(Finding.BAD_TEST, reason) from None
+        raise Decided(Finding.BAD_TEST, reason) from None
     return {name: namespace[name] for name in names & namespace.keys()}
 
 
@@ -111,7 +111,7 @@ def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
         return entry_point
     if len(others) == 1 and avoids(source, _FILE, entry_point):  # CodeT's MBPP names each solution's first function
         return others.pop()
-    raise Verdict(
+    raise Decided(
         Finding.BAD_TEST,
         f"the test uses {_listed(others)}, and of the program only {entry_point}: define the rest in the test or in "
         "`prefix`, or set strict = false",
@@ -131,24 +131,24 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(MODULES.get(name, name))
     except Exception as error:
-        raise Verdict(Finding.BAD_TEST, f"the test program's module {name} cannot be imported: {error}") from None
+        raise Decided(Finding.BAD_TEST, f"the test program's module {name} cannot be imported: {error}") from None
 
 
-def _verdict(error: BaseException, program: Program, lacking: set[str]) -> Verdict:
+def _verdict(error: BaseException, program: Program, lacking: set[str]) -> Decided:
     shown, line = describe(error), _line(error)
     if getattr(error, "from_other_side", False):
         if isinstance(error, MemoryError):
-            return Verdict(Finding.OUT_OF_MEMORY, f"the program ran out of memory {line}")
-        return Verdict(Finding.RAISED, f"the program raised {shown} {line}")
+            return Decided(Finding.OUT_OF_MEMORY, f"the program ran out of memory {line}")
+        return Decided(Finding.RAISED, f"the program raised {shown} {line}")
     if isinstance(error, NameError) and error.name in lacking:
         return _undefined({error.name})
     if lacking and not program.was_called():
         return _undefined(lacking)
     if isinstance(error, AssertionError) and program.was_called():
-        return Verdict(Finding.WRONG, f"the assertion {line} fails")
+        return Decided(Finding.WRONG, f"the assertion {line} fails")
     if program.was_called():
-        return Verdict(Finding.WRONG, f"the test ended with {shown} {line}")
-    return Verdict(Finding.BAD_TEST, f"before it called the program, the test ended with {shown} {line}")
+        return Decided(Finding.WRONG, f"the test ended with {shown} {line}")
+    return Decided(Finding.BAD_TEST, f"before it called the program, the test ended with {shown} {line}")
 
 
 def _line(error: BaseException) -> str:

@@ -5,8 +5,8 @@ import sys
 import types
 from typing import Any
 
-from quartet_reward.code.marked import Function, Marks
-from quartet_reward.code.program import Finding, Verdict
+from quartet_reward.code.marked import MarkedFunction, Marks
+from quartet_reward.code.program import Decided, Finding
 
 
 class Collection:
@@ -31,7 +31,7 @@ class Collection:
         unittest.main = unittest.TestProgram = main  # type: ignore[attr-defined]
 
     def run(self) -> None:
-        """Run all that has not run. Raises what the tests raise, and Verdict: a part of the test cannot be run."""
+        """Run all that has not run. Raises what the tests raise, and Decided: a part of the test cannot be run."""
         _call_hook(self._namespace.get("setup_module"), sys.modules["__main__"])
         while (function := self._next()) is not None:
             self._run_function(function)
@@ -39,7 +39,7 @@ class Collection:
         self._run_classes()
         self._require_all()
 
-    def _next(self) -> Function | None:
+    def _next(self) -> MarkedFunction | None:
         """Return a function to run; running one may define others."""
         for number, function in enumerate(self._marks.functions):
             if number not in self._tried and not function.entered and self._is_run(function):
@@ -47,18 +47,18 @@ class Collection:
                 return function
         return None
 
-    def _is_run(self, function: Function) -> bool:
+    def _is_run(self, function: MarkedFunction) -> bool:
         if function.owner or not callable(function.value):
             return False
         if function.is_test:
             return not (function.mentioned and _required(function.value))
         return function.asserts and not (function.mentioned or function.decorated or _required(function.value))
 
-    def _run_function(self, function: Function) -> None:
+    def _run_function(self, function: MarkedFunction) -> None:
         count = _required(function.value)
         if function.name == "check":
             if count > 1:
-                raise Verdict(Finding.BAD_TEST, f"check takes one function; it takes {count}")
+                raise Decided(Finding.BAD_TEST, f"check takes one function; it takes {count}")
             _await(function.value(*[self._under_test] * count))
             return
         if count:
@@ -79,7 +79,7 @@ class Collection:
                 found = result.failures + result.errors
                 test, trace = found[0] if found else (case, "it succeeds where it is expected to fail")
                 what = Finding.RAISED if result.errors else Finding.WRONG
-                raise Verdict(what, f"{test}: {trace.strip().splitlines()[-1]}")
+                raise Decided(what, f"{test}: {trace.strip().splitlines()[-1]}")
             self._passed.add(case)
 
     def _classes(self) -> list[type]:
@@ -101,14 +101,14 @@ class Collection:
                 _run_class(each)
 
     def _require_all(self) -> None:
-        """Raise Verdict if a test has not run, by name, or if no assertion has been reached."""
+        """Raise Decided if a test has not run, by name, or if no assertion has been reached."""
         skipped = {each.__name__ for each in self._classes() if getattr(each, "__unittest_skip__", False)}
         for function in self._marks.functions:
             if function.entered or not function.is_test or function.value is None or function.owner in skipped:
                 continue
             if not function.owner and _required(function.value):
                 if function.asserts and function.called:
-                    raise Verdict(Finding.WRONG, f"the test's {function.name} is not reached")
+                    raise Decided(Finding.WRONG, f"the test's {function.name} is not reached")
                 if function.asserts:
                     raise _with_arguments(function.name, function.value)
                 continue
@@ -116,11 +116,11 @@ class Collection:
                 continue
             if not getattr(function.value, "__unittest_skip__", False):
                 name = f"{function.owner}.{function.name}" if function.owner else function.name
-                raise Verdict(Finding.BAD_TEST, f"{name} does not run: it is a generator, wrapped, or defined twice")
+                raise Decided(Finding.BAD_TEST, f"{name} does not run: it is a generator, wrapped, or defined twice")
         if not self._marks.reached:
             if any(self._marks.assertions):
-                raise Verdict(Finding.WRONG, "no assertion of the test is reached")
-            raise Verdict(Finding.BAD_TEST, "no assertion of the test program is ever reached")
+                raise Decided(Finding.WRONG, "no assertion of the test is reached")
+            raise Decided(Finding.BAD_TEST, "no assertion of the test program is ever reached")
 
 
 def _run_class(kind: type) -> None:
@@ -130,7 +130,7 @@ def _run_class(kind: type) -> None:
     if not tests:
         return
     if kind.__init__ is not object.__init__ and _required(kind):  # type: ignore[misc]
-        raise Verdict(Finding.BAD_TEST, f"{name} takes arguments ({_parameters(kind)}): its tests cannot be run")
+        raise Decided(Finding.BAD_TEST, f"{name} takes arguments ({_parameters(kind)}): its tests cannot be run")
     _call_hook(getattr(kind, "setup_class", None), kind)
     for test in tests:
         one = kind()
@@ -174,6 +174,6 @@ def _parameters(function: Any) -> str:
     return ", ".join(_required_names(function))
 
 
-def _with_arguments(name: str, function: Any) -> Verdict:
+def _with_arguments(name: str, function: Any) -> Decided:
     reason = f"{name} takes arguments ({_parameters(function)}), as for fixtures or parametrize: it cannot be run"
-    return Verdict(Finding.BAD_TEST, reason)
+    return Decided(Finding.BAD_TEST, reason)

@@ -5,22 +5,22 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.program import Finding, Program, Verdict, count_passed, describe, report_begun, shown
-from quartet_reward.code.values import Compare, Comparison, plain, same, same_output
+from quartet_reward.code.program import Decided, Finding, Program, count_passed, describe, report_begun, shown
+from quartet_reward.code.values import Compare, OutputComparison, plain, same, same_output
 
 Check = Callable[[Any, Any, Any], bool]
 
 
 def load(source: str) -> Check:
-    """Return the `check` function of a checker program. Raises Verdict if it cannot be used."""
+    """Return the `check` function of a checker program. Raises Decided if it cannot be used."""
     namespace: dict[str, Any] = {"__name__": "__checker__"}
     try:
         exec(compile(source, "<checker>", "exec", dont_inherit=True), namespace)
     except Exception as error:
-        raise Verdict(Finding.BAD_TEST, f"the checker program fails: {describe(error)}") from None
+        raise Decided(Finding.BAD_TEST, f"the checker program fails: {describe(error)}") from None
     function = namespace.get("check")
     if not callable(function):
-        raise Verdict(Finding.BAD_TEST, "the checker program defines no function check(input, output, expected)")
+        raise Decided(Finding.BAD_TEST, "the checker program defines no function check(input, output, expected)")
 
     def check(given: Any, output: Any, expected: Any) -> bool:
         verdict = function(given, output, expected)
@@ -32,37 +32,37 @@ def load(source: str) -> Check:
 
 
 def require_usable(check: Check, given: Any, expected: Any) -> None:
-    """Raise Verdict (BAD_TEST) if the checker rejects the expected answer. Empty expected answers are not tried."""
+    """Raise Decided (BAD_TEST) if the checker rejects the expected answer. Empty expected answers are not tried."""
     if expected is None or expected == "":
         return
     try:
         accepted = check(given, expected, expected)
     except Exception as error:
-        raise Verdict(Finding.BAD_TEST, f"the checker raises on the expected answer: {describe(error)}") from None
+        raise Decided(Finding.BAD_TEST, f"the checker raises on the expected answer: {describe(error)}") from None
     if not accepted:
-        raise Verdict(Finding.BAD_TEST, "the checker does not accept the expected answer")
+        raise Decided(Finding.BAD_TEST, "the checker does not accept the expected answer")
 
 
 def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
-    """Return whether the checker accepts an answer. Raises Verdict if it raises on the answer."""
+    """Return whether the checker accepts an answer. Raises Decided if it raises on the answer."""
     try:
         return check(given, output, expected)
     except Exception as error:
-        raise Verdict(Finding.WRONG, f"the checker cannot read the answer: {describe(error)}") from None
+        raise Decided(Finding.WRONG, f"the checker cannot read the answer: {describe(error)}") from None
 
 
 def judge_output(checker: str, input: str, expected: str, compare: Compare, tolerance: float) -> None:
-    """Check what a program printed, which is read from standard input. Raises Verdict if it is wrong."""
+    """Check what a program printed, which is read from standard input. Raises Decided if it is wrong."""
     check = load(checker) if checker else None
     if check is not None:
         require_usable(check, input, expected)
     report_begun()
     output = sys.stdin.buffer.read().decode(errors="replace")
     if check is None:
-        if not same_output(output, expected, Comparison.of(compare, tolerance)):
-            raise Verdict(Finding.WRONG, f"the output {shown(output)} is not what is expected")
+        if not same_output(output, expected, OutputComparison.of(compare, tolerance)):
+            raise Decided(Finding.WRONG, f"the output {shown(output)} is not what is expected")
     elif not accepts(check, input, output, expected):
-        raise Verdict(Finding.WRONG, "the checker does not accept the output")
+        raise Decided(Finding.WRONG, "the checker does not accept the output")
 
 
 def judge(
@@ -81,10 +81,10 @@ def judge(
         arguments: `list`, `lines` or `auto`, see docs/code.md.
 
     Raises:
-        Verdict: for the first wrong result, or because the cases cannot be used.
+        Decided: for the first wrong result, or because the cases cannot be used.
     """
     count_passed(0)
-    comparison = Comparison.of(compare, tolerance)
+    comparison = OutputComparison.of(compare, tolerance)
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
@@ -104,11 +104,11 @@ def judge(
         else:
             right = _same(found, [expected, *expected] if wrapped else [expected], comparison)
         if not right:
-            raise Verdict(Finding.WRONG, f"{where}: the result {shown(found)} is wrong")
+            raise Decided(Finding.WRONG, f"{where}: the result {shown(found)} is wrong")
         count_passed(index + 1)
 
 
-def _same(found: Any, allowed: list[Any], comparison: Comparison) -> bool:
+def _same(found: Any, allowed: list[Any], comparison: OutputComparison) -> bool:
     try:
         result = plain(found)
         return any(same(result, plain(each), comparison) for each in allowed)
@@ -119,7 +119,7 @@ def _same(found: Any, allowed: list[Any], comparison: Comparison) -> bool:
 def _function(program: Program, entry_point: str) -> Any:
     function = program.find(entry_point)
     if not callable(function):
-        raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is not a function")
+        raise Decided(Finding.RAISED, f"the program's '{entry_point}' is not a function")
     return function
 
 
@@ -127,12 +127,12 @@ def _call(program: Program, entry_point: str, arguments: list, where: str) -> An
     function = _function(program, entry_point)
     try:
         return program.answer(function, arguments)
-    except Verdict as verdict:
-        raise Verdict(verdict.report.finding, f"{where}: {verdict.report.reason}") from None
+    except Decided as verdict:
+        raise Decided(verdict.report.finding, f"{where}: {verdict.report.reason}") from None
     except MemoryError:
-        raise Verdict(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
+        raise Decided(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
     except Exception as error:
-        raise Verdict(Finding.RAISED, f"{where}: the program raised {describe(error)}") from None
+        raise Decided(Finding.RAISED, f"{where}: the program raised {describe(error)}") from None
 
 
 Reading = Callable[[str], list]
@@ -148,7 +148,7 @@ def _readings(inputs: list[str], arguments: str) -> list[Reading]:
     lists = [_loads(each) for each in inputs]
     if arguments == "list":
         if not all(type(each) is list for each in lists):
-            raise Verdict(Finding.BAD_TEST, "an input is not a JSON list of arguments")
+            raise Decided(Finding.BAD_TEST, "an input is not a JSON list of arguments")
         return [_list_of_all]
     lengths = {len(each) if type(each) is list else None for each in lists}
     if None in lengths or len(lengths) > 1:
@@ -157,14 +157,14 @@ def _readings(inputs: list[str], arguments: str) -> list[Reading]:
 
 
 def _usable(check: Check, readings: list[Reading], inputs: list[str], expected_results: list[Any]) -> list[Reading]:
-    """Return the readings with which the checker accepts all expected results. Raises Verdict if there are none."""
+    """Return the readings with which the checker accepts all expected results. Raises Decided if there are none."""
     usable, refusal = [], None
     for reading in readings:
         try:
             for given, expected in zip(inputs, expected_results, strict=True):
                 require_usable(check, reading(given), expected)
             usable.append(reading)
-        except Verdict as verdict:
+        except Decided as verdict:
             refusal = refusal or verdict
     if refusal and not usable:
         raise refusal
@@ -206,4 +206,4 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Verdict(Finding.BAD_TEST, f"{shown(text)} is not JSON: {error}") from None
+        raise Decided(Finding.BAD_TEST, f"{shown(text)} is not JSON: {error}") from None

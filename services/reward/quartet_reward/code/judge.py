@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.code import assertions, function_cases
-from quartet_reward.code.program import Finding, Program, Report, Verdict, end
+from quartet_reward.code.program import Decided, Finding, Program, Report, end
 from quartet_reward.code.rpc import Channel
 
 PEER_DESCRIPTOR = 3
@@ -30,7 +30,7 @@ def _judge(task: dict[str, Any]) -> Report:
                 own_data=kind == "function_cases" and not task["checker"],
             )
             _KINDS[kind](program, **arguments)
-    except Verdict as verdict:
+    except Decided as verdict:
         return verdict.report
     return Report(Finding.PASSED, "every test passed")
 

@@ -13,7 +13,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.code.program import Finding, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
-from quartet_reward.code.values import Comparison, same_output
+from quartet_reward.code.values import OutputComparison, same_output
 from quartet_reward.errors import BadReference, VerifierCrashed
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, SandboxUnavailable
 from quartet_reward.sandbox.pool import Sandbox
@@ -194,7 +194,7 @@ async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expe
         limits = replace(limits, memory_bytes=limits.memory_bytes + _MEMORY_OF_OUTPUT * len(output))
         return outcome_of(await sandbox.run(Job("judge", await encoded(task), output, limits, reports=True)))
     text = output.decode(errors="replace")
-    if same_output(text, expected, Comparison.of(rules.compare, rules.tolerance)):
+    if same_output(text, expected, OutputComparison.of(rules.compare, rules.tolerance)):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
     return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {text[:_SHOWN]!r} is not what is expected")
 

@@ -16,7 +16,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(slots=True)
-class Function:
+class MarkedFunction:
     """A function of a test program that a runner of tests collects, or that asserts."""
 
     name: str
@@ -40,7 +40,7 @@ class Function:
 class Marks:
     """What has been defined and run of a test program."""
 
-    functions: list[Function] = field(default_factory=list)
+    functions: list[MarkedFunction] = field(default_factory=list)
     classes: list[tuple[str, Any]] = field(default_factory=list)
     """Names and values."""
     mentioned: set[str] = field(default_factory=set)
@@ -98,7 +98,9 @@ class _Marker:
                     values = [*node.args, *(each.value for each in node.keywords)]
                     self._called |= {_name(each) for each in values if isinstance(each, ast.Name)}
 
-    def block(self, statements: list[ast.stmt], function: Function | None, owner: str, depends: bool) -> list[ast.stmt]:
+    def block(
+        self, statements: list[ast.stmt], function: MarkedFunction | None, owner: str, depends: bool
+    ) -> list[ast.stmt]:
         """Return the statements with marks.
 
         Args:
@@ -130,7 +132,7 @@ class _Marker:
             node.body = self.block(node.body, None, node.name, False)
             node.decorator_list.insert(0, _call(_KEEP, node.name, at=node))
             return
-        function = Function(
+        function = MarkedFunction(
             node.name,
             node.name.startswith("test") or (node.name == "check" and not owner),
             owner,

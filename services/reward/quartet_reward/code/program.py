@@ -62,7 +62,7 @@ class Report:
     """Cases that passed before the finding; None: the test has no cases."""
 
 
-class Verdict(Exception):
+class Decided(Exception):
     """Raised in the judge to end the judgment."""
 
     def __init__(self, finding: Finding, reason: str):
@@ -157,27 +157,27 @@ class Program:
             Those of `names` that it defines, and its function `path`: the name of a function, or `Solution().name`.
 
         Raises:
-            Verdict: the program does not compile, raises, or has no such function.
+            Decided: the program does not compile, raises, or has no such function.
         """
         report_begun()
         began = time.process_time()
         self.begin_case()
         message = _or_end(self._channel.receive)
         if message.get("compile_error") is not None:
-            raise Verdict(Finding.NOT_COMPILED, str(message["compile_error"]))
+            raise Decided(Finding.NOT_COMPILED, str(message["compile_error"]))
         try:
             answer = self._ask("begin", sorted(names), path)
         except MemoryError:
-            raise Verdict(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
+            raise Decided(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
         except Exception as error:
-            raise Verdict(Finding.RAISED, f"the program raised {describe(error)}") from None
+            raise Decided(Finding.RAISED, f"the program raised {describe(error)}") from None
         match answer:
             case (dict(found), [*functions]) if set(found) <= set(names):
                 pass
             case _:
-                raise Verdict(Finding.WRONG, "the program's process sent an invalid answer")
+                raise Decided(Finding.WRONG, "the program's process sent an invalid answer")
         if path and not functions:
-            raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
+            raise Decided(Finding.RAISED, f"the program does not define '{path}'")
         # A test that got only distinct functions has learned nothing of the program before it calls one. But a program
         # whose message is long to read may have used up the test's own time.
         proxies = [*found.values(), *functions]
@@ -193,11 +193,11 @@ class Program:
         self._channel.patience = [Patience(self._seconds, report_late), self._in_all]
 
     def find(self, path: str) -> Any:
-        """Return the program's function `path`, or that method of its class Solution. Raises Verdict if it has none."""
+        """Return the program's function `path`, or that method of its class Solution. Raises Decided if it has none."""
         try:
             return self._ask("find", path, True)
         except Exception as error:
-            raise Verdict(Finding.RAISED, f"the program has no '{path}': {describe(error)}") from None
+            raise Decided(Finding.RAISED, f"the program has no '{path}': {describe(error)}") from None
 
     def accepts(self, function: Any, count: int) -> bool:
         """Return whether the function's signature takes so many arguments."""
@@ -207,15 +207,15 @@ class Program:
             return False
 
     def answer(self, function: Any, arguments: list) -> Any:
-        """Return a function's answer as data. Raises what the program raises, and Verdict: the answer is not data."""
+        """Return a function's answer as data. Raises what the program raises, and Decided: the answer is not data."""
         # A builtin type, such as `int`, is not a proxy.
         found = ask(function, "answer", *arguments) if isinstance(function, Remote) else function(*arguments)
         try:
             if is_data(found):
                 return found
         except RecursionError:
-            raise Verdict(Finding.WRONG, "the answer is nested too deep") from None
-        raise Verdict(Finding.WRONG, f"the answer holds functions or objects, which are no data: {shown(found)}")
+            raise Decided(Finding.WRONG, "the answer is nested too deep") from None
+        raise Decided(Finding.WRONG, f"the answer holds functions or objects, which are no data: {shown(found)}")
 
     def was_called(self) -> bool:
         """Return whether a test has used an object of the program, or got a value that is not a function."""

@@ -22,7 +22,7 @@ _LENIENT_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class OutputComparison:
     """When two outputs or results are the same."""
 
     by_tokens: bool = False
@@ -33,11 +33,11 @@ class Comparison:
     """Of texts, case and white space at the end of lines do not count."""
 
     @staticmethod
-    def of(compare: Compare, tolerance: float) -> "Comparison":
+    def of(compare: Compare, tolerance: float) -> "OutputComparison":
         """Return the comparison that the parameters of these names choose."""
         if compare == "lenient":
-            return Comparison(tolerance=tolerance or _LENIENT_TOLERANCE, ignore_case=True)
-        return Comparison(by_tokens=compare == "tokens", tolerance=tolerance)
+            return OutputComparison(tolerance=tolerance or _LENIENT_TOLERANCE, ignore_case=True)
+        return OutputComparison(by_tokens=compare == "tokens", tolerance=tolerance)
 
 
 def as_data(value: Any, made: dict[int, Any] | None = None) -> Any:
@@ -80,7 +80,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same(found: Any, expected: Any, comparison: Comparison) -> bool:
+def same(found: Any, expected: Any, comparison: OutputComparison) -> bool:
     """Return whether two values returned by `plain` are equal.
 
     Where a float is expected, the number may differ as in `close`. Integers and texts are compared exactly.
@@ -126,7 +126,7 @@ _FLOAT = re.compile(
 )
 
 
-def same_output(found: str, expected: str, comparison: Comparison) -> bool:
+def same_output(found: str, expected: str, comparison: OutputComparison) -> bool:
     """Return whether two outputs are the same.
 
     Trailing white space of lines and empty lines at the end are ignored. With a tolerance, lines are compared token by
@@ -139,7 +139,10 @@ def same_output(found: str, expected: str, comparison: Comparison) -> bool:
 
 
 def _all_same(
-    found: Iterator[str], expected: Iterator[str], same: Callable[[str, str, Comparison], bool], comparison: Comparison
+    found: Iterator[str],
+    expected: Iterator[str],
+    same: Callable[[str, str, OutputComparison], bool],
+    comparison: OutputComparison,
 ) -> bool:
     return all(
         one is not None and other is not None and same(one, other, comparison)
@@ -167,13 +170,13 @@ def _tokens(text: str) -> Iterator[str]:
     return (match.group() for match in _TOKEN.finditer(text))
 
 
-def _same_line(found: str, expected: str, comparison: Comparison) -> bool:
+def _same_line(found: str, expected: str, comparison: OutputComparison) -> bool:
     if found == expected or not (comparison.tolerance or comparison.ignore_case):
         return found == expected
     return _all_same(_tokens(found), _tokens(expected), _same_token, comparison)
 
 
-def _same_token(found: str, expected: str, comparison: Comparison) -> bool:
+def _same_token(found: str, expected: str, comparison: OutputComparison) -> bool:
     """Return whether two tokens are the same text, or numbers that are close.
 
     The tolerance is for floats: tokens with a point or an exponent, inf and nan. Where an integer is expected, the

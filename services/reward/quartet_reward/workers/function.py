@@ -44,15 +44,15 @@ def main() -> None:
     if arguments.describe:
         output, sys.stdout = sys.stdout, sys.stderr  # keep what the file prints out of the description
         try:
-            description = Function(arguments.function).description()
+            description = RewardFunction(arguments.function).description()
         except (FileError, Refused) as error:
             description = {"error": str(error)}
         print(json.dumps(description), file=output)
     else:
-        worker_protocol.serve(arguments.parent, lambda: Function(arguments.function).score)
+        worker_protocol.serve(arguments.parent, lambda: RewardFunction(arguments.function).score)
 
 
-class Function:
+class RewardFunction:
     """A reward function, `FILE.py:NAME`. It takes `completion`, or TRL's `completions`."""
 
     def __init__(self, path: str):

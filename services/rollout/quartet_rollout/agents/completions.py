@@ -8,7 +8,7 @@ from quartet.v1 import environment_pb2, reward_pb2
 
 from quartet_common.durations import to_duration
 from quartet_common.values import LARGEST_FLOAT32
-from quartet_rollout.agents.episodes import Call, Episode
+from quartet_rollout.agents.episodes import AgentEpisode, Call
 from quartet_rollout.agents.rows import Row, rows_of
 from quartet_rollout.environments.base import EnvironmentFailed
 
@@ -38,7 +38,7 @@ class SeatCompletion:
 
 
 def seat_completions(
-    episode: Episode, result: environment_pb2.EpisodeResult, index: int, seconds: float
+    episode: AgentEpisode, result: environment_pb2.EpisodeResult, index: int, seconds: float
 ) -> list[SeatCompletion]:
     """Return a completion for each trainable seat. Raises EnvironmentFailed for an episode not to be trained on."""
     if episode.trouble:

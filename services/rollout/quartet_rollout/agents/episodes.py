@@ -30,7 +30,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Episode:
+class AgentEpisode:
     """One episode while it is played."""
 
     key: str
@@ -61,7 +61,7 @@ class Episode:
 class Caller:
     """Who makes a request."""
 
-    episode: Episode | None
+    episode: AgentEpisode | None
     """None: an application."""
     session: str = ""
     """Header X-Session-ID."""
@@ -75,23 +75,23 @@ class Episodes:
     """The episodes being played, by key."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Episode] = {}
+        self._open: dict[str, AgentEpisode] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, settings: SamplingSettings, max_calls: int) -> Episode:
+    def open(self, settings: SamplingSettings, max_calls: int) -> AgentEpisode:
         """Begin an episode, with a new key."""
-        episode = Episode(f"episode-{secrets.token_urlsafe(24)}", settings, max_calls)
+        episode = AgentEpisode(f"episode-{secrets.token_urlsafe(24)}", settings, max_calls)
         self._open[episode.key] = episode
         return episode
 
-    def close(self, episode: Episode) -> None:
+    def close(self, episode: AgentEpisode) -> None:
         """End it: its key opens nothing any more."""
         self._open.pop(episode.key, None)
         if episode.begun > len(episode.calls):
             episode.trouble = episode.trouble or "the episode ended while a call was under way"
 
-    def find(self, key: str) -> Episode | None:
+    def find(self, key: str) -> AgentEpisode | None:
         """Return the episode of a key, if there is one."""
         return self._open.get(key)

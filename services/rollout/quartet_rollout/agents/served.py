@@ -16,7 +16,7 @@ from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_common.sampling import to_message
 from quartet_rollout.agents.completions import SeatCompletion, seat_completions
-from quartet_rollout.agents.episodes import Episode, Episodes
+from quartet_rollout.agents.episodes import AgentEpisode, Episodes
 from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.generation import GenerationRequest
 from quartet_rollout.metrics import ENVIRONMENT_SECONDS, EPISODES, TURNS
@@ -103,7 +103,7 @@ class ServedEnvironments:
         TURNS.inc(len(episode.calls))
         return played
 
-    async def _run(self, task: EpisodeTask, index: int) -> tuple[Episode, environment_pb2.RunEpisodeResponse]:
+    async def _run(self, task: EpisodeTask, index: int) -> tuple[AgentEpisode, environment_pb2.RunEpisodeResponse]:
         """Have an episode played; again, as a new one, while the service is away."""
         outage, breaks = Outage(), 0
         settings, spec = task.request.settings, task.environment

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from quartet_common.errors import ContractError
-from quartet_rollout.agents.episodes import CALLER, Caller, Episode, Episodes
+from quartet_rollout.agents.episodes import CALLER, AgentEpisode, Caller, Episodes
 from quartet_rollout.direct import DirectAdmission
 from quartet_rollout.engines.base import UNKNOWN_VERSION
 from quartet_rollout.environments.episode import TURN_SEEDS
@@ -151,7 +151,7 @@ async def _body(receive: Receive) -> dict[str, Any]:
     return body
 
 
-def _use_sampling(body: dict[str, Any], episode: Episode) -> None:
+def _use_sampling(body: dict[str, Any], episode: AgentEpisode) -> None:
     """Fill in the sampling of the episode where the request says nothing; vLLM's server would use its own defaults."""
     settings = episode.settings
     given = settings.model_dump(

@@ -19,7 +19,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from quartet_rollout.agents.episodes import CALLER, Call, Episode
+from quartet_rollout.agents.episodes import CALLER, AgentEpisode, Call
 from quartet_rollout.agents.rows import as_sampled
 from quartet_rollout.config import HttpSection
 from quartet_rollout.engines.base import EngineError
@@ -112,7 +112,7 @@ class PolicyClient:
         return self._recorded(episode, prompt, sampling_params, request_id, options)
 
     async def _recorded(
-        self, episode: Episode, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
+        self, episode: AgentEpisode, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
         question = self._text(prompt["prompt_token_ids"])
         prompt = {**prompt, "prompt_token_ids": as_sampled(prompt["prompt_token_ids"], episode.calls, self._text)}
@@ -148,7 +148,7 @@ class PolicyClient:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _finished(episode: Episode, call: Call) -> None:
+def _finished(episode: AgentEpisode, call: Call) -> None:
     turn = call.turn
     if turn.log_probs.size != turn.token_ids.size or not np.isfinite(turn.log_probs).all():
         episode.trouble = episode.trouble or "the engine gave no finite log-prob for each token of a call"
@@ -161,7 +161,7 @@ def _log_probs(output: CompletionOutput) -> list[float]:
     return [at[token].logprob if token in at else math.nan for token, at in zip(output.token_ids, given, strict=False)]
 
 
-def _check(params: SamplingParams, episode: Episode) -> None:
+def _check(params: SamplingParams, episode: AgentEpisode) -> None:
     """Raises VLLMValidationError for sampling under which the trainer could not recompute the log-probs."""
     if params.n != 1:
         raise VLLMValidationError(f"n is {params.n}; allowed in an episode: 1", parameter="n")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen
 from quartet_rollout.engines.base import EngineError, SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
-from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.transformers_engine.sequences import EngineSequence
 from quartet_rollout.engines.vllm_engine import prepare
 
 TOLERANCE = 1e-4
@@ -60,7 +60,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def finished(decoder: Decoder) -> dict[int, Row]:
+def finished(decoder: Decoder) -> dict[int, EngineSequence]:
     """All rows, by their number, when they have ended."""
     made = {}
     while decoder.busy:
@@ -72,7 +72,7 @@ def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> Non
     decoder = Decoder(str(folder), TransformersOptions(device="cpu", max_num_seqs=3))
     prompts = {length: [(7 * length + i) % 100 for i in range(length)] for length in (1, 9, 4, 12, 2)}
     for length, prompt in prompts.items():
-        decoder.add(Row(length, 0, prompt, SamplingSettings(temperature=0.0, max_new_tokens=10 + length)))
+        decoder.add(EngineSequence(length, 0, prompt, SamplingSettings(temperature=0.0, max_new_tokens=10 + length)))
     made = finished(decoder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for length, prompt in prompts.items():
@@ -102,7 +102,9 @@ def test_a_row_that_overflowed_does_not_reach_those_that_get_its_slot(tmp_path: 
     write_model(tmp_path, tied=True, seed=0)
     decoder = Decoder(str(tmp_path), TransformersOptions(device="cpu", max_num_seqs=2))
     greedy = SamplingSettings(temperature=0.0, max_new_tokens=40)
-    first, second, new = (Row(n, 0, prompt, greedy) for n, prompt in enumerate(([20], [21, 22], [23, 24, 25])))
+    first, second, new = (
+        EngineSequence(n, 0, prompt, greedy) for n, prompt in enumerate(([20], [21, 22], [23, 24, 25]))
+    )
     decoder.add(first)
     decoder.add(second)
     decoder.step()

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from quartet_rollout.engines.base import SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
-from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.transformers_engine.sequences import EngineSequence
 from quartet_rollout.engines.weight_group import ModelSpec
 
 SIZES: dict[str, Any] = {
@@ -70,7 +70,9 @@ def test_the_experts_of_each_token_are_those_of_the_familys_own_forward_pass(fam
     decoder = Decoder(str(folder), TransformersOptions(device="cpu"))
     prompts, chosen = ([3, 5, 8, 1], [9, 2]), []
     rows = [
-        Row(number, 0, prompt, SamplingSettings(max_new_tokens=6, routed_experts=True, seed=1, temperature=1.0))
+        EngineSequence(
+            number, 0, prompt, SamplingSettings(max_new_tokens=6, routed_experts=True, seed=1, temperature=1.0)
+        )
         for number, prompt in enumerate(prompts)
     ]
     for row in rows:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from quartet_common.config import AddressesSection
 from quartet_common.durations import to_duration
 from quartet_common.ports import free_port
-from quartet_rollout.agents.episodes import Episode
+from quartet_rollout.agents.episodes import AgentEpisode
 from quartet_rollout.engines import create_engine
 from quartet_rollout.engines.base import SamplingSettings
 
@@ -100,7 +100,7 @@ class Playing:
         self.url = f"http://{world.service._config.section.http.address}"
         self._numbers = itertools.count()
 
-    def open(self, calls: int = 8, **sampling: Any) -> Episode:
+    def open(self, calls: int = 8, **sampling: Any) -> AgentEpisode:
         """Begin an episode of which nobody but the test knows."""
         return self.episodes.open(SamplingSettings(**{"max_new_tokens": 16, **sampling}), calls)
 

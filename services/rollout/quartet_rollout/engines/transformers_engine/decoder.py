@@ -19,8 +19,8 @@ from quartet_rollout.engines.model_folder import config_dtype, context_length, l
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
 from quartet_rollout.engines.transformers_engine.packed import pack_linears
-from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.engines.transformers_engine.sampler import sample
+from quartet_rollout.engines.transformers_engine.sequences import EngineSequence
 from quartet_rollout.engines.transformers_engine.slots import Slots
 from quartet_rollout.errors import EngineError
 from quartet_weights.routed_experts import Routing
@@ -63,9 +63,9 @@ class Decoder:
         wanted = context_length(model_path, "rollout.transformers.max_model_len", options.max_model_len)
         self.max_model_len = _context(int(self.model.config.max_position_embeddings), wanted)
         self._ends = _end_of_sequence(self.model, self.tokenizer)
-        self._waiting: deque[Row] = deque()
-        self._running: list[Row] = []
-        """Row i has slot i: rows move when earlier ones end."""
+        self._waiting: deque[EngineSequence] = deque()
+        self._running: list[EngineSequence] = []
+        """Sequence i has slot i: they move when earlier ones end."""
         self._slots = Slots()
         self._kinds = layer_kinds(self.model.config)
         self._window = getattr(self.model.config, "sliding_window", None)
@@ -85,21 +85,21 @@ class Decoder:
 
     # ------------------------------------------------------------------ rows
 
-    def add(self, row: Row) -> None:
+    def add(self, row: EngineSequence) -> None:
         """Queue a completion."""
         row.limit = min(row.sampling.max_new_tokens, self.max_model_len - len(row.prompt))
         if row.sampling.seed is not None:
             row.generator = torch.Generator(self._device).manual_seed(row.sampling.seed + row.index)
         self._waiting.append(row)
 
-    def remove(self, rows: Collection[Row]) -> None:
+    def remove(self, rows: Collection[EngineSequence]) -> None:
         """Remove completions, unfinished ones included."""
         gone = set(rows)
         self._waiting = deque(row for row in self._waiting if row not in gone)
         self._leave([i for i, row in enumerate(self._running) if row in gone])
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[EngineSequence]:
         """All unfinished completions."""
         return [*self._running, *self._waiting]
 
@@ -162,7 +162,7 @@ class Decoder:
 
     # ------------------------------------------------------------------ steps
 
-    def step(self, admit: bool = True) -> list[tuple[Row, FinishReason]]:
+    def step(self, admit: bool = True) -> list[tuple[EngineSequence, FinishReason]]:
         """Generate at most one token for each running completion; return those that ended. Without `admit` new ones
         keep waiting."""
         if admitted := self._admit(admit):
@@ -175,13 +175,13 @@ class Decoder:
             return []
         return self._take(first, *sample(self._running[first:], logits))
 
-    def _admit(self, new: bool) -> list[Row]:
+    def _admit(self, new: bool) -> list[EngineSequence]:
         """Pop waiting rows, in order, while slots are free and their padded prompts fit one forward pass. Rows that
         have begun come before new ones, which are left if not `new`."""
         places = self._max_rows - len(self._running)
         if not self._waiting or places < min(len(self._waiting), max(1, self._max_rows // _ADMIT_SHARE)):
             return []
-        admitted: list[Row] = []
+        admitted: list[EngineSequence] = []
         widest = 0
         distinct: set[tuple[int, ...]] = set()
         while self._waiting and len(admitted) < places and (new or self._waiting[0].output):
@@ -193,9 +193,9 @@ class Decoder:
             admitted.append(self._waiting.popleft())
         return admitted
 
-    def _prefill(self, rows: list[Row]) -> torch.Tensor:
+    def _prefill(self, rows: list[EngineSequence]) -> torch.Tensor:
         """Compute the rows' tokens and make them running. Returns the last token's logits, [rows, V]."""
-        rows.sort(key=Row.length)  # for `Slots.add`
+        rows.sort(key=EngineSequence.length)  # for `Slots.add`
         # Completions of a group have the same prompt: it is computed once.
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(row.tokens()), len(distinct)) for row in rows]
@@ -231,7 +231,7 @@ class Decoder:
         return logits
 
     def _forward(
-        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache, rows: list[Row]
+        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache, rows: list[EngineSequence]
     ) -> tuple[torch.Tensor, np.ndarray | None]:
         """Return the last position's logits, and if one of `rows` records them the experts [rows, positions, layers,
         n]."""
@@ -250,13 +250,13 @@ class Decoder:
 
     def _take(
         self, first: int, tokens: list[int], log_probs: list[float], candidates: dict[int, np.ndarray]
-    ) -> list[tuple[Row, FinishReason]]:
+    ) -> list[tuple[EngineSequence, FinishReason]]:
         """Append tokens to the rows from `first` on. Returns and removes those that end."""
         rows = self._running[first:]
         for i, ids in candidates.items():
             rows[i].candidates.append(ids)
         leaving: list[int] = []
-        ended: list[tuple[Row, FinishReason]] = []
+        ended: list[tuple[EngineSequence, FinishReason]] = []
         for i, (row, token, log_prob) in enumerate(zip(rows, tokens, log_probs, strict=True), first):
             row.output.append(token)
             row.log_probs.append(log_prob)
@@ -266,7 +266,7 @@ class Decoder:
         self._leave(leaving)
         return ended
 
-    def _stops(self, row: Row) -> bool:
+    def _stops(self, row: EngineSequence) -> bool:
         """Whether the row's newest token is an end of sequence or stop token, or completes a stop string."""
         token = row.output[-1]
         if token in self._ends or token in row.sampling.stop_token_ids:

@@ -35,7 +35,7 @@ from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.process_engine import ProcessEngine
 from quartet_rollout.engines.transformers_engine.messages import (
-    Call,
+    EngineCall,
     Failed,
     Log,
     Output,
@@ -94,7 +94,7 @@ class TransformersEngine(ProcessEngine):
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
         self._unfinished: dict[int, int] = {}
         """Completions that the process has not ended, by request: it may not have reported that it has them."""
-        self._unsent: list[Call] = []
+        self._unsent: list[EngineCall] = []
 
     # -------------------------------------------------------- start and close
 
@@ -217,7 +217,7 @@ class TransformersEngine(ProcessEngine):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         number = next(self._numbers)
-        self._unsent.append(Call(number, method, args))
+        self._unsent.append(EngineCall(number, method, args))
         return number
 
     def _flush(self) -> None:

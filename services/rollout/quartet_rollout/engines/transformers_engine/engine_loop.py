@@ -27,8 +27,16 @@ from quartet_rollout.engines.base import (
 )
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
-from quartet_rollout.engines.transformers_engine.messages import Answer, Call, EnginePipe, Failed, Log, Output, Ready
-from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.transformers_engine.messages import (
+    EngineAnswer,
+    EngineCall,
+    EnginePipe,
+    Failed,
+    Log,
+    Output,
+    Ready,
+)
+from quartet_rollout.engines.transformers_engine.sequences import EngineSequence
 from quartet_rollout.engines.weight_group import ModelSpec
 from quartet_rollout.errors import EngineError, WeightInstallError, pack_error
 from quartet_rollout.weight_sync.receiver import WeightReceiver, transports
@@ -40,17 +48,17 @@ STATS_SECONDS = 0.02
 
 
 class EngineLoop:
-    """The decoder's steps, pauses, sleep and policy versions. A `Call` names one of the methods up to `close`."""
+    """The decoder's steps, pauses, sleep and policy versions. An `EngineCall` names a method before `close`."""
 
     def __init__(self, decoder: Decoder, receiver: WeightReceiver, channel: EnginePipe) -> None:
         self.policy_version = UNKNOWN_VERSION
         self._decoder, self._receiver, self._channel = decoder, receiver, channel
-        self._draining: list[Answer] = []
+        self._draining: list[EngineAnswer] = []
         """Answers to pauses of mode "wait", sent when all running completions have finished; no new ones begin."""
         self._paused = self._asleep = self._closed = False
         self._keep_kv_cache = False
         self._completions: list[tuple[int, EngineCompletion]] = []
-        self._answers: list[Answer] = []
+        self._answers: list[EngineAnswer] = []
         self._ended_tokens = 0
         self._sent: tuple[EngineStats, int] | None = None
         self._sent_at = 0.0
@@ -74,9 +82,9 @@ class EngineLoop:
     def _can_step(self) -> bool:
         return not self._paused and not self._asleep and not self._closed and self._decoder.busy
 
-    def _execute(self, calls: list[Call]) -> None:
+    def _execute(self, calls: list[EngineCall]) -> None:
         for call in calls:
-            answer = Answer(call.number)
+            answer = EngineAnswer(call.number)
             try:
                 answer.result = getattr(self, call.method)(*call.args)
             except EngineError as error:
@@ -105,7 +113,7 @@ class EngineLoop:
         """Queue a request; its completions are reported as they end. `sampling`: fields of `SamplingSettings`."""
         settings = SamplingSettings(**sampling)
         for index in range(n):
-            self._decoder.add(Row(request, index, prompt, settings, self.policy_version))
+            self._decoder.add(EngineSequence(request, index, prompt, settings, self.policy_version))
 
     def abort(self, request: int) -> None:
         """Abort a request."""
@@ -175,12 +183,12 @@ class EngineLoop:
         self._answers += self._draining
         self._draining = []
 
-    def _abort(self, rows: Iterable[Row]) -> None:
+    def _abort(self, rows: Iterable[EngineSequence]) -> None:
         chosen = list(rows)
         self._decoder.remove(chosen)
         self._end((row, "abort") for row in chosen)
 
-    def _end(self, ended: Iterable[tuple[Row, FinishReason]]) -> None:
+    def _end(self, ended: Iterable[tuple[EngineSequence, FinishReason]]) -> None:
         for row, reason in ended:
             self._ended_tokens += len(row.output)
             self._completions.append((row.number, row.completion(reason)))

@@ -19,7 +19,7 @@ from quartet_rollout.engines.base import EngineCompletion, EngineStats
 from quartet_rollout.engines.weight_group import ModelSpec
 
 
-class Call(msgspec.Struct):
+class EngineCall(msgspec.Struct):
     """A call of a method of `EngineLoop`."""
 
     number: int
@@ -28,7 +28,7 @@ class Call(msgspec.Struct):
     args: tuple[Any, ...]
 
 
-class Answer(msgspec.Struct):
+class EngineAnswer(msgspec.Struct):
     """The result of a call."""
 
     number: int
@@ -56,7 +56,7 @@ class Output(msgspec.Struct, tag=True):
     policy_version: int
     completions: list[tuple[int, EngineCompletion]]
     """(request number, completion)."""
-    answers: list[Answer]
+    answers: list[EngineAnswer]
 
 
 class Log(msgspec.Struct, tag=True):
@@ -86,7 +86,7 @@ def _array_from_wire(kind: type, value: Any) -> np.ndarray:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_array_to_wire)
-_CALLS = msgspec.msgpack.Decoder(list[Call])
+_CALLS = msgspec.msgpack.Decoder(list[EngineCall])
 _REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=_array_from_wire)
 
 
@@ -104,12 +104,12 @@ class EnginePipe:
         with self._sending:
             self._connection.send_bytes(_ENCODER.encode(report))
 
-    def receive(self) -> list[Call]:
+    def receive(self) -> list[EngineCall]:
         """Wait for calls. Raises EOFError or ConnectionError when the rollout is gone."""
         return _CALLS.decode(self._connection.recv_bytes())
 
 
-def frame(calls: list[Call]) -> bytes:
+def frame(calls: list[EngineCall]) -> bytes:
     """Encode calls for `EnginePipe.receive`."""
     body = _ENCODER.encode(calls)
     return len(body).to_bytes(4, "big") + body

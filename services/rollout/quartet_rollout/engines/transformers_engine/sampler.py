@@ -9,13 +9,15 @@ import torch
 
 from quartet_rollout.engines.base import SamplingSettings
 from quartet_rollout.engines.masks import candidates
-from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.engines.transformers_engine.sequences import EngineSequence
 
 NEGATIVE_INFINITY = float("-inf")
 _GREEDY = SamplingSettings(temperature=0.0)
 
 
-def sample(rows: Sequence[Row], logits: torch.Tensor) -> tuple[list[int], list[float], dict[int, np.ndarray]]:
+def sample(
+    rows: Sequence[EngineSequence], logits: torch.Tensor
+) -> tuple[list[int], list[float], dict[int, np.ndarray]]:
     """Sample a token for each row from logits [B, V].
 
     Returns:
@@ -38,7 +40,7 @@ def sample(rows: Sequence[Row], logits: torch.Tensor) -> tuple[list[int], list[f
     return tokens[:, 0].tolist(), log_probs.gather(-1, tokens)[:, 0].tolist(), left
 
 
-def _draw(rows: Sequence[Row], log_probs: torch.Tensor) -> torch.Tensor:
+def _draw(rows: Sequence[EngineSequence], log_probs: torch.Tensor) -> torch.Tensor:
     """Sample by inverting the cumulative distribution; return [B, 1]. Rows with a generator use it for their uniform
     number, others torch's. In float64, for the precision of sums over a large vocabulary."""
     sums = log_probs.double().exp_().cumsum(dim=-1)

@@ -18,8 +18,8 @@ from quartet_rollout.engines.masks import join
 
 
 @dataclass(eq=False)
-class Row:
-    """One completion."""
+class EngineSequence:
+    """One completion, a row of the batch."""
 
     number: int
     """Number of its request."""
