@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc
+from google.rpc import error_details_pb2
+
 from quartet_common.errors import ContractError
 from quartet_rollout.agents.episodes import CALLER, AgentEpisode, Caller, Episodes
 from quartet_rollout.direct import DirectAdmission
@@ -25,7 +28,6 @@ READING = ("/v1/models", "/tokenize", "/detokenize", "/version")
 """Paths that read. None that changes weights, adapters or the engine is let through."""
 LARGEST_REQUEST = 16 << 20
 _RETRY_SECONDS = 1
-_STATUS_OF_FULL = 429
 
 
 class Refusal(Exception):
@@ -63,8 +65,6 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            if scope["type"] != "http":
-                raise Refusal(404, "only HTTP requests are served here")
             await self._answer(scope, receive, send)
         except Refusal as refusal:
             await refusal.send(send)
@@ -108,23 +108,30 @@ class Gate:
 
     async def _generate(self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
+        parameters = body
         if path == TOKENS_IN:
             send = _with_token_names(send)
+            parameters = body.get("sampling_params", {})
+            if not isinstance(parameters, dict):
+                came = type(parameters).__name__
+                raise Refusal(400, f"sampling_params is of type {came}; allowed: an object", "sampling_params")
         async with AsyncExitStack() as admitted:
             if caller.episode is None:
-                n = body.get("n")
                 try:
-                    await admitted.enter_async_context(
-                        self._admission.entered(n if isinstance(n, int) and n > 0 else 1)
-                    )
+                    await admitted.enter_async_context(self._admission.entered(_completions(parameters)))
                 except ContractError as error:
-                    raise Refusal(_STATUS_OF_FULL, error.message, retry=True) from error
+                    raise _not_admitted(error) from error
             else:
-                parameters = body.setdefault("sampling_params", {}) if path == TOKENS_IN else body
+                if path == TOKENS_IN:
+                    body["sampling_params"] = parameters
                 if path in (COMPLETIONS, TOKENS_IN) and parameters.get("max_tokens") is None:
                     # vLLM (entrypoints/openai/completion/protocol.py, sampling_params.py) ends an answer after 16
                     # tokens by default.
                     parameters["max_tokens"] = caller.episode.settings.max_new_tokens
+                if body.get("use_beam_search"):
+                    # Its tokens are chosen among several that were sampled.
+                    said = "use_beam_search is set; allowed in an episode: unset"
+                    raise Refusal(400, said, "use_beam_search")
                 _use_sampling(parameters, caller.episode)
             data = json.dumps(body).encode()
             await self._app(_resized(scope, len(data)), _replayed(data, receive), send)
@@ -143,12 +150,34 @@ async def _body(receive: Receive) -> dict[str, Any]:
         if not message.get("more_body"):
             break
     try:
-        body = json.loads(bytes(data))
-    except ValueError as error:
+        body = json.loads(bytes(data), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the request is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(400, f"the request is JSON of type {type(body).__name__}; allowed: an object")
     return body
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number; allowed: finite ones")
+
+
+def _completions(parameters: dict[str, Any]) -> int:
+    """Return how many completions a request asks for, as vLLM's server reads it; 1 if it will refuse it."""
+    prompts = parameters.get("prompt")
+    several = sum(not isinstance(one, int) for one in prompts) if isinstance(prompts, list) else 1
+    try:
+        n = int(parameters.get("n") or 1)
+    except (TypeError, ValueError, OverflowError):
+        n = 1
+    return max(1, n) * max(1, several)  # a list of integers is one prompt
+
+
+def _not_admitted(error: ContractError) -> Refusal:
+    if error.code is grpc.StatusCode.UNAVAILABLE:
+        return Refusal(503, error.message, retry=True)
+    later = any(isinstance(detail, error_details_pb2.RetryInfo) for detail in error.details)
+    return Refusal(429 if later else 400, error.message, retry=later)
 
 
 def _use_sampling(body: dict[str, Any], episode: AgentEpisode) -> None:
@@ -162,7 +191,8 @@ def _use_sampling(body: dict[str, Any], episode: AgentEpisode) -> None:
     for name in ("temperature", "top_p", "top_k", "min_p"):
         given[name] = getattr(settings, name)
     for name, value in given.items():
-        body.setdefault(name, value)
+        if body.get(name) is None:
+            body[name] = value
 
 
 def _resized(scope: Scope, size: int) -> Scope:

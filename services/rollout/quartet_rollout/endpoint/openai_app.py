@@ -14,7 +14,7 @@ import numpy as np
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -101,6 +101,8 @@ class PolicyClient:
         episode = CALLER.get().episode
         most = self._most if episode is None else min(self._most, episode.settings.max_new_tokens)
         sampling_params.max_tokens = min(sampling_params.max_tokens or most, most)
+        if KEY in (sampling_params.extra_args or ()):
+            raise VLLMValidationError(f"{KEY} is the rollout's own; allowed: unset", parameter=KEY)
         if episode is None:
             return self._engine.sample(prompt, sampling_params, request_id, **options)
         _check(sampling_params, episode)
@@ -114,8 +116,6 @@ class PolicyClient:
     async def _recorded(
         self, episode: AgentEpisode, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
-        question = self._text(prompt["prompt_token_ids"])
-        prompt = {**prompt, "prompt_token_ids": as_sampled(prompt["prompt_token_ids"], episode.calls, self._text)}
         if params.logprobs is None:
             params.logprobs = 0  # only that of the sampled token
         if episode.settings.masked:
@@ -124,6 +124,8 @@ class PolicyClient:
         log_probs: list[float] = []
         answer, ended = "", False
         try:
+            question = self._text(prompt["prompt_token_ids"])
+            prompt = {**prompt, "prompt_token_ids": as_sampled(prompt["prompt_token_ids"], episode.calls, self._text)}
             async with aclosing(self._engine.sample(prompt, params, request_id, **options)) as outputs:
                 async for output in outputs:
                     (one,) = output.outputs
@@ -140,6 +142,11 @@ class PolicyClient:
                         _finished(episode, Call(read, turn, question, answer, CALLER.get().session))
                         ended = True
                     yield output
+        except (VLLMClientError, ValueError, OverflowError):
+            if not tokens:  # vLLM refused it: the call has not begun
+                episode.begun -= 1
+                ended = True
+            raise
         finally:
             if not ended:
                 episode.broken_off()

@@ -38,6 +38,7 @@ class EndpointServer:
             log_config=None,
             access_log=False,
             lifespan="on",
+            ws="none",
             timeout_graceful_shutdown=max(1, int(self._drain_seconds)),
             # httpx, and so the OpenAI client, keeps an idle connection for 5 s, as uvicorn does by default: a request
             # on a connection that is just being closed fails.

@@ -146,6 +146,80 @@ def test_sampling_that_cannot_be_replayed_is_refused_in_an_episode_only(
     assert run(playing.chat("application", max_tokens=4, **body)).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_beams_are_refused_in_an_episode(playing: Playing, run: Any, path: str) -> None:
+    episode = playing.open()
+    answer = run(playing.post(path, episode.key, messages=SAID, prompt="hi", use_beam_search=True, n=2))
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "use_beam_search"
+    assert not episode.begun
+
+
+def test_null_is_the_sampling_of_the_episode(playing: Playing, run: Any) -> None:
+    episode = playing.open(temperature=0.7, top_p=0.9)
+    unset = {"temperature": None, "top_p": None}
+    assert run(playing.chat(episode.key, **unset)).status_code == 200
+    answer = run(playing.post("/inference/v1/generate", episode.key, token_ids=[5], sampling_params=unset))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_refused_call_of_an_episode_is_none(playing: Playing, run: Any) -> None:
+    """What vLLM refuses after the call has reached its engine: the agent may go on."""
+    episode = playing.open(calls=2)
+    for body in (
+        {"token_ids": [5] * 5000},
+        {"token_ids": [10**6]},
+        {"token_ids": [2**70]},
+        {"token_ids": [5], "sampling_params": {"logprobs": 1000}},
+        {"token_ids": [5], "sampling_params": {"stop_token_ids": [10**9]}},
+    ):
+        answer = run(playing.post("/inference/v1/generate", episode.key, **body))
+        assert answer.status_code == 400, answer.text
+    assert run(playing.chat(episode.key)).status_code == 200
+    playing.episodes.close(episode)
+    assert not episode.trouble and episode.begun == len(episode.calls) == 1
+
+
+@pytest.mark.parametrize("given", [None, [], "max_tokens"])
+def test_sampling_that_is_no_object_is_refused(playing: Playing, run: Any, given: Any) -> None:
+    for key in ("application", playing.open().key):
+        answer = run(playing.post("/inference/v1/generate", key, token_ids=[5], sampling_params=given))
+        assert answer.status_code == 400 and "allowed: an object" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 65}),
+        ("/v1/completions", {"prompt": [[5, 6]] * 33, "n": 2}),
+        ("/v1/chat/completions", {"messages": SAID, "n": "65"}),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 65}}),
+    ],
+)
+def test_an_application_cannot_ask_for_more_than_the_limit(playing: Playing, run: Any, path: str, body: dict) -> None:
+    answer = run(playing.post(path, "application", **body))
+    assert answer.status_code == 400 and "retry-after" not in answer.headers
+    count = 66 if isinstance(body.get("n"), int) else 65
+    assert f"{count} completions were asked for; allowed: 64" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("value", ["x", ["x"]])
+def test_the_key_of_masks_is_the_rollouts_own(playing: Playing, run: Any, value: Any) -> None:
+    given = {"quartet_mask": value}
+    for answer in (
+        run(playing.chat("application", top_p=0.9, vllm_xargs=given)),
+        run(
+            playing.post(
+                "/inference/v1/generate",
+                "application",
+                token_ids=[5],
+                sampling_params={"top_p": 0.9, "extra_args": given},
+            )
+        ),
+    ):
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "quartet_mask", answer.text
+    assert run(playing.chat("application")).status_code == 200
+
+
 def test_an_episode_ends_with_its_key_and_its_calls(playing: Playing, run: Any) -> None:
     episode = playing.open(calls=1)
     assert run(playing.chat(episode.key)).status_code == 200
@@ -187,8 +261,14 @@ def test_a_rollout_that_cannot_sample_says_when_to_ask_again(
 
 @pytest.mark.parametrize(
     ("content", "status"),
-    [(b"{", 400), (b"[]", 400), (b'"' + b"x" * (17 << 20) + b'"', 413)],
-    ids=["no-json", "a-list", "large"],
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b"[" * 100_000 + b"]" * 100_000, 400),
+        (b'{"prompt": "a", "temperature": NaN}', 400),
+        (b'"' + b"x" * (17 << 20) + b'"', 413),
+    ],
+    ids=["no-json", "a-list", "nested", "nan", "large"],
 )
 def test_a_body_that_is_no_request_is_refused(playing: Playing, run: Any, content: bytes, status: int) -> None:
     async def send() -> httpx.Response:
