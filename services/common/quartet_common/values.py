@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -18,6 +19,15 @@ NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
 _EXACT = 2**53
 _FINITE = "a finite number"
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether a text is an http(s) URL with a host."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the host or the port is none
+        return False
 
 
 def check_values(value: Any, key: str = "") -> None:

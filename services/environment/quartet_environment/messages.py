@@ -2,7 +2,6 @@
 
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 from quartet.v1 import environment_pb2, experience_pb2
 
@@ -11,7 +10,7 @@ from quartet_common.chats import as_json
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
 from quartet_common.text import encodable
-from quartet_common.values import struct_content
+from quartet_common.values import is_http_url, struct_content
 from quartet_environment.config import LONGEST_EPISODE_SECONDS
 
 _LONGEST_ID = 256
@@ -32,8 +31,7 @@ def read_request(request: environment_pb2.RunEpisodeRequest, ca_file: str) -> di
     if not 1 <= len(request.episode_id.encode()) <= _LONGEST_ID:
         raise invalid_argument("episode_id", f"'{request.episode_id}'", f"1 to {_LONGEST_ID} bytes")
     endpoint = request.endpoint
-    is_https = endpoint.base_url.startswith("https://")
-    if not (is_https or endpoint.base_url.startswith("http://")) or not urlsplit(endpoint.base_url).netloc:
+    if not is_http_url(endpoint.base_url):
         raise invalid_argument("endpoint.base_url", f"'{endpoint.base_url}'", "the http(s) URL of an OpenAI API")
     if not endpoint.api_key:
         raise invalid_argument("endpoint.api_key", "nothing", "the episode's key")
@@ -46,7 +44,7 @@ def read_request(request: environment_pb2.RunEpisodeRequest, ca_file: str) -> di
             "base_url": endpoint.base_url,
             "api_key": endpoint.api_key,
             "model": endpoint.model,
-            "ca_file": ca_file if is_https else "",
+            "ca_file": ca_file if endpoint.base_url.startswith("https://") else "",
         },
         "parameters": read_parameters(request.environment, "environment.parameters"),
     }

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
 from quartet_common.python_file import FileError
+from quartet_common.values import check_values
 from quartet_environment import failures
 from quartet_environment.agent import Endpoint, Task
 from quartet_environment.function import Function, InvalidParameter, Refused, in_thread
@@ -38,6 +39,7 @@ from quartet_environment.seats import NoReward, read_result
 from quartet_server import worker_protocol
 
 BEAT_SECONDS = 0.5
+LARGEST_TASK = worker_protocol.LONGEST_LINE - 1024
 _TICK_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
 _THREADS = 64
@@ -207,9 +209,13 @@ def _send_tasks(source: str, requests: BinaryIO, answers: BinaryIO) -> None:
             if not isinstance(task, dict):
                 raise Refused(f"task {number} of '{source}' is a {type(task).__name__}; allowed: a dict")
             try:
+                check_values(task)
+                size = len(json.dumps(task))
+                if size > LARGEST_TASK:
+                    raise ValueError(f"it has {size} bytes; allowed: at most {LARGEST_TASK}")
                 send({"event": "task", "task": task})
             except (TypeError, ValueError) as error:
-                raise Refused(f"task {number} of '{source}' cannot be sent as JSON: {error}") from error
+                raise Refused(f"task {number} of '{source}' cannot be sent: {error}") from error
         send({"event": "end"})
     except InvalidParameter as error:
         send({"event": "refused", "key": error.key, "came": error.came, "allowed": error.allowed})

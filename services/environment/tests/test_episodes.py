@@ -31,6 +31,8 @@ async def play(task, endpoint, *, bonus: float = 0.0):
     return float(said.choices[0].message.content == task.answer) + bonus
 
 def tasks(count: int = 3, bonus: float = 0.0):
+    if count < 1:
+        yield {"text": "x" * (16 << 20) if count else math.nan}
     for i in range(count):
         yield {"id": f"t{i}", "text": str(i), "answer": str(i)}
 
@@ -145,6 +147,22 @@ async def test_tasks_are_prompts_in_their_order(service, file):
     request.parameters.update({"nothing": 1})
     error = await refused(listed())
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "parameters.nothing" in error.details()
+
+
+@pytest.mark.parametrize(
+    "count, said", [(0, "text: got nan; allowed: a finite number"), (-1, "bytes; allowed: at most")]
+)
+async def test_a_task_that_cannot_be_sent_is_named(service, file, count, said):
+    request = environment_pb2.ListTasksRequest(environment=f"{file}:play")
+    request.parameters.update({"count": count})
+
+    async def listed() -> None:
+        async for _ in service.stub.ListTasks(request):
+            pass
+
+    error = await refused(listed())
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "task 0 of" in error.details() and said in error.details()
 
 
 async def test_an_agent_plays_by_a_ready_client_with_the_runs_sampling(service, file):
@@ -304,6 +322,8 @@ async def test_a_prompt_that_blocked_is_played_alone_afterwards(service, file):
         ({"parameters": {"bonus": "much"}}, "environment.parameters.bonus: got 'much'"),
         ({"parameters": {"other": 1}}, "environment.parameters.other: got an unknown parameter"),
         ({"url": "file:///etc/passwd"}, "endpoint.base_url"),
+        ({"url": "http://[::1/v1"}, "endpoint.base_url"),
+        ({"url": "http://127.0.0.1:99999/v1"}, "endpoint.base_url"),
         ({"episode_id": ""}, "episode_id"),
         ({"deadline": -1.0}, "deadline"),
         ({"index": -1}, "index"),

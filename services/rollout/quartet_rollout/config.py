@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from quartet_common.config import Address, ConfigError, read_text
 from quartet_common.sections import FunctionPath, Section
+from quartet_common.values import is_http_url
 from quartet_rollout.engines.options import EngineParameters, TransformersOptions, VllmOptions
 from quartet_rollout.engines.registry import engine_names, load_plugin
 from quartet_server.plugins import read_parameters
@@ -45,7 +46,7 @@ class HttpSection(Section):
     @field_validator("url")
     @classmethod
     def _http(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
+        if value and not is_http_url(value):
             raise ValueError('got no address of HTTP; allowed: "http://host:port" or "https://host:port"')
         return value.rstrip("/").removesuffix("/v1")
 

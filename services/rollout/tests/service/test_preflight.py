@@ -31,6 +31,12 @@ def test_a_context_beyond_the_models_positions_is_refused(check):
         check("rollout.engine=transformers", "rollout.transformers.max_model_len=257")
 
 
+@pytest.mark.parametrize("url", ["host:7113", "http://[::1:7113", "http://host:99999", "http://:7113"])
+def test_an_url_of_the_endpoint_that_is_none_is_refused(check, url):
+    with pytest.raises(ConfigError, match=r"rollout\.http\.url: got .*: got no address of HTTP; allowed: "):
+        check(f'rollout.http.url="{url}"')
+
+
 def test_little_shared_memory_is_a_warning_for_an_engine_with_processes(check, monkeypatch, caplog):
     usage = SimpleNamespace(total=64 << 20, used=0, free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
