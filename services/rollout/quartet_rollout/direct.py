@@ -138,16 +138,16 @@ class DirectGeneration:
         """Calls whose completions are being generated; the value is why one was interrupted."""
 
     async def stop(self, seconds: float) -> None:
-        """Reject new and waiting requests; give running ones `seconds` to finish, then end them with UNAVAILABLE.
+        """Reject new and waiting requests; give running ones `seconds` to finish, then end the calls with UNAVAILABLE.
 
-        Returns when none is running.
+        Returns when no call is running; requests of the model endpoint may be, which end with its server.
         """
         self._admission.close(_STOPPING)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._admission.emptied()
         self.interrupt(f"{_STOPPING}, and this was not finished in time")
-        await self._admission.emptied()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def interrupt(self, reason: str) -> None:
         """End the running requests with UNAVAILABLE."""

@@ -72,6 +72,7 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"].rstrip("/"), scope["method"]
         if path == "/health":
+            self._check_serving()
             await self._app(scope, receive, send)
             return
         generates = path in GENERATING and method == "POST"

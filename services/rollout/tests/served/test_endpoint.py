@@ -258,6 +258,14 @@ def test_a_rollout_that_cannot_sample_says_when_to_ask_again(
     answer = run(playing.chat("application"))
     assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
 
+    async def health() -> int:
+        async with httpx.AsyncClient(base_url=playing.url) as client:
+            return (await client.get("/health")).status_code
+
+    assert run(health()) == 503
+    monkeypatch.undo()
+    assert run(health()) == 200
+
 
 @pytest.mark.parametrize(
     ("content", "status"),

@@ -115,6 +115,14 @@ async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(
     assert await stopping == 0
 
 
+async def test_a_rollout_that_stops_leaves_requests_of_the_endpoint_to_its_server(world):
+    await world.ready()
+    service = world.service
+    async with service.admission.entered(1):
+        await asyncio.wait_for(service._direct.stop(0.1), 10.0)
+        assert service.admission.running == 1
+
+
 async def test_what_a_stopping_rollout_cannot_finish_in_time_is_aborted(world):
     world.engine.unpaused.clear()
     await world.ready(drain_seconds=1.5)
