@@ -16,9 +16,10 @@ from fuzz_broker import FuzzedBroker
 from fuzz_messages import Hints, wire
 from fuzz_target import Code, fault, refused, resident_bytes, send
 from google.protobuf.struct_pb2 import Struct
-from quartet.v1 import reward_pb2
+from quartet.v1 import environment_pb2, reward_pb2
 from servers_under_test import Servers
 
+from quartet_contract import contract_agent
 from quartet_contract.calls import OWNERS, RPCS, Caller, method_of
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
@@ -104,5 +105,32 @@ def test_a_reward_service_refuses_with_a_status_and_goes_on(tmp_path):
         )
         (result,) = server.caller().call("RewardService.Score", reward_pb2.ScoreRequest(items=[item])).results
         assert result.score.outcome == reward_pb2.OUTCOME_CORRECT
+    finally:
+        server.close()
+
+
+def test_an_environment_service_refuses_with_a_status_and_goes_on(tmp_path):
+    agent = f"{contract_agent.__file__}:play"
+    server = Servers(tmp_path).serve("environment", files=[agent], workers=1)
+    hints = {
+        "name": [agent, "no-such"],
+        "environment": [agent],
+        "parameters": [Struct()],
+        "task": ["{}", '{"act": "raise"}', "[]"],
+        "base_url": ["http://127.0.0.1:9/v1", "http://[", "http://127.0.0.1:99999"],
+        "api_key": ["key"],
+        "episode_id": ["episode"],
+    }
+    try:
+        came = fuzz(server.caller(), rpcs_of("environment"), hints, CASES // 10, lambda rpc, error: "")
+        assert {Code.OK.name, Code.INVALID_ARGUMENT.name, Code.NOT_FOUND.name} <= {code for _, code in came}
+        request = environment_pb2.RunEpisodeRequest(
+            episode_id="episode",
+            environment={"name": agent},
+            prompt={"task": "{}"},
+            endpoint={"base_url": "http://127.0.0.1:9/v1", "api_key": "key", "model": "policy"},
+        )
+        answer = server.caller().call("EnvironmentService.RunEpisode", request)
+        assert answer.finished.seats[0].rewards[0].value == 0.5
     finally:
         server.close()
