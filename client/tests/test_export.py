@@ -119,6 +119,22 @@ def test_a_folder_has_the_model_and_a_card_of_the_runs_facts(export, run, tmp_pa
     assert "holds no model; allowed: a complete checkpoint" in export(run / "checkpoints", "--to", tmp_path / "none")[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "rewards"),
+    [
+        ('"boxed"', "boxed"),
+        ('["boxed", "/home/me/reward.py:close"]', "boxed, reward.py:close"),
+        ('{ name = "/home/me/reward.py:close" }', "reward.py:close"),
+    ],
+)
+def test_a_card_names_rewards_in_each_form_of_a_run_file(export, run, tmp_path, given, rewards):
+    lines = [f"verifiers = {given}" if line.startswith("verifiers") else line for line in RUN_FILE.splitlines()]
+    (run / "run.toml").write_text("\n".join(lines))
+    status, said = export(run, "--to", tmp_path / "out")
+    assert status == 0, said
+    assert f"| rewards | {rewards} |" in (tmp_path / "out" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("dtype", "held"), [("bfloat16", "F32"), ("float16", "F32"), ("bfloat16", "F64")])
 def test_a_checkpoints_weights_are_exported_in_the_dtype_of_its_config(export, run, tmp_path, dtype, held):
     model = run / "checkpoints" / "step-00000001" / "model"

@@ -21,6 +21,7 @@ from quartet_common.config import ConfigError
 from quartet_common.hub import HUB_ID, is_hub_id
 from quartet_common.model_folder import read_model_folder, read_safetensors_header
 from quartet_common.python_file import install_command
+from quartet_common.sections import all_by_name
 from quartet_common.sources import data_sources
 
 _CARD = "README.md"
@@ -227,7 +228,10 @@ def model_card(title: str, folder: Path, version: int) -> str:
         ("completions per step", f"{run.get('groups_per_step', '?')} prompts × {run.get('group_size', '?')}"),
         ("learning rate", trainer.get("learning_rate")),
         ("KL coefficient", trainer.get("kl_coefficient")),
-        ("rewards", ", ".join(one.get("name") or Path(one["file"]).name for one in run.get("verifiers", ()))),
+        (
+            "rewards",
+            ", ".join(Path(one.get("file") or one["name"]).name for one in all_by_name(run.get("verifiers", []))),
+        ),
     ):
         if home and value not in (None, ""):
             facts[name] = value
