@@ -189,6 +189,13 @@ def test_what_cannot_be_scored_again_is_refused(tmp_path, capsys, lines, sentenc
     assert sentence in capsys.readouterr().err
 
 
+def test_a_run_without_evaluations_is_not_scored_from_its_metrics(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
+    assert main(["rescore", str(tmp_path)]) == 2
+    told = f"FOLDER: the run in '{tmp_path}' has no evaluations/; allowed: '{tmp_path}/rollouts.jsonl', or SET.jsonl"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

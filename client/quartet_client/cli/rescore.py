@@ -45,7 +45,12 @@ def rescore(target: Target, stored: Path, verifiers: tuple[str, ...], as_json: b
 
     Exit status 1 if a verifier failed; such completions are in no figure.
     """
-    files = sorted((stored / "evaluations").glob("*.jsonl")) or sorted(stored.glob("*.jsonl")) or [stored]
+    files = sorted((stored / "evaluations").glob("*.jsonl"))
+    if not files and (stored / "metrics.jsonl").is_file():
+        raise InputError(
+            f"FOLDER: the run in '{stored}' has no evaluations/; allowed: '{stored}/rollouts.jsonl', or {_FORMS}"
+        )
+    files = files or sorted(stored.glob("*.jsonl")) or [stored]
     home = next((one for one in files[0].resolve().parents[:2] if (one / "run.toml").is_file()), None)
     if target.path is None and home:
         target = Target(home / "run.toml", target.overrides)
