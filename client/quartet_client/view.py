@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Hashable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -52,6 +53,7 @@ class RunView:
         live = self.console.is_terminal and not self.console.is_dumb_terminal
         self.plain = not live if plain is None else plain
         self._repeats = Repeats()
+        self._shown: dict[Hashable, str] = {}  # the last line of each kind that was printed
         self._starting: dict[str, str] = {}
         self._held: dict[str, str] = {}
         # `refresh` alone draws: a thread of rich would read the progress while it changes.
@@ -63,8 +65,8 @@ class RunView:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for text, times in self._repeats.left():
-            self._print(f"{text} (and {times} more like it)")
+        for kind, times in self._repeats.left():
+            self._print(f"{self._shown[kind]} (and {times} more like it)")
         if not self.plain:
             self._live.refresh()
             self._live.stop()
@@ -74,7 +76,9 @@ class RunView:
         is_error = isinstance(event.what, Notice) and event.what.level == "error"
         line = plain_line(self.progress, event) if self.plain or is_error else ""
         if line and isinstance(event.what, Notice):
-            since = self._repeats.count(without_numbers(line))
+            since = self._repeats.count(kind := without_numbers(line))
+            if since is not None:
+                self._shown[kind] = line
             line = "" if since is None else f"{line} (and {since} more like it)" if since else line
         if line:
             self._print(line)

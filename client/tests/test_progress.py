@@ -102,6 +102,14 @@ def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_cou
     ]
 
 
+def test_a_repeated_notice_keeps_its_numbers():
+    console = Console(file=None, record=True, width=40)
+    with RunView(RunProgress("demo"), console, plain=True) as view:
+        for number in (7, 8):
+            view.print_event(RunEvent(str(number), START, Notice("warning", f"prompt {number}: got 512", "")))
+    assert console.export_text().splitlines()[-1] == "warning: prompt 7: got 512 (and 1 more like it)"
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines():
     for variables, plain in (({"TERM": "xterm"}, False), ({"TERM": "dumb"}, True)):
         assert RunView(RunProgress("demo"), Console(force_terminal=True, _environ=variables)).plain is plain
