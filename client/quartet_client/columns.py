@@ -98,6 +98,7 @@ def _joined(field: str, values: list[Any], entry_point: str) -> Any:
 
 _SETTINGS = ("sampling", "verifiers", "environment")
 _INPUT_FIELDS = frozenset({"messages", "prompt", "token_ids"})
+_REFERENCE_FIELDS = frozenset({"gt_answer", "test_cases", "test_program"})
 _INPUTS: tuple[tuple[str, Columns], ...] = (
     *(("messages", name) for name in ("messages", "prompt", "question", "problem", "question_content")),
     *(("messages", name) for name in ("description", "instruction", "query", "text", "input")),
@@ -133,8 +134,11 @@ def proposal(row: Row, fields: Mapping[str, Columns], require_reference: bool, c
     fit = fitting(row, fields, require_reference, chats)
     if fit and fit != own:
         return f"; its columns fit with fields = {toml_value(fit)}"
-    if any(name in own for name in _INPUT_FIELDS) and not (require_reference and _fits(row, own)):
-        return ""
+    named = fields or {name for name, value in row.items() if value not in (None, "")}
+    if _INPUT_FIELDS.intersection(named) and (
+        not require_reference or _REFERENCE_FIELDS.intersection(named) or not _fits(row, own)
+    ):
+        return ""  # the error is about a value
     given = ", ".join(str(name) for name, value in row.items() if value is not None) or "no column"
     return f"; the row has {given}: name them in `fields`, or convert it by a function"
 

@@ -274,6 +274,13 @@ def test_a_bad_setting_of_a_row_proposes_no_other_columns(write):
     assert str(refused.value).endswith("input should be greater than 0")
 
 
+@pytest.mark.parametrize("value", ["true", '{"a": 1}', '["1", "2"]'])
+def test_a_bad_value_of_a_named_field_proposes_no_names(write, value):
+    with pytest.raises(InputError) as refused:
+        load_prompts(write("train.jsonl", f'{{"prompt": "1", "gt_answer": {value}}}\n'), True)
+    assert '"gt_answer": got' in str(refused.value) and "`fields`" not in str(refused.value)
+
+
 def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
     write("train.jsonl", GOOD)
     with pytest.raises(InputError, match="^data.train: cannot read .*; did you mean '.*train.jsonl'"):
