@@ -11,11 +11,12 @@ from quartet_common.chats import from_json, to_chat, turns_of
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.log import get_logger
 from quartet_common.run_spec import run_spec
+from quartet_common.sampling import SamplingSection
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.generation import PromptRefused, sampling_values
 from quartet_rollout.prompts import PromptReader, room_for_prompt
-from quartet_server.data_rows import data_rows
+from quartet_server.data_rows import data_rows, sections_of_rows
 
 log = get_logger(__name__)
 
@@ -30,7 +31,9 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
     """
     folder = config.model.path
     assert folder is not None
-    context = max_model_len or json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    sizes_of_model = json.loads((folder / "config.json").read_text())
+    _check_sampling(config, sizes_of_model.get("vocab_size"))
+    context = max_model_len or sizes_of_model.get("max_position_embeddings")
     if not (folder / "tokenizer.json").is_file() or not context:
         return
     spec = run_spec(config.run)
@@ -64,6 +67,24 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
             found.setdefault(error.field, f"{where}: {error}")
     if found:
         raise ConfigError(*found.values())
+
+
+def _check_sampling(config: LoadedConfig, vocabulary: int | None) -> None:
+    """Refuse what no engine can honor: token ids that the model lacks, and a minimum above the maximum of tokens."""
+    run = config.run
+    named = [("run.sampling", run.sampling), ("run.evaluation_sampling", run.evaluation_sampling)]
+    for key, sampling in (*named, *sections_of_rows(config.data, "sampling", SamplingSection)):
+        if sampling is None:
+            continue
+        for name in ("stop_token_ids", "logit_bias"):
+            if vocabulary and (last := max(getattr(sampling, name), default=0)) >= vocabulary:
+                raise ConfigError(f"{key}.{name}: got {last}; allowed: below {vocabulary}, the model's vocab_size")
+        least, most = (
+            getattr(sampling if name in sampling.model_fields_set else run.sampling, name)
+            for name in ("min_tokens", "max_new_tokens")
+        )
+        if least > most:
+            raise ConfigError(f"{key}.min_tokens: got {least}; allowed: at most max_new_tokens, {most}")
 
 
 def _read_prompt(

@@ -44,3 +44,31 @@ def test_little_shared_memory_is_a_warning_for_an_engine_with_processes(check, m
     assert not caplog.messages
     check("rollout.engine=vllm")
     assert ["/dev/shm holds 0.06 GiB" in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["run.sampling.stop_token_ids=[5, 8]"], "run.sampling.stop_token_ids: got 8; allowed: below 8,"),
+        (
+            ["run.evaluation_sampling.logit_bias={9 = 1}"],
+            "run.evaluation_sampling.logit_bias: got 9; allowed: below 8,",
+        ),
+        (["run.sampling.min_tokens=17"], "run.sampling.min_tokens: got 17; allowed: at most max_new_tokens, 16"),
+        (
+            ["run.evaluation_sampling.max_new_tokens=8", "run.sampling.min_tokens=9"],
+            "run.evaluation_sampling.min_tokens: got 9; allowed: at most max_new_tokens, 8",
+        ),
+        (["data.train=rows.jsonl"], "rows.jsonl, line 2: sampling.stop_token_ids: got 8; allowed: below 8,"),
+    ],
+)
+def test_sampling_that_no_engine_can_honor_is_refused(check, tmp_path, monkeypatch, settings, told):
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "qwen2", "max_position_embeddings": 256, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = ({"prompt": "a", "sampling": {"stop_token_ids": [last]}} for last in (7, 8))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    check("run.sampling.max_new_tokens=16", "run.sampling.stop_token_ids=[7]", "run.sampling.min_tokens=16")
+    with pytest.raises(ConfigError) as refused:
+        check("run.sampling.max_new_tokens=16", *settings)
+    assert told in str(refused.value)
