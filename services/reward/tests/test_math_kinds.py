@@ -90,7 +90,8 @@ KINDS = {
         ("12", (r"\textbf{(B)}\ 12",), (r"\textbf{(B)}\ 13",)),
     ),
     "phrases": (
-        (r"\text{no solution}", (r"\emptyset", "no solutions"), (r"\text{no}",)),
+        (r"\text{no solution}", (r"\emptyset", "no solutions", "There is no solution"), (r"\text{no}", "There is no")),
+        (r"\emptyset", (r"\text{There are no real solutions}",), (r"\text{There is a solution}",)),
         (r"\mathbb{R}", (r"\text{all real numbers}",), (r"\mathbb{Z}",)),
         (r"\text{does not exist}", (r"\text{DNE}",), ()),
         (r"\text{ellipse}", (r"\text{an ellipse}",), (r"\text{circle}",)),

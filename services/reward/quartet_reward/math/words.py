@@ -26,7 +26,7 @@ MATHEMATICAL = frozenset(
 )
 # Short words: their capitals do not count, while those of letters such as AB and ab do.
 _SHORT = frozenset(["yes", "no", "odd", "one", "two", "six", "ten", "red", "all", "any", "not", "on", "off", "up"])
-_ARTICLES = re.compile(r"^(?:an?|the) (?=\w)")
+_ARTICLES = re.compile(r"^(?:an?|the|there (?:is|are)) (?=\w)")
 # Phrases that say the same; what begins with a backslash is read as mathematics.
 _MEANINGS = {
     "does not exist": "dne",
