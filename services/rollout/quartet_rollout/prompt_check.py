@@ -12,6 +12,7 @@ from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.log import get_logger
 from quartet_common.run_spec import run_spec
 from quartet_common.sampling import SamplingSection
+from quartet_common.tensors import encode
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines.model_folder import load_tokenizer
 from quartet_rollout.generation import PromptRefused, sampling_values
@@ -32,7 +33,8 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
     folder = config.model.path
     assert folder is not None
     sizes_of_model = json.loads((folder / "config.json").read_text())
-    _check_sampling(config, sizes_of_model.get("vocab_size"))
+    vocabulary = sizes_of_model.get("vocab_size")
+    _check_sampling(config, vocabulary)
     context = max_model_len or sizes_of_model.get("max_position_embeddings")
     if not (folder / "tokenizer.json").is_file() or not context:
         return
@@ -54,6 +56,8 @@ def check_prompts(config: LoadedConfig, max_model_len: int | None) -> None:
         if prompt is None:
             continue
         try:
+            if prompt.HasField("token_ids") and vocabulary and (last := max(row["token_ids"])) >= vocabulary:
+                raise PromptRefused("prompt.token_ids", last, f"below {vocabulary}, the model's vocab_size")
             wanted = sampling_values(prompt, spec, experience_pb2.PURPOSE_TRAIN).get("max_new_tokens", 0)
             room, _ = room_for_prompt(wanted, spec, context)
             kind, turns = _kind(prompt.chat), len(prompt.chat.messages)
@@ -110,7 +114,7 @@ def _read_prompt(
 
 
 def _prompt(row: dict[str, Any]) -> experience_pb2.Prompt | None:
-    """Return the text or chat of a row; None if it has neither, or another input."""
+    """Return the text, chat or token ids of a row; None if it has none of them."""
     try:
         sampling = {key: value for key, value in (row.get("sampling") or {}).items() if value is not None}
         prompt = experience_pb2.Prompt(sampling=experience_pb2.SamplingParams(**sampling))
@@ -119,8 +123,10 @@ def _prompt(row: dict[str, Any]) -> experience_pb2.Prompt | None:
         elif row.get("messages"):
             tools, arguments = from_json(row.get("tools")), from_json(row.get("chat_template_kwargs"))
             prompt.chat.CopyFrom(to_chat(turns_of(row["messages"]), tools, arguments))
+        elif row.get("token_ids"):
+            prompt.token_ids.CopyFrom(encode(np.asarray(row["token_ids"], dtype=np.int32)))
         return prompt if prompt.WhichOneof("input") else None
-    except (TypeError, ValueError, LookupError, AttributeError):
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
         return None
 
 

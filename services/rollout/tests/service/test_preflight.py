@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from quartet_common.config import ConfigError, load_config
 from quartet_rollout.config import RolloutSection
@@ -71,4 +73,26 @@ def test_sampling_that_no_engine_can_honor_is_refused(check, tmp_path, monkeypat
     check("run.sampling.max_new_tokens=16", "run.sampling.stop_token_ids=[7]", "run.sampling.min_tokens=16")
     with pytest.raises(ConfigError) as refused:
         check("run.sampling.max_new_tokens=16", *settings)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "told"),
+    [
+        ([1, 8], "rows.jsonl, line 2: prompt.token_ids: got 8; allowed: below 8, the model's vocab_size"),
+        ([1] * 241, "rows.jsonl, line 2: prompt.input: got 241 tokens; allowed: at most 240: "),
+    ],
+)
+def test_token_ids_that_the_model_cannot_read_are_refused(check, tmp_path, monkeypatch, token_ids, told):
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "qwen2", "max_position_embeddings": 256, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    rows = [json.dumps({"token_ids": ids}) + "\n" for ids in ([7] * 240, token_ids)]
+    (tmp_path / "rows.jsonl").write_text(rows[0])
+    settings = ("data.train=rows.jsonl", "run.sampling.max_new_tokens=16")
+    check(*settings)
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    with pytest.raises(ConfigError) as refused:
+        check(*settings)
     assert told in str(refused.value)
