@@ -63,6 +63,7 @@ class TestCases(Section):
 
 
 _INPUTS = ("messages", "prompt", "token_ids")
+_MEDIA = frozenset(["image", "images", "video", "videos", "audio", "audios"])
 
 
 class Prompt(Section):
@@ -122,6 +123,11 @@ class Prompt(Section):
         for key in columns:
             if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.82):
                 raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
+            if key in _MEDIA and fields[key]:
+                raise ValueError(
+                    f'got "{key}", which the model would not see; allowed: text; leave the column out by a function, '
+                    'or put it into "columns" if a reward function reads it'
+                )
         task, has_input = fields.get("task"), any(fields.get(name) is not None for name in _INPUTS)
         if task is not None and (has_input or not isinstance(task, dict)):
             columns["task"] = task

@@ -281,6 +281,16 @@ def test_a_bad_value_of_a_named_field_proposes_no_names(write, value):
     assert '"gt_answer": got' in str(refused.value) and "`fields`" not in str(refused.value)
 
 
+@pytest.mark.parametrize("column", ["image", "images", "videos"])
+def test_a_column_of_images_is_refused_unless_it_is_for_rewards(write, column):
+    rest = '"prompt": "1", "gt_answer": "1"'
+    load_prompts(write("train.jsonl", f'{{{rest}, "{column}": null, "columns": {{"{column}": ["a.png"]}}}}\n'), True)
+    with pytest.raises(InputError) as refused:
+        load_prompts(write("train.jsonl", f'{{{rest}, "{column}": ["a.png"]}}\n'), True)
+    told = f'line 1: got "{column}", which the model would not see; allowed: text; leave the column out by a function,'
+    assert told in str(refused.value)
+
+
 def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
     write("train.jsonl", GOOD)
     with pytest.raises(InputError, match="^data.train: cannot read .*; did you mean '.*train.jsonl'"):
