@@ -68,6 +68,7 @@ def preflight(config: Config) -> dict[str, Any]:
             _check_folders,
             _check_store,
             _check_sampling,
+            _check_mini_batches,
             _check_teachers,
             _check_evaluation_sets,
             _check_metrics,
@@ -308,6 +309,15 @@ def _checkpoint_bytes(config: Config) -> int:
     headers = [read_safetensors_header(file) for model in models if model for file in model.glob("*.safetensors")]
     count = sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values())
     return 3 * count * (8 if config.section.precision == "fp64" else 4)
+
+
+def _check_mini_batches(config: Config) -> None:
+    """Refuse more mini-batches than a step has groups. In an environment each of several agents has its own groups."""
+    most, wanted = config.run.groups_per_step, config.section.mini_batches
+    if wanted > most and config.run.environment is None:
+        raise ConfigError(
+            f"trainer.mini_batches: got {wanted}; allowed: at most run.groups_per_step, {most}: each has whole groups"
+        )
 
 
 def _check_sampling(config: Config) -> None:

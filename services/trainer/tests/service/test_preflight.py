@@ -61,6 +61,7 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
             ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"],
             ["run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"],
         ),
+        (["trainer.mini_batches=17"], ["trainer.mini_batches: got 17; allowed: at most run.groups_per_step, 16: each"]),
         (["trainer.interface=eth77"], ["trainer.interface: this host has no network interface 'eth77' with an add"]),
         (["trainer.weights.interface=eth77"], ["trainer.weights.interface: this host has no network interface 'et"]),
     ],
