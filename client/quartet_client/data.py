@@ -160,6 +160,15 @@ def _asked(source: DataSource, rows: Iterable[Row], key: str) -> Iterator[Row]:
         yield place, row
 
 
+def _check_system_prompt(key: str, prompts: Iterable[Prompt]) -> None:
+    """Raise InputError if no prompt is a chat, or may become one: a system prompt would not be used."""
+    if not any(prompt.messages or prompt.task or prompt.environment for prompt in prompts):
+        raise InputError(
+            f'{key}.system_prompt: got one, and no prompt is a chat; allowed: none, or prompts under "messages", such '
+            'as fields = { messages = "prompt" }'
+        )
+
+
 def _with_defaults(prompt: Prompt, source: DataSource) -> Prompt:
     """Return a prompt with what its source gives to all and it does not have itself."""
     given: dict[str, Any] = {}
@@ -350,7 +359,11 @@ class RunData:
                 prompts = load_prompts(source, require_reference, key, chats)
             _check_chat_template(model, source, prompts)
             _check_teachers(config.run, source, prompts)
+            if source.system_prompt:
+                _check_system_prompt(key, prompts)
             read.append(prompts)
+        if config.run.system_prompt and config.run.environment is None:
+            _check_system_prompt("run", [prompt for prompts in read for prompt in prompts])
         sources = section.train if isinstance(section.train, list) else []
         parts = [Part(prompts, each.label, each.weight) for each, prompts in zip(sources, read, strict=False)]
         sets = read[len(parts or read[:1]) :]

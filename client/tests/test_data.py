@@ -297,6 +297,21 @@ def test_a_misspelled_file_is_told_with_its_key_and_neighbor(write, tmp_path):
         load_prompts(tmp_path / "trian.jsonl")
 
 
+@pytest.mark.parametrize("key", ["run", "data.evaluation.held"])
+def test_a_system_prompt_without_chats_is_refused(write, key):
+    text, chat = write("text.jsonl", GOOD), write("chat.jsonl", '{"messages": "1", "gt_answer": "1"}\n')
+
+    def load(held):
+        source = f"path = '{held}'" + (", system_prompt = 'Think.'" if key != "run" else "")
+        run = "system_prompt = 'Think.'\n" if key == "run" else ""
+        file = write("run.toml", f"[run]\n{run}[data]\ntrain = '{text}'\nevaluation.held = {{ {source} }}")
+        RunData.load(load_config("data", DataSection, file))
+
+    load(chat)
+    with pytest.raises(InputError, match=f"^{key}.system_prompt: got one, and no prompt is a chat; allowed: none, or"):
+        load(text)
+
+
 def test_repeated_ids_and_shared_prompts_are_warned_of():
     one = Prompt(id="a", prompt="1", gt_answer="1")
     data = RunData(DataSection(train="t.jsonl"), [Part([one, one])], {"held": [one, one]})
