@@ -21,6 +21,7 @@ from quartet_common.hub import check_dataset, hub_sentence, is_hub_id
 from quartet_common.python_file import FileError, describe, install_command, load_callable
 from quartet_common.sources import RowSource
 from quartet_common.text import encodable
+from quartet_common.values import json_object
 
 STDIN = Path("-")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
@@ -86,7 +87,7 @@ _READERS = {
 
 def _parse_json(line: str, where: str) -> dict:
     try:
-        value = json.loads(line.rstrip())
+        value = json.loads(line.rstrip(), object_pairs_hook=json_object)
     except json.JSONDecodeError as error:
         shown = encodable(line.strip(), 60)
         reason = error.msg[0].lower() + error.msg[1:]

@@ -258,6 +258,7 @@ def test_chats_for_a_model_without_chat_template_are_refused_before_anything_sta
             '{"prompt": "1", "response": "1"}',
             'its columns fit with fields = { prompt = "prompt", gt_answer = "response" }',
         ),
+        ('{"prompt": "1", "gt_answer": "1", "gt_answer": "2"}', 'got "gt_answer" twice; allowed: each key once'),
         ('{"chosen": "1", "rejected": "2"}', "; the row has chosen, rejected: name them in `fields`"),
         ('{"messages": [{"from": "human", "value": "1"}], "gt_answer": "1"}', "is missing; there are from, value"),
     ],

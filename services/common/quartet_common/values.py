@@ -30,6 +30,15 @@ def is_http_url(text: str) -> bool:
         return False
 
 
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, for `object_pairs_hook`. Raises ValueError: a key is there twice, one value lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f'got "{next(key for key in keys if keys.count(key) > 1)}" twice; allowed: each key once')
+    return value
+
+
 def check_values(value: Any, key: str = "") -> None:
     """Check all text and all numbers in nested mappings and lists; other objects are ignored.
 

@@ -24,6 +24,7 @@ from quartet_common.config import RunSection
 from quartet_common.log import get_logger
 from quartet_common.sft import ROW_FORMS, SftSection
 from quartet_common.tensors import encode, encode_ragged
+from quartet_common.values import json_object
 from quartet_trainer.errors import LearnerError
 
 log = get_logger(__name__)
@@ -148,7 +149,7 @@ class RowReader:
     def _row(self, line: str) -> tuple[str, Row]:
         """Return a line's form and its row. Raises ValueError."""
         try:
-            given = json.loads(line)
+            given = json.loads(line, object_pairs_hook=json_object)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not valid JSON: {error}") from error
         if not isinstance(given, dict):

@@ -183,6 +183,7 @@ def test_the_runs_system_prompt_begins_a_chat_without_one(tmp_path: Path) -> Non
     ("row", "message"),
     [
         ("{", "not valid JSON"),
+        ('{"text": "a", "text": "b"}', 'got "text" twice; allowed: each key once'),
         ("[1]", "a row is a JSON object"),
         ({"prompt": "a"}, "a row has one of messages, prompt with completion, text and input_ids; got only prompt"),
         ({"text": "a", "messages": []}, "got messages and text"),
