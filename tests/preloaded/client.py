@@ -11,6 +11,10 @@ import signal
 import socket
 import sys
 
+if any(word.startswith("--parent=") for word in sys.argv):  # a worker, which ends with its service
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
 descriptors = sorted(each for each in descriptors if os.path.exists(f"/proc/self/fd/{each}"))  # not the listing's own
 mask = os.umask(0)

@@ -31,6 +31,8 @@ BENEATH = {"rollout": "rollout libraries", "vllm": "rollout", "trainer": "traine
 """The interpreter that each is forked from."""
 VLLM = {"VLLM_CONFIGURE_LOGGING": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1"}
 """Variables that the rollout sets before it imports vLLM; torch reads some of them when it is imported."""
+SYMPY = {"SYMPY_GROUND_TYPES": "python"}
+"""What the reward service sets for its workers that compare mathematics; sympy reads it when it is imported."""
 SHARED = "QUARTET_PRELOADED"
 """The variable with the socket of a test run's `Shared`."""
 CLOSE = "close"
@@ -110,7 +112,7 @@ class Pythons:
         if name not in self._own:
             ordinary = ENVIRONMENTS / name.partition(" ")[0] / "bin" / "python"
             interpreter = self.start(BENEATH[name]) if name in BENEATH else ordinary
-            variables = VLLM if name in ("vllm", "rollout libraries") else {}
+            variables = {"vllm": VLLM, "rollout libraries": VLLM, "reward": SYMPY}.get(name, {})
             self._own[name] = Preloaded(interpreter, *MODULES[name], **variables)
         return self._own[name].python
 

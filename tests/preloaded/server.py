@@ -33,6 +33,7 @@ _MESSAGE = 1 << 20  # bytes
 _MOST_DESCRIPTORS = 250  # in one message
 ACCOUNT = "QUARTET_TESTS_ACCOUNT"
 """The variable that names a file for the CPU seconds of each process, which are not counted as the client's."""
+PARENT = "--parent="
 OPTIONAL = ("__main__", "vllm_engine", "openai_app", "wandb", "nccl", "contract", "reward_model")
 
 
@@ -44,6 +45,8 @@ def main() -> None:
             for module in (name, *modules_of(importlib.import_module(name))):
                 with contextlib.suppress(ModuleNotFoundError):  # it needs a library that this environment lacks
                     importlib.import_module(module)
+        if worker := sys.modules.get("quartet_reward.math.worker"):
+            worker.warm_up()
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             sys.exit(f"{threads} threads after the imports; such a process cannot be forked")
         gc.collect()
@@ -139,12 +142,19 @@ def become(asked: dict, *descriptors: int) -> int:
         # Its engine core and workers, and the process in which it inspects a model's class.
         multiprocessing.set_executable(asked["python"])
         sys.modules["vllm.model_executor.models.registry"]._SUBPROCESS_COMMAND[0] = asked["python"]
+    if "quartet_reward" in sys.modules:
+        from quartet_server import worker_process
+
+        # Fork its workers, too: sympy's imports and tables take a second of CPU.
+        worker_process.sys = types.SimpleNamespace(executable=asked["python"])
+        worker_process._ENVIRONMENT += (ACCOUNT,)
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     # Opened anew: whether they can seek is read then. They stay open until the process ends.
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     status = 0
     try:
-        run(asked["arguments"])
+        # A worker ends if its parent, the service, is not this one; `client.py` ends with the service.
+        run([f"{PARENT}{os.getppid()}" if word.startswith(PARENT) else word for word in asked["arguments"]])
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         if isinstance(leaving.code, str):
