@@ -19,7 +19,8 @@ class InstalledRun(LiveRun):
     def __init__(self, folder: Path, model: Path, pythons: Mapping[str, Path], installed: Collection[str]):
         # Installations compete with the run for the processors.
         pace = shutil.copy(ROOT / "tests" / "preloaded" / "pace.py", folder)
-        super().__init__(folder, model, pythons, settings={"trainer.callbacks": f'["{pace}:Pace"]'})
+        settings = {"trainer.callbacks": f'["{pace}:Pace"]', "run.sampling.max_new_tokens": 4}
+        super().__init__(folder, model, pythons, settings=settings)
         self.installed = installed
         self.host = Host(folder, self.processes, disk="trainer" in installed, users=600)
         self.plug_ins = {kind: plug_in(folder / f"plug-in-{kind}", kind) for kind in installed}

@@ -58,6 +58,7 @@ class Asker:
             assert [group.instance_id for group in groups] == [name]
             assert not groups[0].dead and groups[0].completions
             self.answers.append(name)
+            await asyncio.sleep(0.3)  # less than a service is away
 
     async def _submit(self, name: str) -> Handle:
         """Submit with an instance id, which makes a retry safe whether or not the failed call was executed."""
