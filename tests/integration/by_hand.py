@@ -10,6 +10,8 @@ from quartet_common.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
+PACED = f'["{ROOT}/tests/preloaded/pace.py:Pace"]'
+"""`trainer.callbacks` of a run that goes on beside what a test does."""
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 from started import REDIS_ANSWERS, Started, redis_command  # noqa: E402 (beside the other suites' tests)
 

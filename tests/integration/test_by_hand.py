@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from by_hand import ROOT, SERVICES
+from by_hand import PACED, ROOT, SERVICES
 
 from quartet_client import Client
 
@@ -71,7 +71,7 @@ def stranger(tmp_path) -> Path:
 
 
 def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(by_hand, stranger):
-    services = by_hand(run__max_steps=100000, data__passes=0, trainer__evaluation__interval=0)
+    services = by_hand(run__max_steps=100000, data__passes=0, trainer__evaluation__interval=0, trainer__callbacks=PACED)
     services.start_redis()
     for name in SERVICES:
         services.start(name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from by_hand import ROOT, ByHand
+from by_hand import PACED, ROOT, ByHand
 from preloaded import Pythons
 from started import Started
 
@@ -54,6 +54,7 @@ engine = "transformers"
 attempts = 1
 [trainer]
 tensorboard = false
+callbacks = {paced}
 [trainer.weights]
 timeout_seconds = 5
 [trainer.evaluation]
@@ -141,7 +142,7 @@ def book(pythons: Pythons, model: Path, tmp_path_factory: pytest.TempPathFactory
         lines = (json.dumps({"prompt": f"{n}+1=?", "gt_answer": str(n + 1)}) + "\n" for n in range(8))
         (folder / f"{name}.jsonl").write_text("".join(lines))
     (folder / "slow.py").write_text(SLOW)
-    (folder / "run.toml").write_text(RUN_FILE.format(folder=folder, model=model))
+    (folder / "run.toml").write_text(RUN_FILE.format(folder=folder, model=model, paced=PACED))
     (folder / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder / "disk")]
     has_disk = subprocess.run(mount, capture_output=True, check=False).returncode == 0
