@@ -49,7 +49,7 @@ _FREE = r"(?<![a-zA-Z\\])"
 _NAMED = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
 _LETTERS = "alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega"
 _TYPED = re.compile(
-    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10|\\sqrt(?:\[\d\])?\s*\("
+    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10|{_FREE}sqrt\d|[\])]\s*U\s*[\[(]|\\sqrt(?:\[\d\])?\s*\("
 )
 # Words in these are words.
 _UPRIGHT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox)\s*\{[^{}]*\})")
@@ -60,6 +60,8 @@ _CALLS = {"sqrt": (r"\sqrt{", "}"), "cbrt": (r"\sqrt[3]{", "}"), "exp": ("e^{", 
 _WORDS = (
     (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))"), r" \\times "),
     (re.compile(rf"{_FREE}a(sin|cos|tan)(?=\s*\()"), r"\\arc\1 "),
+    (re.compile(rf"{_FREE}sqrt(\d+)"), r"\\sqrt{\1}"),
+    (re.compile(r"(,[^,()\[\]]*[\])])\s*U\s*(?=[\[(][^,()\[\]]*,)"), r"\1 \\cup "),
     (re.compile(rf"{_FREE}({_NAMED})(?=\s*[\s(\d^])(?!\s*$)"), r"\\\1 "),
     (re.compile(rf"{_FREE}pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(rf"{_FREE}({_LETTERS})(?![a-zA-Z])"), r"\\\1 "),
