@@ -35,6 +35,7 @@ NAMES: dict[str, str] = {
     "entrypoints.launchers.app:build_app": "args, supported_tasks, model_config",
     "entrypoints.launchers.cli_args:make_arg_parser": "parser",
     "entrypoints.launchers.cli_args:validate_parsed_serve_args": "args",
+    "exceptions:VLLMClientError": "",
     "exceptions:VLLMValidationError": "",
     "inputs.engine:tokens_input": "prompt_token_ids, prompt, cache_salt",
     "model_executor.layers.fused_moe.routed_experts:RoutedExperts": "",
