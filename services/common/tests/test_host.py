@@ -159,7 +159,7 @@ async def test_a_process_that_accepts_connections_and_answers_nothing_is_not_liv
 
 async def test_a_service_that_loads_answers_and_is_ready_only_when_it_says_so(serve, monkeypatch):
     told: list[dict[str, object]] = []
-    monkeypatch.setattr("quartet_server.process.Supervisor.notify", lambda self, **facts: told.append(facts))
+    monkeypatch.setattr("quartet_server.process.SystemdNotifier.notify", lambda self, **facts: told.append(facts))
     host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
     host.loading = "model"
     await host.start()
