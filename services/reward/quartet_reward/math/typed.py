@@ -49,7 +49,7 @@ _FREE = r"(?<![a-zA-Z\\])"
 _NAMED = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
 _LETTERS = "alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega"
 _TYPED = re.compile(
-    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10|{_FREE}sqrt\d|[\])]\s*U\s*[\[(]|\\sqrt(?:\[\d\])?\s*\("
+    rf"\*\*|\^(?:\(|-|\d\d)|{_FREE}(?:sqrt|cbrt|exp|abs|pi|inf|infty|infinity|oo|{_NAMED}|asin|acos|atan|{_LETTERS})(?![a-zA-Z])|C\(\d|\d\s*x\s*10|[\])]\s*U\s*[\[(]|\\sqrt(?:\[\d\])?\s*\("
 )
 # Words in these are words.
 _UPRIGHT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox)\s*\{[^{}]*\})")
