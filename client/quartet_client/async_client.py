@@ -238,7 +238,7 @@ class AsyncClient:
     async def score(
         self,
         completions: str | Sequence[str] | None = None,
-        prompt: PromptLike = "",
+        prompt: PromptLike | None = None,
         verifiers: Sequence[str | VerifierSection] = (),
         timeout: float = 300.0,
     ) -> list[Score]:
@@ -250,7 +250,7 @@ class AsyncClient:
         Args:
             completions: one text or several; a lone surrogate is sent as its escape, `\\ud800`. None: the prompt's
                 gt_answer, alone, in tags and in a box, and the best of these scores is returned.
-            prompt: a row of the data, with its gt_answer, test_cases or test_program.
+            prompt: a row of the data, with its gt_answer, test_cases or test_program; required.
             verifiers: names, or names with weight and parameters; by default the prompt's own.
         """
         row = Prompt.parse(prompt)

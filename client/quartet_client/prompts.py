@@ -196,7 +196,7 @@ class Prompt(Section):
         return self.task is not None or bool(self.gt_answer.strip() or self.test_cases or self.test_program)
 
     @classmethod
-    def parse(cls, value: "PromptLike", where: str = "prompt") -> "Prompt":
+    def parse(cls, value: "PromptLike | None", where: str = "prompt") -> "Prompt":
         """Return a prompt from its text, its fields, or itself.
 
         Raises:

@@ -40,7 +40,14 @@ def best(scores: Iterable[Score]) -> tuple[int, Score]:
 def score_items(
     completions: Sequence[str], prompt: Prompt, verifiers: Sequence[VerifierSection]
 ) -> list[reward_pb2.ScoreItem]:
-    """Return items with all that the prompt has. A chat's `prompt` is the text of its messages: nothing is rendered."""
+    """Return items with all that the prompt has. A chat's `prompt` is the text of its messages: nothing is rendered.
+
+    Raises:
+        InputError: a completion is no text.
+    """
+    for index, completion in enumerate(completions):
+        if not isinstance(completion, str):
+            raise InputError(f"completions[{index}]: got {encodable(repr(completion), 80)}; allowed: a text")
     sent = prompt.to_proto()
     continued = continued_text(sent.chat)
     texts = [turn.content for turn in sent.chat.messages[: -1 if continued else None]]

@@ -12,12 +12,13 @@ from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_client.connection import BrokerOutage, Connections, wait_for
-from quartet_client.errors import QuartetError
+from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
 from quartet_client.from_proto import FromProto, enum_name, to_datetime
 from quartet_client.models import Evaluation, Group, Handle
 from quartet_common import tracing
 from quartet_common.durations import to_duration
+from quartet_common.text import encodable
 
 MAX_INSTANCES = 256  # per call; the contract allows 1024, but a smaller batch has room in the queue sooner
 MAX_BYTES = 16 << 20  # per call; a message may have 64 MiB
@@ -136,6 +137,8 @@ async def collect_results(
 ) -> AsyncGenerator[Group, None]:
     pending: dict[str, dict[str, None]] = {}
     for handle in handles:
+        if not isinstance(handle, Handle):
+            raise InputError(f"handles: got {encodable(repr(handle), 80)}; allowed: what submit returned")
         pending.setdefault(handle.run_id, {})[handle.instance_id] = None
     for run_id, ids in pending.items():
         async for group in _collect_run(connections, run_id, ids, timeout):

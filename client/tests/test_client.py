@@ -122,6 +122,12 @@ async def test_generate_and_score_go_straight_to_their_services(reward_and_rollo
         assert own.reward == 1.0
         with pytest.raises(InputError, match="prompt '' has no gt_answer to score as its completion"):
             await client.score(prompt="?", verifiers=["exact"])
+        with pytest.raises(InputError, match=r"prompt: got None; allowed: an object with a prompt's fields, or its te"):
+            await client.score(["5"], verifiers=["exact"])
+        with pytest.raises(InputError, match=r"completions\[1\]: got {'text': '5'}; allowed: a text"):
+            await client.score(["5", {"text": "5"}], "?", ["exact"])
+        with pytest.raises(InputError, match="handles: got 'demo'; allowed: what submit returned"):
+            await anext(client.results(["demo"]))
         (failed,) = await client.score("a text alone", "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
         assert await client.list_verifiers() == {"exact": "The answer, character by character."}

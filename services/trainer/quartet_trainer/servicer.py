@@ -96,7 +96,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._refuse_when_finished("pause")
         limit = to_seconds(request.limit)
         if not 0 <= limit <= LONGEST_PAUSE_SECONDS:
-            raise invalid_argument("limit", f"{limit:g} s", f"at most {LONGEST_PAUSE_SECONDS:g} s, or unset")
+            raise invalid_argument("limit", f"{limit:g} s", f"0 to {LONGEST_PAUSE_SECONDS:g} s, or unset")
         log.info("paused: %s", _shown(request.reason))
         return trainer_pb2.PauseResponse(step=max(self._control.pause(limit or math.inf), self._status.step))
 
