@@ -9,7 +9,7 @@ from datetime import datetime
 
 import grpc
 from google.protobuf.message import Message
-from quartet.v1 import broker_pb2, experience_pb2
+from quartet.v1 import broker_pb2, common_pb2, experience_pb2
 
 from quartet_client.connection import BrokerOutage, Connections, wait_for
 from quartet_client.errors import InputError, QuartetError
@@ -177,7 +177,8 @@ async def _collect_run(
 async def _no_results(connections: Connections, run_id: str, total: int, missing: int, timeout: float) -> QuartetError:
     """Return the error for a timeout without results; it says how many rollouts work."""
     answer = await connections.broker.call(connections.broker.stub.GetRun, broker_pb2.GetRunRequest(run_id=run_id))
-    rollouts = sum(1 for member in answer.members if member.policy_version >= 0)
+    kinds = [member.kind for member in answer.members if member.policy_version >= 0]
+    rollouts = kinds.count(common_pb2.SERVICE_KIND_ROLLOUT)
     at_work = (
         f"{rollouts} rollout{'' if rollouts == 1 else 's'} with weights at work" if rollouts else "no rollout at work"
     )

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import pytest
+from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import trainer_pb2
 from real_broker import Life, door
 
@@ -93,6 +94,15 @@ async def test_a_caller_may_take_longer_over_a_result_than_it_waits_for_the_next
         await anext(groups)
         await asyncio.sleep(2.2)
         assert len([group async for group in groups]) == 2
+
+
+async def test_missing_results_name_the_rollouts_with_weights(address):
+    life = Life(address, "demo")
+    trainer = pb.Member(instance_id="t1", kind="SERVICE_KIND_TRAINER", address="127.0.0.1:1", policy_version=0)
+    life.call("RegisterMember", pb.RegisterMemberRequest(run_id="demo", member=trainer))
+    async with AsyncClient(address) as client:
+        with pytest.raises(QuartetError, match=r"have no result after 0 s .*; 1 rollout with weights at work"):
+            await anext(client.results(await client.submit("demo", "?"), timeout=0))
 
 
 async def test_a_full_queue_is_waited_for_but_not_for_ever(address):
