@@ -124,7 +124,9 @@ def _instead(path: Path) -> str:
         return ""
     there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, there, n=1)
-    return f"; did you mean '{path.with_name(close[0])}'?" if close else f"; it would be '{path.absolute()}'"
+    if close:
+        return f"; did you mean '{path.with_name(close[0])}'?"
+    return "" if path.is_absolute() else f"; it would be '{path.absolute()}'"
 
 
 def _rows_of_parquet(path: Path, key: str) -> Iterator[Row]:

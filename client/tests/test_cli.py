@@ -52,6 +52,8 @@ def test_prompts_are_submitted_and_their_results_printed(life, quartet, write, m
     assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n'))
     assert quartet("submit", "-", "--run", "demo", "--prefix", "read")[:2] == (0, "read/0\n")
+    gone = quartet("submit", "/gone.jsonl", "--run", "demo")
+    assert gone == (2, "", "quartet: FILE: cannot read '/gone.jsonl': no such file or directory\n")
     write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
     status, out, err = quartet("submit", str(path), "--run", "demo")
     assert (status, out) == (2, "") and life.now().stats.submitted == 3

@@ -171,7 +171,7 @@ def _report(results: Mapping[str, SetResult], model: dict[str, Any], out: Path, 
 async def _of_run(
     target: Target, run: str, evaluation_set: str, timeout: float, as_json: bool, **given: Any
 ) -> Evaluation:
-    prompts = load_prompts(given["prompts"], require_reference=True) if given["prompts"] else None
+    prompts = load_prompts(given["prompts"], True, "--prompts") if given["prompts"] else None
     options = {"policy_version": given["version"], "hold": bool(given["hold"]), "timeout": timeout}
     async with target.client() as client:
         return await client.evaluate(run, evaluation_set, prompts=prompts, summary_only=not as_json, **options)

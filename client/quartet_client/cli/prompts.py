@@ -65,7 +65,7 @@ async def submit(
         raise click.UsageError("--purpose evaluate needs --evaluation-set NAME")
     if wait and purpose == "evaluate":
         raise click.UsageError("--wait is for --purpose serve and train; use `quartet eval` for evaluation sets")
-    prompts = load_prompts(file)
+    prompts = load_prompts(file, key="FILE")
     run_id = run_id or target.config().run.id
     ids = [f"{prefix}/{index}" for index in range(len(prompts))] if prefix else None
     out, failed = Terminal(), False
