@@ -85,7 +85,7 @@ def _rollout_needs(service: Service, gpu: Gpu, rollout: RolloutKeys, model: Path
     keys = rollout.vllm if rollout.engine == "vllm" else VllmKeys(kv_cache_gib=0)
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     size = {"auto": 0, "float32": 4}.get(keys.dtype, 2)
-    weights = (parameter_count(model) * size or stored) / len(service.gpus or ())
+    weights = (parameter_count(model) * size or stored) * keys.data_parallel_size / len(service.gpus or ())
     own = f"weights {weights / GIB:.2f} GiB"
     if rollout.engine != "vllm":
         return weights, own

@@ -29,6 +29,8 @@ class VllmKeys(Keys):
 
     dtype: str = "auto"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
 
@@ -50,7 +52,8 @@ class RolloutKeys(Keys):
     @property
     def gpus(self) -> int:
         """The number of GPUs of one rollout."""
-        return self.vllm.tensor_parallel_size if self.engine == "vllm" else 1
+        vllm = self.vllm if self.engine == "vllm" else VllmKeys()
+        return vllm.tensor_parallel_size * vllm.pipeline_parallel_size * vllm.data_parallel_size
 
 
 class WeightsKeys(Keys):
@@ -221,8 +224,8 @@ def divide(
         )
     if needed + held > len(here):
         raise ConfigError(
-            f"launcher: got {rollouts} × {per_rollout} GPUs for rollouts (launcher.rollouts × "
-            f"rollout.vllm.tensor_parallel_size) and {held} for the trainer (trainer.ranks), {needed + held} in all; "
+            f"launcher: got {rollouts} × {per_rollout} GPUs for rollouts (launcher.rollouts × the parallel sizes of "
+            f"rollout.vllm) and {held} for the trainer (trainer.ranks), {needed + held} in all; "
             f"allowed: at most {len(here)}: {there}"
         )
     for key, given, count in (("rollout_gpus", own, needed), ("trainer_gpus", trained, held)):
@@ -232,6 +235,14 @@ def divide(
     trained = trained or [gpu for gpu in here if gpu not in own][:held]
     split = [tuple(own[at : at + per_rollout]) for at in range(0, needed, per_rollout)]
     return Shares(split, tuple(trained), tuple(reward), tuple(teachers))
+
+
+def unused(services: Sequence[Service], gpus: Sequence[Gpu]) -> list[str]:
+    """Return a warning about GPUs that no service uses, if there are any."""
+    used = {gpu for service in services for gpu in service.gpus or ()}
+    left = ", ".join(str(gpu.index) for gpu in gpus if gpu not in used)
+    cure = "raise launcher.rollouts or trainer.ranks, or leave both out to use all"
+    return [f"launcher: no service uses the GPUs {left}, of {len(gpus)}: {cure}"] if left else []
 
 
 def _named(launcher: LauncherSection, gpus: Sequence[Gpu]) -> list[list[Gpu]]:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -35,7 +35,7 @@ from quartet_local.config import (
 )
 from quartet_local.dry_runs import dry_runs, running, service_command
 from quartet_local.memory import check_memory
-from quartet_local.placement import Service, place, teacher_addresses
+from quartet_local.placement import Service, place, teacher_addresses, unused
 from quartet_local.process import find_server
 
 _ASKED_SECONDS = 3.0
@@ -171,6 +171,7 @@ async def _check(
     reading: asyncio.Task | None = None
     finding: asyncio.Task[str] | None = None
     found: list[str] = []
+    idle: list[str] = []
     served = "broker" in names
     held, overrides, own_redis, redis_server, lines_alone = "", asked, served, "", True
     with Problems() as problems:
@@ -187,7 +188,10 @@ async def _check(
             config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(_read(config, overrides, read))
             own_redis = served and not load_config("broker", _BrokerSection, path, overrides).section.redis_url
-            services = [replace(one, options=options) for one in _placed(config, names, overrides, teachers)]
+            gpus = usable_gpus()
+            services = [replace(one, options=options) for one in place(config, names, gpus, overrides, teachers)]
+            check_memory(services, config, overrides)
+            idle = unused(services, gpus)
             lines_alone = not served or _lines_alone(config)
             tracing.check(config.tracing)  # the launcher feeds the run, and traces that
             say("checking the run file with every service")
@@ -203,7 +207,7 @@ async def _check(
             complaints, summaries, failures = await dry_runs(
                 services, path, [*overrides, *settings], redis_later=own_redis
             )
-        warnings = [warning for summary in summaries.values() for warning in summary.get("warnings", [])]
+        warnings = idle + [warning for summary in summaries.values() for warning in summary.get("warnings", [])]
         if finding is not None:
             with problems.collecting(LaunchError):
                 redis_server = await finding
@@ -352,16 +356,3 @@ def usable_gpus() -> list[Gpu]:
     except GpuError as error:
         raise ConfigError(str(error)) from error
     return gpus if gpus and made_for_gpus() else []
-
-
-def _placed(
-    config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str], teachers: Mapping[str, str]
-) -> list[Service]:
-    """Return the processes of the services, on GPUs if the environments are for GPUs. `teachers`: their addresses.
-
-    Raises:
-        ConfigError: GPUs are missing or have too little memory.
-    """
-    services = place(config, names, usable_gpus(), overrides, teachers)
-    check_memory(services, config, overrides)
-    return services

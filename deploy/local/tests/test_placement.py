@@ -9,7 +9,7 @@ from quartet_common.config import ConfigError, load_config, split_address
 from quartet_common.gpus import GIB, Gpu
 from quartet_local.config import SERVICES, LauncherSection
 from quartet_local.memory import MemoryKeys, check_memory, rank_bytes
-from quartet_local.placement import place
+from quartet_local.placement import place, unused
 
 ALL, TRAINERLESS = SERVICES, SERVICES[:3]
 TWO_EACH = "rollout.vllm.tensor_parallel_size=2"
@@ -58,6 +58,7 @@ def test_without_gpus_nothing_is_said_of_them_and_there_is_one_rollout():
         (2, [], ALL, ["0"], "1"),
         (4, [], ALL, ["0", "1"], "2,3"),
         (4, [TWO_EACH], ALL, ["0,1"], "2,3"),
+        (8, ["launcher.rollouts=1", TWO_EACH, "rollout.vllm.data_parallel_size=2"], ALL, ["0,1,2,3"], "4,5,6,7"),
         (8, [TWO_EACH, "rollout.engine=transformers"], ALL, ["0", "1", "2", "3"], "4,5,6,7"),
         (8, ["trainer.ranks=2", TWO_EACH], ALL, ["0,1", "2,3", "4,5"], "6,7"),
         (8, ["launcher.rollout_gpus=[7, 5]"], ALL, ["7", "5"], "0,1,2,3,4,6"),
@@ -78,6 +79,15 @@ def test_gpus_are_shared_out(count, settings, kinds, rollouts, trainer):
     assert all(service.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for service in services)
     if trainer and not any(setting.startswith("trainer.ranks") for setting in settings):
         assert services[-1].settings == [f"trainer.ranks={len(trainer.split(','))}"]
+
+
+def test_gpus_that_no_service_uses_are_named():
+    settings = ["launcher.rollouts=1", "trainer.ranks=1"]
+    assert unused(placed(2, *settings), gpus(2)) == unused(placed(0, *settings), []) == []
+    assert unused(placed(4, *settings), gpus(4)) == [
+        "launcher: no service uses the GPUs 2, 3, of 4: raise launcher.rollouts or trainer.ranks, or leave both out to "
+        "use all"
+    ]
 
 
 ASLEEP = "trainer.weights.sleep_rollouts=true"
