@@ -17,8 +17,8 @@ class OtherName(NamedTuple):
     """A key of another project.
 
     Attributes:
-        name: its name there; verl's with its path.
-        default: its default there, as text; empty for verl's keys.
+        name: its name there, of some with its path.
+        default: its default there, as text; empty for others than TRL's keys.
         key: the equivalent here, e.g. "run.group_size"; empty: there is none.
         note: how the equivalent differs, or why there is none.
     """
@@ -48,13 +48,16 @@ def other_names() -> tuple[OtherName, ...]:
 
 
 def meant(parts: Sequence[str]) -> str:
-    """Return the end of a sentence about the unknown key `parts`, if it is TRL's or verl's: its name here; else "".
+    """Return the end of a sentence about the unknown key `parts`, if it is another project's: its name here; else "".
 
-    The last part suffices, in any section.
+    The last part suffices, in any section, unless it is the key's here too.
     """
     path = ".".join(parts)
     same = [each for each in other_names() if f".{path}".endswith(f".{each.name}")]
-    return _ending(same or [one for one in other_names() if one.name.rpartition(".")[2] == parts[-1] != "name"])
+    same.sort(key=lambda each: len(each.name), reverse=True)
+    last = parts[-1]
+    named = [one for one in other_names() if one.name.rpartition(".")[2] == last != one.key.rpartition(".")[2]]
+    return _ending(same or (named if last != "name" else []))
 
 
 def keys_named(name: str) -> list[str]:
@@ -123,7 +126,7 @@ _TOML_WORDS = {"valid dictionary( or .*)?": "table, { NAME = … }", "valid (lis
 
 
 def unknown_section(name: str, value: Any, allowed: Sequence[str], where: Where) -> list[str]:
-    """Return sentences about an unknown section: one for each of its keys that is TRL's or verl's, else one for it."""
+    """Return sentences about an unknown section: one for each key that another project has, else one for it."""
     misspelled = isinstance(value, dict) and difflib.get_close_matches(name, allowed, n=1, cutoff=_SPELLING)
     known = [(leaf, cure) for leaf in _leaves((name,), value) if (cure := meant(leaf))]
     if known and not misspelled:

@@ -245,7 +245,9 @@ def test_a_password_of_an_unquoted_address_is_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("model.name=a", "unknown key model.name in --set; allowed: "),
+        ("model.zzz=a", "unknown key model.zzz in --set; allowed: "),
+        ("model.name=a", "unknown key model.name in --set: prime-rl's model.name is model.path here"),
+        ("orchestrator.batch_size=8", "prime-rl's orchestrator.batch_size is run.groups_per_step here: prompts of an"),
         ("run.verifiers=['reward:close']", 'a function is in a Python file: "reward.py:close"'),
         ("run.verifiers=[{name='math', weight=0}]", "every weight is 0"),
         ("run.labels=['a']", "input should be a table, { NAME = … }"),
