@@ -3,11 +3,13 @@ both are on this host. Imports no torch.
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, split_address
 from quartet_common.disk import warn_of_little_shared_memory
+from quartet_common.log import get_logger
 from quartet_common.model_folder import check_same_vocabulary, read_model_folder
 from quartet_common.ports import interface_address
 from quartet_common.run_file import Problems
@@ -25,6 +27,8 @@ from quartet_rollout.generation import TAKEN_BY, PromptRefused
 from quartet_rollout.prompt_check import check_prompts, warn_of_missing_special_token
 from quartet_server.data_rows import sections_of_rows
 from quartet_server.transports import load_transports
+
+log = get_logger(__name__)
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
@@ -55,6 +59,12 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             _check_model(config)
             warn_of_missing_special_token(config)
+    for engine in OWN_ENGINES:
+        if engine != section.engine and (unused := config.file.section("rollout").get(engine)):
+            log.warning(
+                f"[rollout.{engine}] {', '.join(unused)}: without effect, as rollout.engine is '{section.engine}'; "
+                f"set the engine '{engine}', or leave the section out"
+            )
     if section.engine == "vllm":
         warn_of_little_shared_memory()
     return {
@@ -81,6 +91,12 @@ def _check_engine(section: RolloutSection) -> None:
 def _check_endpoint(config: LoadedConfig[RolloutSection]) -> None:
     """Check [rollout.http], and that a run whose environment is served has it."""
     http, environment = config.section.http, config.run.environment
+    called = not http.keys_file or any(each.served for _, each in _environments(config))
+    if http.address and called and not http.url and split_address(http.address)[0] in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"rollout.http.url: got none, and agents cannot call {http.address}; set the URL at which they reach this "
+            "host, http://host:port"
+        )
     if (
         environment is not None
         and environment.served
@@ -142,7 +158,7 @@ def _not_taken(config: LoadedConfig[RolloutSection]) -> Iterator[str]:
 def _check_model(config: LoadedConfig[RolloutSection]) -> None:
     """Check the model's folder, and the data against it."""
     section, folder = config.section, config.model.path
-    read_model_folder(folder, safetensors=False, weights=config.weights)
+    model = read_model_folder(folder, safetensors=False, weights=config.weights)
     assert folder is not None, "read_model_folder refuses it"
     with Problems() as problems:
         if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -153,10 +169,20 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
         with problems.collecting(EngineError):
             context = section.engine_options.max_model_len
             if section.engine in OWN_ENGINES:
-                key, bounded = f"rollout.{section.engine}.max_model_len", section.engine == "transformers"
+                key, bounded = f"rollout.{section.engine}.max_model_len", _within_positions(section, model)
                 context = context_length(str(folder), key, context, bounded)
             if not section.standalone:
                 check_prompts(config, context)
+
+
+def _within_positions(section: RolloutSection, model: dict[str, Any]) -> bool:
+    """Whether the engine does not go beyond the model's positions; vLLM multiplies them by some factors of rotary
+    embeddings, and can be told another limit."""
+    text = model.get("text_config") or model
+    scaled = "'factor'" in repr(text.get("rope_parameters") or text.get("rope_scaling")) or "model_max_length" in model
+    told = any(key.startswith("hf_") for key in section.vllm.model_extra or ())
+    told = told or bool(os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN"))
+    return section.engine == "transformers" or not (scaled or told)
 
 
 def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, EnvironmentSection]]:

@@ -33,7 +33,7 @@ def context_length(model_path: str, key: str, wanted: int | None, within_positio
     longest = fixed_rope_length(config)
     if wanted is not None and longest is not None and wanted > longest:
         raise EngineError(f"{key} is {wanted}; allowed: {at_most(longest)}")
-    positions = config.get("max_position_embeddings")
+    positions = (config.get("text_config") or config).get("max_position_embeddings")
     if within_positions and wanted and positions and wanted > positions:
         raise EngineError(f"{key} is {wanted}; allowed: at most the model's {positions}")
     return wanted or longest

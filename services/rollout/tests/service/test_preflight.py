@@ -33,6 +33,45 @@ def test_a_context_beyond_the_models_positions_is_refused(check):
         check("rollout.engine=transformers", "rollout.transformers.max_model_len=257")
 
 
+def test_a_context_beyond_the_models_positions_is_refused_for_vllm_unless_it_is_told_otherwise(
+    check, tmp_path, monkeypatch
+):
+    check("rollout.vllm.max_model_len=256")
+    with pytest.raises(ConfigError, match="rollout.vllm.max_model_len is 257; allowed: at most the model's 256"):
+        check("rollout.vllm.max_model_len=257")
+    check("rollout.vllm.max_model_len=257", "rollout.vllm.hf_overrides={max_position_embeddings=512}")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
+    check("rollout.vllm.max_model_len=257")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    check("rollout.vllm.max_model_len=257")
+
+
+@pytest.mark.parametrize(("engine", "other"), [("transformers", "vllm"), ("vllm", "transformers")])
+def test_keys_of_the_other_engine_are_warned_of(check, caplog, engine, other):
+    check(f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs=4")
+    told = (
+        f"[rollout.{other}] max_num_seqs: without effect, as rollout.engine is '{engine}'; set the engine '{other}', "
+    )
+    told += "or leave the section out"
+    assert told not in caplog.messages
+    check(f"rollout.engine={engine}", f"rollout.{other}.max_num_seqs=4")
+    assert told in caplog.messages
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7113", "[::]:7113"])
+def test_an_endpoint_at_all_addresses_needs_its_url_for_agents(check, tmp_path, address):
+    settings = f"rollout.http.address={address}", "security.insecure=true"
+    with pytest.raises(ConfigError, match=r"rollout.http.url: got none, and agents cannot call .*:7113; set the URL"):
+        check(*settings)
+    check(*settings, "rollout.http.url=http://host:7113")
+    (tmp_path / "keys").write_text("key")
+    check(*settings, f"rollout.http.keys_file={tmp_path / 'keys'}")  # for applications
+    with pytest.raises(ConfigError, match=r"rollout.http.url: got none"):
+        check(*settings, f"rollout.http.keys_file={tmp_path / 'keys'}", "run.environment={name='a.py:b', served=true}")
+
+
 @pytest.mark.parametrize("url", ["host:7113", "http://[::1:7113", "http://host:99999", "http://:7113"])
 def test_an_url_of_the_endpoint_that_is_none_is_refused(check, url):
     with pytest.raises(ConfigError, match=r"rollout\.http\.url: got .*: got no address of HTTP; allowed: "):
