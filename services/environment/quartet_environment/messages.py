@@ -35,6 +35,9 @@ def read_request(request: environment_pb2.RunEpisodeRequest, ca_file: str) -> di
         raise invalid_argument("endpoint.base_url", f"'{endpoint.base_url}'", "the http(s) URL of an OpenAI API")
     if not endpoint.api_key:
         raise invalid_argument("endpoint.api_key", "nothing", "the episode's key")
+    if wrong := sampling.check(request.sampling):
+        name, came, allowed = wrong
+        raise invalid_argument(f"sampling.{name}", came, allowed)
     if request.index < 0:
         raise invalid_argument("index", request.index, "a position from 0")
     task = {**_input(request.prompt), "id": request.prompt.prompt_id, "index": request.index}

@@ -327,6 +327,8 @@ async def test_a_prompt_that_blocked_is_played_alone_afterwards(service, file):
         ({"episode_id": ""}, "episode_id"),
         ({"deadline": -1.0}, "deadline"),
         ({"index": -1}, "index"),
+        ({"sampling": {"temperature": -1.0}}, "sampling.temperature: got -1.0; allowed: >= 0"),
+        ({"sampling": {"top_p": 1.5}}, "sampling.top_p: got 1.5; allowed: in (0, 1]"),
         ({"prompt": experience_pb2.Prompt(task="[1]")}, "prompt.task: got '[1]'; allowed: a JSON object"),
         ({"prompt": experience_pb2.Prompt(prompt_id="p")}, "prompt: got no input"),
     ],

@@ -225,7 +225,9 @@ class DirectGeneration:
                     version = engine.policy_version
                     found = await engine.log_probs(f"log-probs-{next(self._ids)}", [*prompt, *completion], len(prompt))
         except PromptError as error:
-            raise _refusal(error) from error
+            fields = "prompt_token_ids", "completion_token_ids"
+            field = "prompt" if error.place is None else fields[error.place >= len(prompt)]
+            raise _refusal(error, field) from error
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
         TOKENS.labels("log_probs").inc(len(completion))
@@ -285,10 +287,10 @@ def _generated(completion: EngineCompletion, text: str) -> rollout_pb2.Generated
     )
 
 
-def _refusal(error: PromptRefused | PromptError) -> ContractError:
+def _refusal(error: PromptRefused | PromptError, field: str = "prompt") -> ContractError:
     if isinstance(error, PromptRefused):
         return invalid_argument(error.field, error.came, error.allowed)
     # Its message names the field, e.g. "sampling.top_p is 2.0; allowed: above 0, at most 1".
-    violation = error_details_pb2.BadRequest.FieldViolation(field="prompt", description=str(error))
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=str(error))
     details = error_details_pb2.BadRequest(field_violations=[violation])
-    return ContractError(grpc.StatusCode.INVALID_ARGUMENT, f"prompt: {error}", [details])
+    return ContractError(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {error}", [details])

@@ -6,7 +6,11 @@ class EngineError(RuntimeError):
 
 
 class PromptError(EngineError, ValueError):
-    """This model can never serve the prompt or its sampling settings."""
+    """This model can never serve the prompt or its sampling settings. `place`: of the first token it does not have."""
+
+    def __init__(self, message: str, place: int | None = None):
+        super().__init__(message)
+        self.place = place
 
 
 class ManifestError(EngineError, ValueError):

@@ -83,9 +83,9 @@ def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len
             f"the prompt has {len(prompt)} tokens; allowed: at most {max_model_len - 1}, as the model's context of "
             f"{max_model_len} must hold the completion too"
         )
-    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise PromptError(f"the prompt holds token id {wrong}; allowed: 0 to {vocab_size - 1}")
+    for place, token in enumerate(prompt):
+        if not 0 <= token < vocab_size:
+            raise PromptError(f"got token id {token}; allowed: 0 to {vocab_size - 1}", place)
     return prompt
 
 

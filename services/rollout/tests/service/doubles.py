@@ -21,6 +21,7 @@ from quartet_rollout.engines.base import (
     SamplingMask,
     SamplingSettings,
     WeightGroupInfo,
+    check_prompt,
     version_spans,
 )
 from quartet_rollout.state import Changes
@@ -176,6 +177,7 @@ class ScriptedEngine:
         """Of a token its id over -100, less the tokens before it."""
         self._fail("log_probs")
         await self.unpaused.wait()
+        check_prompt(token_ids, 1, self.max_model_len, len(self.tokenizer().get_vocab()))
         return np.array([token / -100 - at for at, token in enumerate(token_ids)][begin:], np.float32)
 
     async def sleep(self, level: int = 1) -> None:

@@ -54,6 +54,13 @@ async def test_standalone_rollout_serves_its_weights_and_joins_no_run(teacher):
     assert await teacher.stop() == 0
 
 
+@pytest.mark.parametrize("field", ["prompt", "completion"])
+async def test_a_token_that_the_model_lacks_is_refused_by_its_field(teacher, field):
+    call = teacher.stub.LogProbs(request(**{field: (5, 128)}), timeout=5)
+    said = await refused(call, grpc.StatusCode.INVALID_ARGUMENT)
+    assert f"{field}_token_ids: got token id 128; allowed: 0 to 127" in said
+
+
 async def test_training_groups_are_stored_with_log_probs_of_their_teacher(student):
     await student.put(instance())
     (row,) = decode_ragged(student.broker.tensors().teacher_log_probs)[:1]
