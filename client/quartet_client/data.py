@@ -382,6 +382,8 @@ class RunData:
 
     def warnings(self) -> Iterator[str]:
         """Yield what is allowed but rarely intended: ids of several prompts, training prompts in evaluation sets."""
+        if len(self.parts) == 1 and "stopping_strategy" in self.section.model_fields_set:
+            yield "data.stopping_strategy: without effect, as data.train is one source; leave it out, or name several"
         trained = {_input_of(prompt) for prompt in self.train} if self.evaluation else set()
         held = {f"data.evaluation.{name}": prompts for name, prompts in self.evaluation.items()}
         parts = {f"data.train{part.name and f' ({part.name})'}": part.prompts for part in self.parts}

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
-from quartet_common.chats import called_tools, content_text, from_json, to_chat
+from quartet_common.chats import MEDIA, called_tools, content_text, from_json, to_chat
 from quartet_common.config import SamplingSection
 from quartet_common.references import answer_text, is_program, program_text, read_cases
 from quartet_common.run_spec import environment_spec, verifier_spec
@@ -63,7 +63,6 @@ class TestCases(Section):
 
 
 _INPUTS = ("messages", "prompt", "token_ids")
-_MEDIA = frozenset(["image", "images", "video", "videos", "audio", "audios"])
 
 
 class Prompt(Section):
@@ -123,7 +122,7 @@ class Prompt(Section):
         for key in columns:
             if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.82):
                 raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
-            if key in _MEDIA and fields[key]:
+            if key in MEDIA and fields[key]:
                 raise ValueError(
                     f'got "{key}", which the model would not see; allowed: text; leave the column out by a function, '
                     'or put it into "columns" if a reward function reads it'

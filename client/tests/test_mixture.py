@@ -48,6 +48,13 @@ def test_a_pass_ends_with_the_first_or_with_all_sources(strategy, passes, used):
     assert numbers == sorted(numbers) and set(numbers) == set(range(passes))  # the broker forgets passes in this order
 
 
+def test_a_strategy_for_one_source_is_warned_of():
+    told = "data.stopping_strategy: without effect, as data.train is one source; leave it out, or name several"
+    assert told in data(part("a", 4), stopping_strategy="all_exhausted").warnings()
+    assert told not in data(part("a", 4)).warnings()
+    assert told not in data(part("a", 4), part("b", 4), stopping_strategy="all_exhausted").warnings()
+
+
 def test_each_source_has_passes_and_an_order_of_its_own():
     both = data(part("a", 3), part("b", 30), stopping_strategy="all_exhausted")
     of_a = [one for one in both.training_instances() if one.source == "a"]

@@ -9,6 +9,8 @@ from quartet.v1 import experience_pb2
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """Keys of a message beside role and content, which templates may read."""
+MEDIA = frozenset(("image", "images", "video", "videos", "audio", "audios"))
+"""Columns of rows that a model of text would not see."""
 
 
 def content_text(value: Any) -> Any:

@@ -136,6 +136,7 @@ def preflight_sft(config: Config) -> dict[str, Any]:
         data = SftData.read(config, model)
         with Problems() as problems, problems.collecting(LearnerError):
             check_schedule(own.section, data.steps)
+        _warn_of_warmup(own.section, data.steps)
         plan |= data.summary()
     return {**plan, "folder": str(config.run.path)}
 
@@ -418,10 +419,19 @@ def _warn(config: Config) -> None:
         )
     if run.sampling.n and "group_size" in run.model_fields_set and run.sampling.n != run.group_size:
         log.warning(f"run.group_size: got {run.group_size}, which run.sampling.n ({run.sampling.n}) overrides")
+    _warn_of_warmup(settings, run.max_steps)
     if not settings.learning_rate:
         log.warning("trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6")
     if settings.algorithm.mask_truncated and any(verifier.name == "length" for verifier in run.verifiers):
         log.warning(
             "trainer.algorithm.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes "
             "most, but their rewards count in the mean of their group; with that verifier set it to false"
+        )
+
+
+def _warn_of_warmup(settings: TrainerSection, steps: int) -> None:
+    if 0 < steps < settings.warmup_steps:  # a schedule that falls is refused
+        log.warning(
+            f"trainer.warmup_steps: got {settings.warmup_steps}, and the run ends after {steps} steps, before "
+            f"trainer.learning_rate is reached; allowed: at most {steps}"
         )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from quartet.v1 import experience_pb2, tensor_pb2
 
-from quartet_common.chats import ROLES, from_json, turns_of
+from quartet_common.chats import MEDIA, ROLES, from_json, turns_of
 from quartet_common.config import RunSection
 from quartet_common.log import get_logger
 from quartet_common.sft import ROW_FORMS, SftSection
@@ -155,6 +155,10 @@ class RowReader:
         if not isinstance(given, dict):
             raise ValueError(f"got {line[:60]!r}; a row is a JSON object")
         fields = {name: value for name, value in given.items() if value is not None}
+        if media := next((name for name, value in fields.items() if name in MEDIA and value), ""):
+            raise ValueError(
+                f'got "{media}", which the model would not see; allowed: text; leave the column out (fields)'
+            )
         forms = [form for form in ROW_FORMS if form in fields]
         if len(forms) != 1:
             came = " and ".join(forms) if forms else f"only {', '.join(fields) or 'nothing'}"

@@ -199,6 +199,10 @@ def test_the_runs_system_prompt_begins_a_chat_without_one(tmp_path: Path) -> Non
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages has the role 'bot'; allowed: system, "),
         ({"messages": [3]}, "messages must be a list of"),
         ({**CHAT, "chat_template_kwargs": [1]}, "chat_template_kwargs must be an object, got '[1]'"),
+        (
+            {"text": "a", "image": "a.png"},
+            'got "image", which the model would not see; allowed: text; leave the column',
+        ),
         ({"text": "a" * 40}, "text has 41 tokens; the model reads at most 30"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -206,7 +210,7 @@ def test_the_runs_system_prompt_begins_a_chat_without_one(tmp_path: Path) -> Non
 def test_rows_that_cannot_be_trained_are_refused_by_line(tmp_path: Path, row: Any, message: str) -> None:
     save_tokenizer(tmp_path, CHATML)
     with pytest.raises(LearnerError) as refusal:
-        read(tmp_path, {"text": "good"}, row, longest=30)
+        read(tmp_path, {"text": "good", "images": []}, row, longest=30)
     assert "rows.jsonl, line 2: " in str(refusal.value) and message in str(refusal.value)
 
 

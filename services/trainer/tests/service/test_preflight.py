@@ -35,6 +35,9 @@ def check(model_path: Path, tmp_path: Path, *overrides: str, dry_run: bool = Fal
             "trainer.algorithm.mask_truncated leaves completions out of the loss that the verifier",
         ),
         (["trainer.algorithm=dapo", "trainer.algorithm.mask_truncated=false", LENGTH], None),
+        (["trainer.warmup_steps=6", "run.max_steps=5"], "trainer.warmup_steps: got 6, and the run ends after 5 steps"),
+        (["trainer.warmup_steps=5", "run.max_steps=5"], None),
+        (["trainer.warmup_steps=6"], None),
     ],
 )
 def test_a_combination_that_is_hardly_meant_is_warned_of(

@@ -183,7 +183,9 @@ def test_keys_without_effect_are_named(
 ) -> None:
     caplog.set_level(logging.WARNING)
     own = ("run.group_size=4", "run.system_prompt=brief", "trainer.algorithm=dapo", "trainer.epochs=3")
-    check(basics, tmp_path / "run", *own)
+    check(basics, tmp_path / "run", *own, "trainer.warmup_steps=13")
     assert [record.message for record in caplog.records] == [
-        "without effect in supervised fine-tuning: run.group_size, trainer.algorithm, trainer.epochs"
+        "without effect in supervised fine-tuning: run.group_size, trainer.algorithm, trainer.epochs",
+        "trainer.warmup_steps: got 13, and the run ends after 12 steps, before trainer.learning_rate is reached; "
+        "allowed: at most 12",
     ]
