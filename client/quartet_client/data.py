@@ -314,6 +314,13 @@ def _input_of(prompt: Prompt) -> str:
     return prompt.model_dump_json(include={"messages", "prompt", "token_ids", "task"})
 
 
+def _is_answered(prompt: Prompt) -> bool:
+    """Whether the assistant's turn that completions continue has the reference answer."""
+    last = prompt.messages[-1] if prompt.messages else None
+    answer = rf"(?<!\w){re.escape(prompt.gt_answer)}(?!\w)"
+    return last is not None and last.role == "assistant" and bool(prompt.gt_answer and re.search(answer, last.content))
+
+
 def _check_teachers(run: RunSection, source: DataSource, prompts: list[Prompt]) -> None:
     for place, prompt in enumerate(prompts, start=1):
         if run.teachers and prompt.teacher and prompt.teacher not in run.teachers:
@@ -391,6 +398,12 @@ class RunData:
             counts = Counter(prompt.id for prompt in prompts)
             if twice := [one for one, count in counts.items() if count > 1]:
                 yield f"{key}: {len(twice)} ids name several prompts, such as '{twice[0]}'; give each prompt its own"
+            answered = sum(map(_is_answered, prompts))
+            if answered > len(prompts) / 2:
+                yield (
+                    f"{key}: {answered} of {len(prompts)} chats end with the assistant's turn, which has gt_answer and "
+                    "is continued, so that there is nothing to learn; leave the last message out"
+                )
             shared = sum(_input_of(prompt) in trained for prompt in prompts)
             if shared and key in held:
                 yield (

@@ -61,10 +61,13 @@ def _rows_of_lines(path: Path, key: str) -> Iterator[Row]:
         )
     with _readable(path, f"{key}: "), path.open(encoding="utf-8-sig") as lines:
         suffix = path.suffix.lower()
-        array = suffix not in _PACKED and lines.read(_HEAD).lstrip().startswith("[")
-        if form := _READERS["array"] if array else _READERS.get(suffix):
-            words, reader = form
-            command = f"import csv, json; [print(json.dumps(row)) for row in {reader}(open('{path}'))]"
+        head = "" if suffix in _PACKED else lines.read(_HEAD)
+        first = head.partition("\n")[0]
+        form = ";" if suffix == ".csv" and first.count(";") > first.count(",") else suffix
+        if reads := _READERS.get("array" if head.lstrip().startswith("[") else form):
+            words, reader = reads
+            opened = f"open('{path}', encoding='utf-8-sig')"
+            command = f"import csv, json; [print(json.dumps(row)) for row in {reader}({opened})]"
             raise InputError(
                 f"{key}: '{path}' is {words}; allowed: JSONL, one JSON object a line, or Parquet; convert it: "
                 f'python3 -c "{command}" > {path.with_suffix("")}-rows.jsonl'
@@ -80,6 +83,7 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _READERS = {
     "array": ("a JSON array", "json.load"),
     ".csv": ("a table of comma-separated values", "csv.DictReader"),
+    ";": ("a table of values with semicolons", "(lambda file: csv.DictReader(file, delimiter=';'))"),
     ".tsv": ("a table of tab-separated values", "(lambda file: csv.DictReader(file, dialect='excel-tab'))"),
 }
 """The forms of files that are often given as JSONL, and what reads them."""

@@ -322,6 +322,14 @@ def test_repeated_ids_and_shared_prompts_are_warned_of():
     assert shared.startswith("data.evaluation.held: 2 of 2 prompts are training prompts too")
 
 
+@pytest.mark.parametrize(("said", "warned"), [("So 42.", True), ("<think>\n6*", False), ("First, 142", False)])
+def test_chats_that_hold_the_answer_are_warned_of(said, warned):
+    chat = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": said}]
+    data = RunData(DataSection(), [Part([Prompt(id="a", messages=chat, gt_answer="42")])], {})
+    told = [warning for warning in data.warnings() if warning.startswith("data.train: 1 of 1 chats end with the")]
+    assert len(told) == warned
+
+
 @pytest.mark.parametrize(("teacher", "named"), [("big", "big"), (7, ""), (["big"], "")])
 def test_a_rows_teacher_is_a_column_too(teacher, named):
     """A data set may have a column of that name, which a reward function reads, and the run no teachers."""

@@ -241,6 +241,8 @@ def test_a_command_that_loaded_arrow_ends_without_the_interpreters_finalization(
     [
         ("rows.json", '[\n {"prompt": "1", "gt_answer": "2"}\n]', "a JSON array"),
         ("rows.csv", "prompt,gt_answer\n1,2\n", "a table of comma-separated values"),
+        ("rows.csv", "\ufeffprompt;gt_answer\n1;2\n", "a table of values with semicolons"),
+        ("rows.csv", "\ufeffprompt,gt_answer\n1,2\n", "a table of comma-separated values"),
         ("rows.tsv", "prompt\tgt_answer\n1\t2\n", "a table of tab-separated values"),
     ],
 )
