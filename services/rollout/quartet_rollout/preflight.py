@@ -59,12 +59,11 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         with problems.collecting():
             _check_model(config)
             warn_of_missing_special_token(config)
-    for engine in OWN_ENGINES:
-        if engine != section.engine and (unused := config.file.section("rollout").get(engine)):
-            log.warning(
-                f"[rollout.{engine}] {', '.join(unused)}: without effect, as rollout.engine is '{section.engine}'; "
-                f"set the engine '{engine}', or leave the section out"
-            )
+    off = {engine: f'rollout.engine = "{engine}"' for engine in OWN_ENGINES if engine != section.engine}
+    off |= {} if section.http.address else {"http": "rollout.http.address"}
+    for table, cure in off.items():
+        if unused := [key for key in config.file.section("rollout").get(table, {}) if key != "address"]:
+            log.warning(f"[rollout.{table}] {', '.join(unused)}: without effect; set {cure}, or leave the section out")
     if section.engine == "vllm":
         warn_of_little_shared_memory()
     return {

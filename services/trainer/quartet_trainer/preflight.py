@@ -1,7 +1,7 @@
 """What the trainer checks before it starts, and with --dry-run. Imports no torch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,7 +136,8 @@ def preflight_sft(config: Config) -> dict[str, Any]:
         data = SftData.read(config, model)
         with Problems() as problems, problems.collecting(LearnerError):
             check_schedule(own.section, data.steps)
-        _warn_of_warmup(own.section, data.steps)
+        _warn_of_rate(own.section, data.steps)
+        _warn_of_idle_keys(own, ("", "lora", "early_stop", "checkpoint"), list(data.evaluation))
         plan |= data.summary()
     return {**plan, "folder": str(config.run.path)}
 
@@ -419,9 +420,9 @@ def _warn(config: Config) -> None:
         )
     if run.sampling.n and "group_size" in run.model_fields_set and run.sampling.n != run.group_size:
         log.warning(f"run.group_size: got {run.group_size}, which run.sampling.n ({run.sampling.n}) overrides")
-    _warn_of_warmup(settings, run.max_steps)
-    if not settings.learning_rate:
-        log.warning("trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6")
+    _warn_of_rate(settings, run.max_steps)
+    sets = evaluation_sets(config) if config.data else ["the client's"]
+    _warn_of_idle_keys(config, ("", "lora", "ptx", "early_stop", "checkpoint", "dynamic_sampling", "weights"), sets)
     if settings.algorithm.mask_truncated and any(verifier.name == "length" for verifier in run.verifiers):
         log.warning(
             "trainer.algorithm.mask_truncated leaves completions out of the loss that the verifier 'length' penalizes "
@@ -429,7 +430,31 @@ def _warn(config: Config) -> None:
         )
 
 
-def _warn_of_warmup(settings: TrainerSection, steps: int) -> None:
+def _warn_of_idle_keys(config: Config, tables: Sequence[str], sets: Sequence[str]) -> None:
+    """Warn of keys that the run file sets in tables of [trainer], or in itself (""), and that another key turns off.
+
+    `sets`: the evaluation sets.
+    """
+    settings, given = config.section, config.file.section("trainer")
+    for off, cure, table, keys in (
+        (settings.schedule == "constant", "trainer.schedule", "", {"schedule_steps", "min_learning_rate_ratio"}),
+        (not settings.lora.r, "trainer.lora.r", "lora", {"alpha", "use_rslora", "target_modules"}),
+        (not settings.ptx.coefficient, "trainer.ptx.coefficient", "ptx", {"data", "sequences_per_step"}),
+        (not settings.early_stop.metric, "trainer.early_stop.metric", "early_stop", {"mode", "patience", "min_delta"}),
+        (not settings.checkpoint.best_metric, "trainer.checkpoint.best_metric", "checkpoint", {"best_mode"}),
+        (not settings.samples_dynamically, "trainer.dynamic_sampling.enabled", "dynamic_sampling", {"max_refills"}),
+        (settings.weights.transport != "file", 'trainer.weights.transport = "file"', "weights", {"folder"}),
+        (not sets, "an evaluation set", "evaluation", {"interval", "before_training", "at_end"}),
+    ):
+        values, prefix = (given.get(table, {}), f"trainer.{table}.") if table else (given, "trainer.")
+        idle = [prefix + key for key in values if key in keys]
+        if off and idle and table in (*tables, "evaluation"):
+            log.warning(f"{', '.join(idle)}: without effect; set {cure}, or leave it out")
+
+
+def _warn_of_rate(settings: TrainerSection, steps: int) -> None:
+    if not settings.learning_rate:
+        log.warning("trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6")
     if 0 < steps < settings.warmup_steps:  # a schedule that falls is refused
         log.warning(
             f"trainer.warmup_steps: got {settings.warmup_steps}, and the run ends after {steps} steps, before "

@@ -193,6 +193,8 @@ class RowReader:
     def _completion(self, fields: dict[str, Any]) -> tuple[list[int], list[bool]]:
         if "prompt" not in fields:
             raise ValueError("completion without prompt; a text that is in the loss as a whole is under text")
+        if fields["completion"] == "":
+            raise ValueError("completion is empty; leave the row out")
         prompt = self._encode("prompt", fields["prompt"], self._run.add_special_tokens)
         completion = self._encode("completion", fields["completion"], False) + self._end
         return prompt + completion, [False] * len(prompt) + [True] * len(completion)
@@ -211,10 +213,16 @@ class RowReader:
         return [self._tokenizer.eos_token_id]
 
     def _chat(self, fields: dict[str, Any]) -> tuple[list[int], list[bool]]:
+        given = fields["messages"]
+        for at, turn in enumerate(given if isinstance(given, list) else ()):
+            needed = ("role",) if isinstance(turn, dict) and turn.get("tool_calls") else ("role", "content")
+            if isinstance(turn, dict) and (missing := [key for key in needed if turn.get(key) is None]):
+                raise ValueError(
+                    f"messages[{at}] has no {' and no '.join(missing)}, but {', '.join(turn) or 'nothing'}; give "
+                    "role and content"
+                )
         try:
-            messages = [
-                {key: part for key, part in turn.items() if part is not None} for turn in turns_of(fields["messages"])
-            ]
+            messages = [{key: part for key, part in turn.items() if part is not None} for turn in turns_of(given)]
             tools, arguments = from_json(fields.get("tools")), from_json(fields.get("chat_template_kwargs", {}))
         except (AttributeError, TypeError) as error:
             raise ValueError(f"messages must be a list of {{role, content}}: {error}") from error
@@ -223,6 +231,8 @@ class RowReader:
         for turn in messages:
             if turn.get("role") not in ROLES:
                 raise ValueError(f"messages has the role {turn.get('role')!r}; allowed: {', '.join(ROLES)}")
+            if turn["role"] == "assistant" and not (turn["content"] or turn.get("tool_calls")):
+                raise ValueError("messages has an empty turn of the assistant; leave the row out")
         if self._run.system_prompt and not any(turn["role"] in ("system", "developer") for turn in messages):
             messages.insert(0, {"role": "system", "content": self._run.system_prompt})
         turns = [at for at, turn in enumerate(messages) if turn["role"] == "assistant"]

@@ -48,15 +48,21 @@ def test_a_context_beyond_the_models_positions_is_refused_for_vllm_unless_it_is_
     check("rollout.vllm.max_model_len=257")
 
 
-@pytest.mark.parametrize(("engine", "other"), [("transformers", "vllm"), ("vllm", "transformers")])
-def test_keys_of_the_other_engine_are_warned_of(check, caplog, engine, other):
-    check(f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs=4")
-    told = (
-        f"[rollout.{other}] max_num_seqs: without effect, as rollout.engine is '{engine}'; set the engine '{other}', "
-    )
-    told += "or leave the section out"
+@pytest.mark.parametrize(
+    ("key", "switch"),
+    [
+        ("vllm.max_num_seqs=4", 'engine = "vllm"'),
+        ("transformers.max_num_seqs=4", 'engine = "transformers"'),
+        ("http.max_tokens=4", "http.address"),
+    ],
+)
+def test_keys_of_what_is_not_used_are_warned_of(check, caplog, key, switch):
+    table, _, name = key.removesuffix("=4").partition(".")
+    told = f"[rollout.{table}] {name}: without effect; set rollout.{switch}, or leave the section out"
+    used = {"http": "rollout.http.address=127.0.0.1:7113"}.get(table, f"rollout.engine={table}")
+    check(used, f"rollout.{key}")
     assert told not in caplog.messages
-    check(f"rollout.engine={engine}", f"rollout.{other}.max_num_seqs=4")
+    check("rollout.engine=transformers" if table != "transformers" else "rollout.engine=vllm", f"rollout.{key}")
     assert told in caplog.messages
 
 

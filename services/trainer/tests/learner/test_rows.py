@@ -198,6 +198,10 @@ def test_the_runs_system_prompt_begins_a_chat_without_one(tmp_path: Path) -> Non
         ({"messages": [{"role": "user", "content": "a"}]}, "messages needs a turn of the assistant"),
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages has the role 'bot'; allowed: system, "),
         ({"messages": [3]}, "messages must be a list of"),
+        ({"messages": [{"from": "human", "value": "a"}]}, "messages[0] has no role and no content, but from, value;"),
+        ({"messages": [{"role": "user", "text": "a"}]}, "messages[0] has no content, but role, text; give role and"),
+        ({"messages": [*CHAT["messages"][:1], {"role": "assistant", "content": ""}]}, "an empty turn of the assistant"),
+        ({"prompt": "a", "completion": ""}, "completion is empty; leave the row out"),
         ({**CHAT, "chat_template_kwargs": [1]}, "chat_template_kwargs must be an object, got '[1]'"),
         (
             {"text": "a", "image": "a.png"},

@@ -38,6 +38,31 @@ def check(model_path: Path, tmp_path: Path, *overrides: str, dry_run: bool = Fal
         (["trainer.warmup_steps=6", "run.max_steps=5"], "trainer.warmup_steps: got 6, and the run ends after 5 steps"),
         (["trainer.warmup_steps=5", "run.max_steps=5"], None),
         (["trainer.warmup_steps=6"], None),
+        (["trainer.schedule_steps=9"], "trainer.schedule_steps: without effect; set trainer.schedule, or leave it out"),
+        (["trainer.schedule_steps=9", "trainer.schedule=linear"], None),
+        (
+            ["trainer.lora={alpha=8, use_rslora=true}"],
+            "trainer.lora.alpha, trainer.lora.use_rslora: without effect; set trainer.lora.r, or leave",
+        ),
+        (["trainer.ptx.data=rows.jsonl"], "trainer.ptx.data: without effect; set trainer.ptx.coefficient"),
+        (
+            ["trainer.early_stop.patience=2"],
+            "trainer.early_stop.patience: without effect; set trainer.early_stop.metric",
+        ),
+        (
+            ["trainer.weights.folder=w"],
+            'trainer.weights.folder: without effect; set trainer.weights.transport = "file"',
+        ),
+        (
+            ["trainer.dynamic_sampling.max_refills=1"],
+            "trainer.dynamic_sampling.max_refills: without effect; set trainer",
+        ),
+        (["trainer.dynamic_sampling.max_refills=1", "trainer.algorithm=dapo"], None),
+        (
+            ["data.train=a.jsonl", "trainer.evaluation.interval=2"],
+            "trainer.evaluation.interval: without effect; set an eval",
+        ),
+        (["trainer.evaluation.interval=2"], None),
     ],
 )
 def test_a_combination_that_is_hardly_meant_is_warned_of(

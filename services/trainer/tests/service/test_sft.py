@@ -183,9 +183,18 @@ def test_keys_without_effect_are_named(
 ) -> None:
     caplog.set_level(logging.WARNING)
     own = ("run.group_size=4", "run.system_prompt=brief", "trainer.algorithm=dapo", "trainer.epochs=3")
-    check(basics, tmp_path / "run", *own, "trainer.warmup_steps=13")
+    check(basics, tmp_path / "run", *own, "trainer.warmup_steps=13", "trainer.learning_rate=0")
     assert [record.message for record in caplog.records] == [
         "without effect in supervised fine-tuning: run.group_size, trainer.algorithm, trainer.epochs",
+        "trainer.learning_rate: got 0, with which nothing is learned; set it above 0, such as 1e-6",
         "trainer.warmup_steps: got 13, and the run ends after 12 steps, before trainer.learning_rate is reached; "
         "allowed: at most 12",
     ]
+    caplog.clear()
+    check(basics, tmp_path / "run", "trainer.lora.alpha=4", "trainer.evaluation.interval=2", "trainer.ptx.data=a.jsonl")
+    assert caplog.messages == [
+        "without effect in supervised fine-tuning: trainer.ptx",
+        "trainer.lora.alpha: without effect; set trainer.lora.r, or leave it out",
+    ]
+    check(basics, tmp_path / "run", "sft.evaluation={}", "trainer.evaluation.interval=2")
+    assert caplog.messages[-1] == "trainer.evaluation.interval: without effect; set an evaluation set, or leave it out"
