@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quartet_reward.math.fast import equal_rationals, parse_rational
 from quartet_reward.math.forms import Form, Kind
 from quartet_reward.math.notation import tokens
+from quartet_reward.math.numerals import suffixed_number
 from quartet_reward.math.quantities import same_unit
 from quartet_reward.math.words import is_run
 
@@ -89,6 +90,8 @@ class Comparison:
 
     def _equal(self, answer: Form, reference: Form) -> Decision:
         kinds = {answer.kind, reference.kind}
+        if reference.kind is Kind.VALUE and parse_rational(reference.text) and (said := suffixed_number(answer.text)):
+            return self.expressions(said, reference.text)
         if Kind.FAMILY in kinds:
             return self._families(answer, reference)
         if reference.kind is Kind.ROUNDED:

@@ -66,6 +66,23 @@ def leading_number(text: str) -> tuple[Fraction, int] | None:
     return (-value if match["sign"] else value), match.end()
 
 
+_SUFFIXED = re.compile(
+    r"(?:\\?\$)?(\d+(?:,\d{3})*(?:\.\d+)?) ?(?:(k)|\^?\{?(?:\\(?:text|mathrm) ?\{)? ?(st|nd|rd|th)\}{0,2})", re.ASCII
+)
+
+
+def suffixed_number(text: str) -> str | None:
+    """Return the number that `4th`, `4^{\\text{th}}` or `70k` says; None for other text."""
+    match = _SUFFIXED.fullmatch(text)
+    if match is None:
+        return None
+    number = match[1].replace(",", "")
+    if match[2]:
+        return str(value) if (value := Fraction(number) * 1000).denominator == 1 else None
+    ending = "th" if number[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")
+    return number if match[3] == ending and number.isdigit() else None
+
+
 def _part(word: str) -> Fraction:
     return Fraction(1, _PARTS[word if word in _PARTS else word.removesuffix("s")])
 
