@@ -166,12 +166,22 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
                 "tokenizer.json"
             )
         with problems.collecting(EngineError):
+            _check_heads(section, model)
+        with problems.collecting(EngineError):
             context = section.engine_options.max_model_len
             if section.engine in OWN_ENGINES:
                 key, bounded = f"rollout.{section.engine}.max_model_len", _within_positions(section, model)
                 context = context_length(str(folder), key, context, bounded)
             if not section.standalone:
                 check_prompts(config, context)
+
+
+def _check_heads(section: RolloutSection, model: dict[str, Any]) -> None:
+    """Raise EngineError if vLLM's workers cannot share the model's attention heads equally."""
+    workers, heads = section.vllm.tensor_parallel_size, (model.get("text_config") or model).get("num_attention_heads")
+    if section.engine == "vllm" and isinstance(heads, int) and heads % workers:
+        allowed = f"a divisor of the model's num_attention_heads, {heads}"
+        raise EngineError(f"rollout.vllm.tensor_parallel_size: got {workers}; allowed: {allowed}")
 
 
 def _within_positions(section: RolloutSection, model: dict[str, Any]) -> bool:

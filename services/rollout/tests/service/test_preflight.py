@@ -48,6 +48,16 @@ def test_a_context_beyond_the_models_positions_is_refused_for_vllm_unless_it_is_
     check("rollout.vllm.max_model_len=257")
 
 
+def test_workers_that_cannot_share_the_heads_are_refused(check, tmp_path):
+    check("rollout.vllm.tensor_parallel_size=3")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_attention_heads": 4}))
+    check("rollout.vllm.tensor_parallel_size=2")
+    check("rollout.vllm.tensor_parallel_size=3", "rollout.engine=transformers")
+    told = "rollout.vllm.tensor_parallel_size: got 3; allowed: a divisor of the model's num_attention_heads, 4"
+    with pytest.raises(ConfigError, match=told):
+        check("rollout.vllm.tensor_parallel_size=3")
+
+
 @pytest.mark.parametrize(
     ("key", "switch"),
     [
