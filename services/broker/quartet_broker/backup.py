@@ -17,7 +17,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
 from quartet_broker import keys, scripts
 from quartet_broker.config import BrokerSection, without_password
@@ -197,10 +197,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems = error.problems
     except ContractError as error:
         problems = [error.message]
-    except NoPermissionError as error:
-        problems = [
-            f"Redis at {where} does not let this user back up or restore ({error}): see docs/redis.md for the ACL"
-        ]
     except ResponseError as error:
         if "DUMP payload" not in str(error):
             raise

@@ -69,9 +69,10 @@ async def _answer(connection: AbstractConnection) -> Any:
         return error
 
 
-# Redis answers but cannot write at present. An error inside a script has the code somewhere in its message.
+# Redis answers but refuses at present. An error inside a script has the code, or a sentence, somewhere in its message.
 _REFUSAL = re.compile(
-    r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|ASK|MOVED)\b|non local key"
+    r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|ASK|MOVED|NOPERM)\b"
+    r"|(non local key)|ACL failure in script|The user executing the script can't"
 )
 # The error that `run_state` of lua/lib/base.lua raises for a run whose keys another build laid out.
 _LAYOUT = re.compile(r"\bLAYOUT (\S+) of (\d+)")
@@ -125,6 +126,8 @@ class Store:
             self.trouble = {"LOADING": AWAY, "OOM": FULL}.get(refusal, REFUSING)
             self._refused_for_memory |= refusal == "OOM"
             description = f"it refuses writes ({_REASONS.get(refusal, refusal)}); nothing was changed; retry"
+            if refusal == "NOPERM":  # rights were taken away, or its replica that was promoted has other users
+                description = "its user lacks a right (NOPERM): grant what quartet-broker --dry-run names; retry"
             raise unavailable(self._where, description) from error
 
     async def ping(self) -> None:
@@ -288,7 +291,7 @@ def _refusal(error: ResponseError) -> str | None:
     found = _REFUSAL.search(f"{code or ''} {error}")
     if found is None:
         return None
-    return found[1] or "ASK"  # a script met a key of a slot that is being moved
+    return found[1] or ("ASK" if found[2] else "NOPERM")  # a script met a key of a slot that is being moved, or the ACL
 
 
 def _refuse_common(run_id: str, reply: list[Any]) -> None:

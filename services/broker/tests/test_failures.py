@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from conftest import KINDS, executable_of, serving
+from conftest import KINDS, documented_user, executable_of, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from redis_process import RedisProcess
@@ -137,6 +137,25 @@ async def test_a_redis_that_takes_no_writes_changes_nothing_and_is_unhealthy(own
         assert await code_of(world.submit("a")) == grpc.StatusCode.UNAVAILABLE
         await world.redis.config_set("min-replicas-to-write", 0)
         assert (await world.submit("a")).accepted == 1, "it was not submitted before"
+
+
+@pytest.mark.parametrize(("taken", "granted"), [("-evalsha", "+evalsha"), ("-hset", "+hset"), ("resetkeys", "~q:*")])
+async def test_a_user_that_loses_a_right_is_refused_until_it_is_granted(own_redis, taken, granted):
+    """As with a replica that is promoted: it has users of its own."""
+    with own_redis.client() as admin:
+        admin.execute_command("ACL", "SETUSER", *documented_user())
+    async with serving(own_redis.url.replace("redis://", "redis://quartet:SECRET@")) as (stub, servicer, host):
+        world = await world_of(stub, servicer, "rights")
+        await world.create()
+        with own_redis.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "quartet", taken)
+            await refused(world.submit("a"), grpc.StatusCode.UNAVAILABLE, "lacks a right (NOPERM)")
+            if taken != "-hset":  # which the sweeper does not need
+                await health_becomes(host, "NOT_SERVING")
+                assert state_of_redis() == "refusing"
+            admin.execute_command("ACL", "SETUSER", "quartet", granted)
+        await health_becomes(host, "SERVING")
+        assert (await world.submit("b")).accepted == 1
 
 
 async def test_what_changes_while_the_subscription_is_down_is_not_missed(world, waiting):
