@@ -287,7 +287,7 @@ def socket_folder(run_folder: Path) -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            link.unlink()
+            link.unlink(missing_ok=True)  # the run folder may be gone, which is told by what failed for it
 
 
 def find_server() -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 from pythonjsonlogger.json import JsonFormatter
 
 from quartet_client.async_client import AsyncClient
@@ -23,9 +24,9 @@ from quartet_client.feed import create_or_extend, feed_and_watch
 from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo, print_error
 from quartet_client.view import RunView
-from quartet_common.config import ConfigError
+from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.run_file import run_file_text
-from quartet_local.config import LaunchError
+from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.dry_runs import service_command
 from quartet_local.preflight import Plan, check_run, download_model
 from quartet_local.process import Process, RedisProcess, socket_folder
@@ -235,6 +236,9 @@ async def _run(launch: Launch, plain: bool) -> int:
 
     async with launch.services() as supervisor, launch.client() as client:
         (launch.folder / RUN_FILE).write_text(run_file_text(config.file.tree), encoding="utf-8")
+        if not launch.plan.redis_server:
+            await supervisor.start("broker")
+            await _refuse_other_trainer(config, client)
         if (launch.folder / "metrics.jsonl").exists():
             # The trainer exits if its run has ended, so an earlier run is resumed before the trainer starts.
             await supervisor.start("broker")
@@ -257,6 +261,23 @@ async def _run(launch: Launch, plain: bool) -> int:
     done = f"run {progress.run_id} {progress.state} after {progress.steps_done} steps{reason}"
     launch.say(f"{done}; all of it is in {launch.folder}")
     return 0 if progress.succeeded and sound else 1
+
+
+async def _refuse_other_trainer(config: LoadedConfig[LauncherSection], client: AsyncClient) -> None:
+    """Raise LaunchError if a trainer works for the run elsewhere: started again, each would take it from the other."""
+    try:
+        run = await client.get_run(config.run.id)
+    except QuartetError as error:
+        if error.code is not grpc.StatusCode.NOT_FOUND:
+            raise
+        return
+    for member in run.members:
+        if run.active and member.kind == "trainer" and member.address != config.addresses.trainer:
+            raise LaunchError(
+                f"run.id: the Redis of broker.redis_url has a run '{run.run_id}' that {member.instance_id} trains at "
+                f"{member.address}; stop that trainer, watch its run with --attach, or give this run another id",
+                2,
+            )
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +234,31 @@ async def its_addresses_are_its_own(launch, run_file, tmp_path):
     others = load_config("launcher", LauncherSection, run_file, found).addresses.model_dump()
     own = config.addresses.model_dump()
     assert not {others[kind] for kind in SERVICES} & {own[kind] for kind in SERVICES}
+
+
+def test_a_run_that_another_launcher_trains_is_refused_and_goes_on(launch, run_file, tmp_path):
+    """Of another folder, and on the same Redis."""
+    first = launch(run_file, *ENDLESS)
+    first.wait_for_line("step 1", READY)
+    head, _, rest = run_file.read_text().partition("[addresses]")
+    run_file.write_text(head + rest[rest.index("[") :])
+    url = f"unix://{(tmp_path / 'run' / 'sockets').resolve()}/redis.sock"
+    second = launch(
+        run_file, "--set", f"run.folder={tmp_path / 'other'}", "--set", f'broker.redis_url="{url}"', *ENDLESS
+    )
+    assert second.wait(READY) == 2, second.said()
+    assert "quartet: run.id: the Redis of broker.redis_url has a run 'launched' that " in second.said()
+    steps = steps_of(first)
+    first.wait_until(lambda: steps_of(first) > steps + 1, "further steps", READY)
+    assert "starting it again" not in first.said()
+
+
+def test_a_run_whose_folder_is_removed_says_why_it_ends(launch, run_file, tmp_path):
+    launched = launch(run_file, *ENDLESS, "--set", "trainer.checkpoint.interval=1")
+    launched.wait_for_line("step 3", READY)
+    shutil.rmtree(tmp_path / "run")
+    assert launched.wait(READY) == 1, launched.said()
+    assert re.search(r"\nquartet: trainer ended with status 1 .*", launched.said())
 
 
 def test_runs_started_at_once_find_their_ports(launch, run_file, tmp_path):
