@@ -182,13 +182,12 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             _keep(path, first_step + 1, lambda record: False)
             path.touch()
-        self._writer = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
+        self._writer: Any = None
+        self._tensorboard = folder / "tensorboard" if tensorboard else None
+        if self._tensorboard:
             threading.excepthook = _quiet_about_full_disks  # TensorBoard's thread tells its caller, too
-            with writing(folder / "tensorboard"):
-                self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
+            with writing(self._tensorboard):
+                self._writer = _summary_writer(self._tensorboard, first_step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics at `step`, the batch's number from 0."""
@@ -207,16 +206,24 @@ class Journal:
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
         with writing(self._path):
             _append(self._path, json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
-        if self._writer is not None:
-            with writing(self._path.with_name("tensorboard")):
+        if self._tensorboard:
+            with writing(self._tensorboard):
+                writer, self._writer = self._writer or _summary_writer(self._tensorboard), None
                 for name, value in metrics.items():
-                    self._writer.add_scalar(name, value, at)
+                    writer.add_scalar(name, value, at)
+                self._writer = writer  # one that failed, as its thread has ended, is replaced at the next step
 
     def close(self) -> None:
         """Flush and close what is open."""
         if self._writer is not None:
             with contextlib.suppress(OSError):  # a failed write has been reported
                 self._writer.close()
+
+
+def _summary_writer(folder: Path, first_step: int = 0) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=first_step or None)
 
 
 def _quiet_about_full_disks(arguments: threading.ExceptHookArgs) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from fake_broker import make_group, make_transcript
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from quartet_common.tensors import Dtype, encode_ragged
 from quartet_common.verifier_scores import verifier_means
@@ -204,19 +207,29 @@ def test_rewards_by_name_are_averaged_for_each_seat_in_whatever_order_they_came(
     assert means == {"a/won": (1.0, 1), "a/fast": (1.0, 2), "b/won": (0.0, 1)}
 
 
-def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_with_one_warning(tmp_path: Path, caplog):
-    journal = Journal(tmp_path, first_step=0, tensorboard=False)
-    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-    journal._writer = Mock(add_scalar=Mock(side_effect=full), close=Mock(side_effect=full))
-    for step in range(2):
+def test_what_a_full_disk_does_not_take_for_tensorboard_is_dropped_until_there_is_room(
+    tmp_path: Path, caplog, monkeypatch
+):
+    def fail(number: int):
+        monkeypatch.setattr(RecordWriter, "write", Mock(side_effect=OSError(number, os.strerror(number))))
+
+    journal, step = Journal(tmp_path, first_step=0), 0
+    fail(errno.ENOSPC)
+    while not caplog.messages:  # a thread of TensorBoard's writes
         journal.step(step, {"train/loss": 0.5})
+        step += 1
+    journal.step(step, {"train/loss": 0.5})
     (warning,) = caplog.messages
     assert warning.startswith("the disk is full: what would be written to") and "tensorboard' is dropped" in warning
+    monkeypatch.undo()
+    journal.step(step + 1, {"train/loss": 0.5})
     journal.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-    journal._writer.add_scalar.side_effect = broken
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == step + 2
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [step + 1]
+    fail(errno.EIO)
     with pytest.raises(TrainingError, match="cannot write '.*tensorboard': input/output error; started again"):
-        journal.step(3, {"train/loss": 0.5})
+        Journal(tmp_path, first_step=0)
 
 
 @pytest.mark.parametrize("extra", [{}, {"long": "x" * 200_000}])
