@@ -167,7 +167,7 @@ class Process:
         try:
             with self.log.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_start, size - _TAIL_BYTES))
+                log.seek(max(self._log_start if self._log_start <= size else 0, size - _TAIL_BYTES))  # rotated: shorter
                 lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
         except FileNotFoundError:
             return "it has no log file"

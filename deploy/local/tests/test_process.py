@@ -54,6 +54,8 @@ def test_last_words_are_those_of_the_present_start(tmp_path):
         process.start()
         assert await process.wait() == 0
         assert process.last_words() == "all is well"
+        log.write_text("after logrotate's copytruncate\n")
+        assert process.last_words() == "after logrotate's copytruncate"
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
