@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from pythonjsonlogger.json import JsonFormatter
-
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.errors import QuartetError
@@ -25,6 +23,7 @@ from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo, print_error
 from quartet_client.view import RunView
 from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.log import json_formatter
 from quartet_common.run_file import run_file_text
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.dry_runs import service_command
@@ -180,9 +179,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _logging_to(path: Path) -> Iterator[None]:
     """Write this process's log to a file, one JSON object per line, and nothing to the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = {"asctime": "time", "levelname": "level", "name": "logger"}
     handler = logging.FileHandler(path)
-    handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    handler.setFormatter(json_formatter())
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from textwrap import indent
 from typing import Any, Literal
 
@@ -88,7 +89,10 @@ class _RepeatedWarnings(logging.Filter):
 
 
 class _JsonFormatter(JsonFormatter):
-    """Adds the process to each line, and its run to lines without one."""
+    """Adds the process to each line, and its run to lines without one; times are in UTC, by ISO 8601."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
         super().add_fields(log_data, record, message_dict)
@@ -108,6 +112,12 @@ class _TextFormatter(logging.Formatter):
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
         # Indented, so that no text in an exception can pass for a line of this log.
         return indent(visible(stack_info), "    ")
+
+
+def json_formatter() -> logging.Formatter:
+    """Return a formatter that makes one JSON object of each line."""
+    names = {"asctime": "time", "levelname": "level", "name": "logger"}
+    return _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names)
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -142,12 +152,7 @@ def configure_logging(
     handler.addFilter(_ContextFields())
     handler.addFilter(_RepeatedWarnings())
     if log_format == "json":
-        handler.setFormatter(
-            _JsonFormatter(
-                "%(asctime)s %(levelname)s %(name)s %(message)s",
-                rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
-            )
-        )
+        handler.setFormatter(json_formatter())
     else:
         handler.setFormatter(_TextFormatter(f"%(asctime)s {service} %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()

@@ -5,6 +5,7 @@ import logging
 import re
 import subprocess
 import sys
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -12,6 +13,7 @@ from quartet_common.log import configure_logging, get_logger
 
 TALK = """
 import sys
+from datetime import datetime, timedelta
 from quartet_common import log, tracing
 from quartet_common.config import TracingSection
 
@@ -47,6 +49,7 @@ def said(form: str) -> list[str]:
 def test_json_lines_carry_the_ids_of_what_they_are_about():
     ready, given_back, other, of_next, of_none, traced = map(json.loads, said("json"))
     who = {"service": "rollout", "instance": "host-1", "logger": "quartet_rollout.groups"}
+    assert datetime.fromisoformat(ready["time"]).utcoffset() == timedelta(0)
     assert ready == who | {"time": ready["time"], "level": "INFO", "message": "ready", "run": "demo"}
     about = {"run": "demo", "group": "pass-0/17", "version": 3, "attempt": 2}
     assert given_back.items() >= (who | about | {"message": "prompt given back: no room"}).items()
