@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.errors import QuartetError
