@@ -58,9 +58,14 @@ def test_a_run_rolled_back_trains_on_from_the_earlier_weights_and_each_group_cou
     weights = state_of(before[to])
     assert weights != state_of(before[newest]) and weights.keys() == state_of(before[newest]).keys()
     with Client(services.addresses["broker"]) as client:
+
+        def is_left() -> bool:  # ready, or leased by the session that has ended
+            stats = client.get_run(RUN).stats
+            return stats.ready + stats.leased_to_trainer > 0
+
+        services.wait_until("rollout", is_left, "it fills the queue with the bad weights")
         run = client.get_run(RUN)
-        left = run.stats.ready + run.stats.leased_to_trainer  # of the session that has ended
-        assert left > 0 and run.policy_version == newest, "rollouts filled the queue with the bad weights"
+        assert run.policy_version == newest
         stale = run.stats.stale + run.stats.ready  # a batch that the ended session had leased is requeued instead
 
     refused = quartet(services, "rollback", RUN, "--to", "2", status=2)
