@@ -11,6 +11,7 @@ log = get_logger("quartet_environment.agent")
 _BURST_BYTES = 64 << 10
 _BYTES_PER_SECOND = 16 << 10
 _LONGEST_LINE = 2000
+_COUNTED_SECONDS = 1.0  # from the first dropped byte until the count is logged: the agent may print nothing more
 
 
 class OutputLog(asyncio.Protocol):
@@ -35,11 +36,12 @@ class OutputLog(asyncio.Protocol):
         self._allowed = min(_BURST_BYTES, self._allowed + (now - self._since) * _BYTES_PER_SECOND)
         self._since = now
         if len(data) > self._allowed:
+            if not self._dropped:
+                asyncio.get_running_loop().call_later(_COUNTED_SECONDS, self._say_dropped)
             self._dropped += len(data)
             self._rest = b""
             return
         self._allowed -= len(data)
-        self._say_dropped()
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._say(line)
